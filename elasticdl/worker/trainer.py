@@ -172,7 +172,7 @@ class Trainer(EpochDriver[Ledger]):
             return
         began = time.monotonic()
         evaluation = self._learner.evaluate()
-        self._context.post(p.On.CLOCK_RESUMED)
+        self._context.post(p.Trigger.CLOCK_RESUMED)
         if evaluation is None:
             return
         epoch = self.state.progress.epoch

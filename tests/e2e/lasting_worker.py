@@ -33,35 +33,35 @@ def plan(step):
 def count(session, world, broken, steps):
     """In one world; returns what the worker is to do then."""
     newest = max([session.core.position.progress.step, *(each.step for each in world.members if each.has_state)])
-    session.turn(p.On.CONNECTED)
-    session.turn(p.Synced(plan(newest).after if newest else Progress()))
+    session.post_and_take(p.Trigger.CONNECTED)
+    session.post_and_take(p.Synced(plan(newest).after if newest else Progress()))
     session.post(p.Totals(steps, steps // EPOCH))
     for step in range(newest + 1, steps + 1):
         if broken.wait(STEP_SECONDS):
-            return session.turn(p.CollectiveFailed("a member is gone"))
+            return session.post_and_take(p.CollectiveFailed("a member is gone"))
         session.post(p.Advanced(Activity.ALIVE))
         session.post(p.BatchGiven(plan(step)))
         session.post(p.Voted(Vote(session.core.leaving, SAMPLES, float(step))))
         session.post(p.StepMade(0.1))
-        todo = session.turn(p.On.COMMIT)
+        todo = session.post_and_take(p.Trigger.COMMIT)
         if any(isinstance(each, p.LeaveWorld) for each in todo):
             return todo
         if step % EPOCH == 0:
-            session.post(p.On.EPOCH_ENDED)
+            session.post(p.Trigger.EPOCH_ENDED)
     return []
 
 
 def train(session, broken, steps):
     """Through as many worlds as it takes; whether it came to the end."""
     session.post(p.StateMade(Progress(), order=SampleOrder(SAMPLES * EPOCH, BatchPolicy(SAMPLES, None))))
-    session.post(p.On.READY)
+    session.post(p.Trigger.READY)
     while True:
         match session.wait():
             case [*_, p.Connect(world)]:
                 broken.clear()
                 if not count(session, world, broken, steps):
                     return True
-                session.post(p.On.CLOSED)
+                session.post(p.Trigger.CLOSED)
             case [p.LeaveJob(reason)]:
                 print(f"leaving: {reason}", flush=True)
                 return False

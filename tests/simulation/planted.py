@@ -136,9 +136,9 @@ def _restore_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) ->
 
 def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
     """What no commit has saved is lost with a torn step."""
-    if event is p.On.COMMIT:
+    if event is p.Trigger.COMMIT:
         return out
-    return [each for each in out if each != p.Save(p.Part.AT_COMMIT)]
+    return [each for each in out if each != p.Save(p.SaveScope.AT_COMMIT)]
 
 
 def _synced_at_zero(position: Position, progress: Progress, world_version: int) -> list[p.Instruction]:
@@ -172,8 +172,8 @@ def _forgets_world(core: MasterCore) -> JobSnapshot:
     return replace(_REAL_SNAPSHOT(core), world=None)
 
 
-def _any_world(core: WorkerCore, world: World) -> p.On:
-    return p.On.WORLD
+def _any_world(core: WorkerCore, world: World) -> p.Trigger:
+    return p.Trigger.WORLD
 
 
 @contextmanager

@@ -134,7 +134,7 @@ class Process:
         site = self.site
         if site.trace is not None:
             site.trace.event(self, event)
-        if event in (p.On.READY, p.On.CLOSED):
+        if event in (p.Trigger.READY, p.Trigger.CLOSED):
             self.asked_at = site.clock.now
         elif isinstance(event, p.Said):
             self.last_word = event.message
@@ -172,7 +172,7 @@ class Process:
                     self._resume(self._awaits_entries, None)
             case p.RefuseMaster():
                 self.session.end_stream()
-            case p.Do.DUMP_STACKS:
+            case p.Command.DUMP_STACKS:
                 fields = {"where": "train.py:1 in train", "stack": ["train.py:1 in train"], "moves": False}
                 self.tell(p.Said(m.Notice("worker_stuck", {**fields, "collectives": 0, "last_collectives": []})))
             case p.Warn():
@@ -182,8 +182,8 @@ class Process:
                     self.site.trace.order(self, instruction)
                 self.orders.append(instruction)
 
-    def _save(self, part: p.Part) -> None:
-        if part is p.Part.WITH_PARAMETERS:
+    def _save(self, part: p.SaveScope) -> None:
+        if part is p.SaveScope.WITH_PARAMETERS:
             self.saved.buffers = self.state.buffers
         elif self.site.plan.copies_parameters:
             self.saved = self.state.copy()
@@ -206,7 +206,7 @@ class Process:
             raise Violation(ONE_MOMENT, text)
 
     def _tick(self) -> None:
-        self.tell(p.On.TICK)
+        self.tell(p.Trigger.TICK)
         if self.alive:
             self.site.clock.after(0.2, self.call, self._tick)
 

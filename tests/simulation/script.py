@@ -58,7 +58,7 @@ def life(process: Process) -> Steps:
     process.order = order
     tell(p.StateMade(Progress(), order=process.order, copies_parameters=site.plan.copies_parameters))
     yield from process.sleep(WARM_UP)
-    tell(p.On.READY)
+    tell(p.Trigger.READY)
     while True:
         match (yield from process.next_order()):
             case p.Connect(world):
@@ -71,10 +71,10 @@ def life(process: Process) -> Steps:
                 process.left_broken = broken
                 site.collectives.break_world(process.core.world.version)
                 yield from process.sleep(CLOSE_SECONDS)
-                tell(p.On.CLOSED)
-            case p.Do.CAST_END_VOTE:
+                tell(p.Trigger.CLOSED)
+            case p.Command.CAST_END_VOTE:
                 yield from _cast_end_vote(process)
-            case p.Do.COMPLETE:
+            case p.Command.COMPLETE:
                 yield from _finish(process)
             case p.LeaveJob(_, _, drained):
                 if drained:
@@ -92,7 +92,7 @@ def _connect(process: Process, world: World) -> Steps:
     process.tell(p.Said(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
     connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
-    process.tell(p.On.CONNECTED if connected else p.CollectiveFailed(BROKEN))
+    process.tell(p.Trigger.CONNECTED if connected else p.CollectiveFailed(BROKEN))
 
 
 def _synchronize(process: Process, world: World) -> Steps:
@@ -173,12 +173,12 @@ class _Training:
                 yield from self._step(plan)
                 if process.orders:
                     return
-            process.tell(p.On.BATCHES_OVER)
+            process.tell(p.Trigger.BATCHES_OVER)
             if self._commits is Commits.EACH_STEP_AND_EPOCH and self._commit():
                 return
             if core.position.progress.epoch == epoch:  # no commit has ended it
-                process.tell(p.On.EPOCH_ENDED)
-        process.tell(p.On.RETURNED)
+                process.tell(p.Trigger.EPOCH_ENDED)
+        process.tell(p.Trigger.RETURNED)
 
     def _step(self, plan: StepPlan) -> Steps:
         process, state = self._process, self._process.state
@@ -237,7 +237,7 @@ class _Training:
 
     def _commit(self) -> bool:
         """Whether the world is to be left."""
-        self._process.tell(p.On.COMMIT)
+        self._process.tell(p.Trigger.COMMIT)
         return bool(self._process.orders)
 
 

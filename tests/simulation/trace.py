@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 _QUIET_EVENTS = (p.Advanced, p.BatchGiven, p.StateMade, p.Welcomed)
-_QUIET_MOMENTS = (p.On.TICK, p.On.COMMIT)
+_QUIET_MOMENTS = (p.Trigger.TICK, p.Trigger.COMMIT)
 _STEPS = (p.Voted, p.StepMade)
 _QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported)
 _LONGEST = 150

@@ -63,12 +63,12 @@ class Fitting:
         context = self.context
         session, world = context.session, self.collective.world
         if session.core.state is WorkerState.PREPARING:
-            session.turn(p.On.READY)
+            session.post_and_take(p.Trigger.READY)
         else:
             context._tell(p.WorldLeft("moved"))
-            session.turn(p.On.CLOSED)
-        session.turn(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
-        session.turn(p.On.CONNECTED)
+            session.post_and_take(p.Trigger.CLOSED)
+        session.post_and_take(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
+        session.post_and_take(p.Trigger.CONNECTED)
         self.fit.before_sync(world)
         self.fit.state.sync(world)
         context._tell(p.Synced(context.progress))

@@ -17,12 +17,12 @@ from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.loop_participant import LoopParticipant
 from elasticdl.elastic.torch.optimizers import each_of
 from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.view import View
 
 
 def make_model(batch_norm=False):
@@ -193,7 +193,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.view = View(self.context, model, optimizer, Batches(loader), values, lambda: None)
+        self.view = LoopParticipant(self.context, model, optimizer, Batches(loader), values, lambda: None)
         for each in each_of(optimizer):
             _speak_to(self.view, each)
         self.loader = PreparedLoader(loader, self.view)
@@ -201,7 +201,7 @@ class PlainScript:
     def _join(self, state, world):
         self.context._ask_for_world(state)
         enter(self.context, world)
-        for part in p.Part:
+        for part in p.SaveScope:
             state.save(part)
 
 

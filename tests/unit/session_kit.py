@@ -52,7 +52,7 @@ class FakeMaster:
 
     @property
     def reports(self):
-        self.session.post(p.On.TICK)
+        self.session.post(p.Trigger.TICK)
         return [step for message in self.of(m.StepReports) for step in message.steps]
 
     def open(self): ...
@@ -70,12 +70,12 @@ def enter(context, world):
     """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any."""
     session = context.session
     if session.core.state is WorkerState.PREPARING:
-        session.turn(p.On.READY)
+        session.post_and_take(p.Trigger.READY)
     else:
         context._tell(p.WorldLeft("moved"))
-        session.turn(p.On.CLOSED)
-    session.turn(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
-    session.turn(p.On.CONNECTED)
+        session.post_and_take(p.Trigger.CLOSED)
+    session.post_and_take(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
+    session.post_and_take(p.Trigger.CONNECTED)
     context._tell(p.Synced(context.progress))
     context._next.clear()
 

@@ -4,7 +4,7 @@ import atexit
 
 import pytest
 import torch
-from test_elastic_view import make_data, make_model, prepared
+from test_elastic_loop import make_data, make_model, prepared
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 

@@ -96,7 +96,7 @@ class Worker:
             collective._board, collective.world = board.next, World(version, members, rank)
             enter(context, collective.world)
             state.sync(collective.world)
-            for part in p.Part:
+            for part in p.SaveScope:
                 state.save(part)
 
         context.change_world = change_world

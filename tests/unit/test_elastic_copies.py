@@ -9,7 +9,7 @@ import torch
 from elastic_kit import Board, Trainee
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.core.protocol import Part
+from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.training.copies import copied
 
 
@@ -97,10 +97,10 @@ def test_an_average_of_the_weights_is_copied_in_place_however_it_is_changed():
     member = Trainee(0, Board(1), BatchPolicy(20, None, 10))
     average = torch.nn.Linear(4, 4)
     member.state.values["average"] = average
-    member.state.save(Part.AT_COMMIT)
+    member.state.save(SaveScope.AT_COMMIT)
     memory = member.state._saved["values"]["average"]["weight"].data_ptr()
     average.weight.data.fill_(2.0)  # which no counter of versions tells
-    member.state.save(Part.AT_COMMIT)
+    member.state.save(SaveScope.AT_COMMIT)
     saved = member.state._saved["values"]["average"]["weight"]
     assert saved.data_ptr() == memory != average.weight.data_ptr()
     assert saved.unique().tolist() == [2.0]
@@ -117,7 +117,7 @@ def test_tensors_that_share_memory_or_need_a_gradient_are_copied_as_ever():
     }
     member.state.values.update(values)
     for _ in range(2):
-        member.state.save(Part.AT_COMMIT)
+        member.state.save(SaveScope.AT_COMMIT)
         saved = member.state._saved["values"]
         assert all(torch.equal(saved[name], value) for name, value in values.items())
         assert saved["leaf"].requires_grad

@@ -45,7 +45,7 @@ MADE = p.StateMade(Progress(), order=ORDER)
 
 def entered(version, size=2, step=0):
     """From the request to the training function."""
-    return [p.WorldPublished(world(version, size)), p.On.CONNECTED, p.Synced(Progress(step=step))]
+    return [p.WorldPublished(world(version, size)), p.Trigger.CONNECTED, p.Synced(Progress(step=step))]
 
 
 def step(number, **said):
@@ -76,7 +76,7 @@ class Worker:
 
 
 def training(*events, size=2, **options):
-    return Worker(MADE, p.On.READY, *entered(1, size), *events, **options)
+    return Worker(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
 
 
 # -- from world to world --
@@ -84,62 +84,62 @@ def training(*events, size=2, **options):
 
 def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
     worker = Worker(MADE)
-    (asked,) = worker.do(p.On.READY)
+    (asked,) = worker.do(p.Trigger.READY)
     assert asked == p.Send(m.JoinRequest(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
-    assert worker.do(p.On.CONNECTED) == [p.Synchronize(world(1))]
-    saves = [p.Save(p.Part.WITH_PARAMETERS), p.Save(p.Part.AT_COMMIT)]
+    assert worker.do(p.Trigger.CONNECTED) == [p.Synchronize(world(1))]
+    saves = [p.Save(p.SaveScope.WITH_PARAMETERS), p.Save(p.SaveScope.AT_COMMIT)]
     assert worker.do(p.Synced(Progress())) == [*saves, p.Train(world(1))]
     assert worker.core.position.has_state
 
 
 def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for():
-    worker = training(*step(1), p.On.COMMIT)
+    worker = training(*step(1), p.Trigger.COMMIT)
     worker.do(p.ChangeAnnounced(1))
     assert worker.core.leaving
     worker.do(*step(2, leaving=True))
-    assert worker.do(p.On.COMMIT) == [
-        p.Save(p.Part.AT_COMMIT),
+    assert worker.do(p.Trigger.COMMIT) == [
+        p.Save(p.SaveScope.AT_COMMIT),
         p.LeaveWorld("the members voted to leave this world", broken=False),
     ]
-    worker.do(p.On.CLOSED)
+    worker.do(p.Trigger.CLOSED)
     request = worker.sent(m.JoinRequest)[-1]
     assert (request.left_world, request.step, request.has_state, request.broken) == (1, 2, True, False)
 
 
 @pytest.mark.parametrize(("reached", "synced_in"), [(1, 1), (2, 1), (3, 2)])
 def test_a_request_says_in_which_world_this_worker_last_stood_where_rank_0_stood(reached, synced_in):
-    worker = training(*step(1), p.On.COMMIT, p.CollectiveFailed("a peer is gone"), p.On.CLOSED)
-    worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.On.CLOSED)
+    worker = training(*step(1), p.Trigger.COMMIT, p.CollectiveFailed("a peer is gone"), p.Trigger.CLOSED)
+    worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.Trigger.CLOSED)
     assert worker.sent(m.JoinRequest)[-1].synced_in == synced_in
 
 
 def test_a_torn_step_is_dropped_and_everybody_shaken_up():
-    worker = training(*step(1), p.On.COMMIT, p.BatchGiven(plan(2)))
+    worker = training(*step(1), p.Trigger.COMMIT, p.BatchGiven(plan(2)))
     assert worker.do(p.CollectiveFailed("a peer is gone")) == [
         p.BreakCollective(1, "a peer is gone", entered=True),
         p.Restore(plan(1).after),
         p.LeaveWorld("a peer is gone", broken=True),
     ]
     assert worker.core.broken
-    worker.do(p.On.CLOSED, p.WorldPublished(world(2)))
+    worker.do(p.Trigger.CLOSED, p.WorldPublished(world(2)))
     assert not worker.core.broken
 
 
 def test_a_step_that_was_made_is_kept_with_the_values_that_belong_to_it_though_no_commit_followed():
     worker = training(*step(1))
     out = worker.do(p.CollectiveFailed("in the evaluation"))
-    assert out[1:3] == [p.Save(p.Part.AT_COMMIT), p.Restore(plan(1).after)]
+    assert out[1:3] == [p.Save(p.SaveScope.AT_COMMIT), p.Restore(plan(1).after)]
 
 
 def test_copies_of_the_parameters_go_back_to_the_commit():
     made = p.StateMade(Progress(), order=ORDER, copies_parameters=True)
-    worker = Worker(made, p.On.READY, *entered(1), *step(1))
+    worker = Worker(made, p.Trigger.READY, *entered(1), *step(1))
     assert p.Restore(Progress()) in worker.do(p.CollectiveFailed("in the evaluation"))
 
 
 def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
-    worker = Worker(MADE, p.On.READY, p.BreakAnnounced(1, "a member is gone"))
+    worker = Worker(MADE, p.Trigger.READY, p.BreakAnnounced(1, "a member is gone"))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
     (asked,) = worker.do(p.WorldPublished(world(1)))
     assert (asked.message.left_world, asked.message.broken) == (1, True)
@@ -148,34 +148,36 @@ def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
 
 def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_next():
     """The master could not save for a while: it no longer expects this worker in the earlier one."""
-    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)))
+    worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)))
     assert worker.do(p.WorldPublished(world(2))) == [p.BreakCollective(1, "world 2 follows it", entered=True)]
     worker.do(p.CollectiveFailed("broken off"))
-    assert worker.do(p.On.CLOSED) == [p.Connect(world(2))]
+    assert worker.do(p.Trigger.CLOSED) == [p.Connect(world(2))]
     assert len(worker.sent(m.JoinRequest)) == 1, "it is expected there"
 
 
 def test_a_world_that_broke_while_the_one_before_it_was_left_is_asked_about():
-    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)), p.WorldPublished(world(2)), p.BreakAnnounced(2, "x"))
-    worker.do(p.CollectiveFailed("broken off"), p.On.CLOSED)
+    worker = Worker(
+        MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.WorldPublished(world(2)), p.BreakAnnounced(2, "x")
+    )
+    worker.do(p.CollectiveFailed("broken off"), p.Trigger.CLOSED)
     assert worker.core.state is S.WAITING
     assert worker.sent(m.JoinRequest)[-1].left_world == 2
 
 
 def test_worlds_that_break_without_a_step_have_an_end():
-    worker = Worker(MADE, p.On.READY)
+    worker = Worker(MADE, p.Trigger.READY)
     for version in range(1, MAX_FRUITLESS_WORLDS):
-        worker.do(p.WorldPublished(world(version)), p.CollectiveFailed("no peer"), p.On.CLOSED)
+        worker.do(p.WorldPublished(world(version)), p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
     *_, failed = worker.do(p.WorldPublished(world(MAX_FRUITLESS_WORLDS)), p.CollectiveFailed("no peer"))
     assert failed == p.Fail(JobFailedError, "20 worlds in a row broke before a step; the last: no peer")
     assert worker.core.state is S.GONE
 
 
 def test_a_step_in_between_begins_the_count_anew():
-    worker = Worker(MADE, p.On.READY)
+    worker = Worker(MADE, p.Trigger.READY)
     for version in range(1, 2 * MAX_FRUITLESS_WORLDS - 1):
         middle = step(1) if version == MAX_FRUITLESS_WORLDS - 1 else []
-        worker.do(*entered(version), *middle, p.CollectiveFailed("no peer"), p.On.CLOSED)
+        worker.do(*entered(version), *middle, p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
     assert worker.core.state is S.WAITING
 
 
@@ -184,9 +186,9 @@ def test_a_step_in_between_begins_the_count_anew():
 
 def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_training():
     """Then it makes the state of the next one, and asks for a world of those who train that."""
-    worker = Worker(MADE, p.On.READY, p.WorldPublished(world(1)), p.On.CONNECTED)
+    worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.Trigger.CONNECTED)
     later = SampleOrder(ORDER.samples * 2, ORDER.policy, 0)
-    worker.do(p.StateMade(Progress(), order=later), p.On.READY, *entered(2))
+    worker.do(p.StateMade(Progress(), order=later), p.Trigger.READY, *entered(2))
     assert worker.core.position.order == later
     worker.do(p.StateMade(Progress(), order=ORDER))
     assert worker.core.position.order == later, "the members train that one"
@@ -195,33 +197,36 @@ def test_who_is_brought_to_the_others_state_may_turn_out_to_be_in_an_earlier_tra
 def test_a_commit_at_the_top_of_the_loop_skips_no_batch():
     worker = training()
     for number in (1, 2):
-        worker.do(p.BatchGiven(plan(number)), p.On.COMMIT, p.Voted(vote()), p.StepMade(0.1))
+        worker.do(p.BatchGiven(plan(number)), p.Trigger.COMMIT, p.Voted(vote()), p.StepMade(0.1))
     assert worker.core.position.progress == plan(2).after
     worker.do(p.BatchGiven(plan(3)))
     worker.core.position.vote = vote(leaving=True)
-    assert isinstance(worker.do(p.On.COMMIT)[-1], p.LeaveWorld)
+    assert isinstance(worker.do(p.Trigger.COMMIT)[-1], p.LeaveWorld)
     assert worker.core.position.progress == plan(2).after, "the third batch is given again in the next world"
 
 
 def test_a_step_whose_update_was_skipped_counts_as_made():
     worker = training(p.BatchGiven(plan(1)), p.Voted(vote()))
-    assert worker.do(p.On.COMMIT) == [p.Save(p.Part.WITH_PARAMETERS), p.Save(p.Part.AT_COMMIT)]
+    assert worker.do(p.Trigger.COMMIT) == [p.Save(p.SaveScope.WITH_PARAMETERS), p.Save(p.SaveScope.AT_COMMIT)]
     assert worker.core.position.progress == plan(1).after
 
 
 def test_the_commit_after_the_last_batch_ends_the_epoch():
-    worker = training(*step(1), p.On.COMMIT, *step(2), p.On.COMMIT, *step(3), p.On.COMMIT)
+    worker = training(*step(1), p.Trigger.COMMIT, *step(2), p.Trigger.COMMIT, *step(3), p.Trigger.COMMIT)
     assert worker.core.position.progress == plan(3).after
-    worker.do(p.On.BATCHES_OVER, p.On.COMMIT)
+    worker.do(p.Trigger.BATCHES_OVER, p.Trigger.COMMIT)
     assert worker.core.position.progress == plan(3).after.next_epoch()
 
 
 def test_a_setting_changed_after_the_commit_is_saved_with_a_warning_once():
-    worker = training(*step(1), p.On.COMMIT)
+    worker = training(*step(1), p.Trigger.COMMIT)
     for number in (2, 3):
         out = worker.do(p.BatchGiven(plan(number), settings_changed=True))
-        assert (p.Save(p.Part.AT_COMMIT) in out, any(isinstance(each, p.Warn) for each in out)) == (True, number == 2)
-        worker.do(p.Voted(vote(plan(number).batch)), p.StepMade(0.1), p.On.COMMIT)
+        assert (p.Save(p.SaveScope.AT_COMMIT) in out, any(isinstance(each, p.Warn) for each in out)) == (
+            True,
+            number == 2,
+        )
+        worker.do(p.Voted(vote(plan(number).batch)), p.StepMade(0.1), p.Trigger.COMMIT)
 
 
 def test_a_step_on_too_few_samples_is_the_scripts_fault():
@@ -234,17 +239,17 @@ def test_a_step_on_too_few_samples_is_the_scripts_fault():
 
 
 def test_nobody_is_done_before_all_are():
-    worker = training(*step(1), p.On.COMMIT)
-    assert worker.do(p.On.RETURNED) == [p.Do.CAST_END_VOTE]
+    worker = training(*step(1), p.Trigger.COMMIT)
+    assert worker.do(p.Trigger.RETURNED) == [p.Command.CAST_END_VOTE]
     *_, complete = worker.do(p.Voted(vote(0, ended=2)))
-    assert complete == p.Do.COMPLETE
+    assert complete == p.Command.COMPLETE
     assert [each.step for report in worker.sent(m.StepReports) for each in report.steps] == [1]
 
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_functions_that_return_after_different_steps_are_refused(order):
-    worker = training(*step(1), p.On.COMMIT)
-    worker.do(p.On.RETURNED if order == "first" else p.BatchGiven(plan(2)))
+    worker = training(*step(1), p.Trigger.COMMIT)
+    worker.do(p.Trigger.RETURNED if order == "first" else p.BatchGiven(plan(2)))
     (failed,) = worker.do(p.Voted(vote(ended=1)))
     assert failed.message.startswith(
         "1 of 2 workers ended their training after step 1 and the others go on: the training function"
@@ -256,14 +261,14 @@ def test_functions_that_return_after_different_steps_are_refused(order):
 
 
 def test_a_member_lost_in_the_end_is_awaited_in_the_next_world():
-    worker = training(*step(1), p.On.COMMIT, p.On.RETURNED, p.CollectiveFailed("lost"), p.On.CLOSED)
+    worker = training(*step(1), p.Trigger.COMMIT, p.Trigger.RETURNED, p.CollectiveFailed("lost"), p.Trigger.CLOSED)
     assert worker.core.state is S.WAITING
-    assert worker.do(*entered(2, size=1), p.On.RETURNED) == [p.Do.COMPLETE]
+    assert worker.do(*entered(2, size=1), p.Trigger.RETURNED) == [p.Command.COMPLETE]
 
 
 def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same():
-    worker = training(*step(1), p.On.COMMIT, p.On.RETURNED, p.DrainOrdered("scaled down"))
-    assert worker.do(p.Voted(vote(0, ended=2)))[-1] == p.Do.COMPLETE
+    worker = training(*step(1), p.Trigger.COMMIT, p.Trigger.RETURNED, p.DrainOrdered("scaled down"))
+    assert worker.do(p.Voted(vote(0, ended=2)))[-1] == p.Command.COMPLETE
     finished = m.Finished(1, 1, {}, together=True)
     assert worker.do(p.Said(finished)) == [p.Send(finished)]
     assert worker.core.state is S.GONE
@@ -282,7 +287,7 @@ def test_a_last_word_is_told_again_to_each_master():
 
 @pytest.mark.parametrize("event", [p.StopOrdered("enough", checkpoint=True), p.MasterLost("no master")])
 def test_one_that_waits_leaves_at_once(event):
-    worker = Worker(MADE, p.On.READY)
+    worker = Worker(MADE, p.Trigger.READY)
     (told,) = worker.do(event)
     lost = p.Fail(UnreachableError, "no master")
     assert told == (lost if isinstance(event, p.MasterLost) else p.LeaveJob("enough", True, drained=False))
@@ -291,16 +296,16 @@ def test_one_that_waits_leaves_at_once(event):
 
 def test_the_only_member_lingers_until_another_has_its_state_or_time_is_up():
     def lingering():
-        return training(*step(1), p.On.COMMIT, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
+        return training(*step(1), p.Trigger.COMMIT, p.Terminated("SIGTERM"), size=1, linger_seconds=10.0)
 
     worker = lingering()
     assert worker.out[-1] == p.Send(m.Draining("SIGTERM", lingers=True))
     assert not worker.core.leaving
     worker.now = 10.0
-    worker.do(p.On.TICK)
+    worker.do(p.Trigger.TICK)
     assert worker.core.leaving
     relieved = lingering()
-    relieved.do(p.WorldLeft("a change"), p.On.CLOSED, *entered(2, step=1))
+    relieved.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1))
     assert p.Send(m.Draining("SIGTERM")) in relieved.out
     assert relieved.core.leaving
 
@@ -315,7 +320,7 @@ def test_one_of_several_or_without_a_state_drains_at_once():
 
 
 def test_an_earlier_master_is_refused_and_not_obeyed():
-    worker = Worker(MADE, p.On.READY, p.SessionOpened(), p.Welcomed(0.5, 2), p.SessionOpened())
+    worker = Worker(MADE, p.Trigger.READY, p.SessionOpened(), p.Welcomed(0.5, 2), p.SessionOpened())
     (refused,) = worker.do(p.Welcomed(0.5, 1))
     assert isinstance(refused, p.RefuseMaster)
     assert worker.do(p.WorldPublished(world(1)), p.StopOrdered("old", checkpoint=False)) == []
@@ -324,24 +329,24 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
 
 
 def test_a_pause_is_told_by_the_survivor_with_its_first_step():
-    worker = training(*step(1), p.On.COMMIT)
+    worker = training(*step(1), p.Trigger.COMMIT)
     worker.now = 1.0
-    worker.do(p.CollectiveFailed("lost"), p.On.CLOSED, *entered(2, size=1), *step(2))
+    worker.do(p.CollectiveFailed("lost"), p.Trigger.CLOSED, *entered(2, size=1), *step(2))
     (pause,) = worker.sent(m.Pause)
     assert (pause.world_version, pause.kind, pause.steps_torn) == (2, "failure", 1)
 
 
 def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     worker = Worker(MADE, under_master=False)
-    assert worker.do(p.On.READY) == [p.Connect(worker.core.world)]
-    worker.do(p.On.CONNECTED, p.Synced(Progress()), *step(1), p.On.COMMIT)
-    assert worker.do(p.On.RETURNED)[-1] == p.Do.COMPLETE
+    assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)]
+    worker.do(p.Trigger.CONNECTED, p.Synced(Progress()), *step(1), p.Trigger.COMMIT)
+    assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.COMPLETE
     worker.do(p.Said(m.Finished(1, 1, {}, together=True)))
-    assert worker.do(p.On.READY) == [p.Connect(worker.core.world)], "another training may follow"
+    assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)], "another training may follow"
 
 
 def test_steps_before_the_first_world_are_a_scripts_own():
-    worker = Worker(MADE, *step(1), p.On.COMMIT, p.On.TICK)
+    worker = Worker(MADE, *step(1), p.Trigger.COMMIT, p.Trigger.TICK)
     assert worker.core.position.progress == plan(1).after
     assert worker.sent(m.StepReports) == []
 
@@ -360,15 +365,21 @@ events = st.one_of(
         [
             *(
                 p.SessionOpened(),
-                p.On.STACKS_ASKED,
-                p.On.TICK,
-                p.On.READY,
-                p.On.CONNECTED,
-                p.On.BATCHES_OVER,
-                p.On.EPOCH_ENDED,
+                p.Trigger.STACKS_ASKED,
+                p.Trigger.TICK,
+                p.Trigger.READY,
+                p.Trigger.CONNECTED,
+                p.Trigger.BATCHES_OVER,
+                p.Trigger.EPOCH_ENDED,
             ),
-            *(p.StepMade(0.1), p.On.COMMIT, p.CollectiveFailed("lost"), p.WorldLeft("moved"), p.On.RETURNED),
-            *(p.On.CLOSED, p.Advanced(Activity.WAIT), p.On.CLOCK_RESUMED, p.On.PASSED, p.On.COUNTED),
+            *(p.StepMade(0.1), p.Trigger.COMMIT, p.CollectiveFailed("lost"), p.WorldLeft("moved"), p.Trigger.RETURNED),
+            *(
+                p.Trigger.CLOSED,
+                p.Advanced(Activity.WAIT),
+                p.Trigger.CLOCK_RESUMED,
+                p.Trigger.PASSED,
+                p.Trigger.COUNTED,
+            ),
             *(p.Totals(10, 2), p.Terminated("SIGTERM"), p.DrainOrdered("drained"), p.MasterLost("lost")),
             *(p.StopOrdered("enough", checkpoint=True), p.Said(m.Notice("warning", {"message": "x"}))),
             *(p.Said(m.Finished(1, 1, {}, together=True)), p.Said(m.failed("x", "", users=True))),
@@ -393,9 +404,9 @@ events = st.one_of(
 # Most orders lead nowhere: so some of a training's usual ways are among them as a whole.
 ways = st.one_of(
     events.map(lambda event: [event]),
-    st.builds(lambda version: [p.On.READY, *entered(version)], st.integers(1, 9)),
-    st.builds(lambda version: [p.On.CLOSED, *entered(version, size=1)], st.integers(1, 9)),
-    st.builds(lambda number: [*step(number), p.On.COMMIT], st.integers(1, 3)),
+    st.builds(lambda version: [p.Trigger.READY, *entered(version)], st.integers(1, 9)),
+    st.builds(lambda version: [p.Trigger.CLOSED, *entered(version, size=1)], st.integers(1, 9)),
+    st.builds(lambda number: [*step(number), p.Trigger.COMMIT], st.integers(1, 3)),
 )
 
 
@@ -421,7 +432,7 @@ def test_no_order_of_events_confuses_it(under_master, story):
 def test_every_batch_is_stepped_on_once_whatever_breaks(story):
     """With the cursor as it really is: it gives the batch that follows from where training stands."""
     order = replace(ORDER, samples=1000)
-    worker = Worker(p.StateMade(Progress(), order=order), p.On.READY, *entered(1))
+    worker = Worker(p.StateMade(Progress(), order=order), p.Trigger.READY, *entered(1))
     made, version = [], 1
     for happens in story:
         given = next(order.steps(worker.core.position.progress, 0, 2))
@@ -433,9 +444,9 @@ def test_every_batch_is_stepped_on_once_whatever_breaks(story):
         if happens in ("torn", "lost after the step"):
             worker.do(p.CollectiveFailed("lost"))
         else:
-            worker.do(*[p.On.COMMIT] * (2 if happens == "commit twice" else 1))
+            worker.do(*[p.Trigger.COMMIT] * (2 if happens == "commit twice" else 1))
         if worker.core.state is S.LEAVING:
             version += 1
             stands = worker.core.position.progress
-            worker.do(p.On.CLOSED, p.WorldPublished(world(version)), p.On.CONNECTED, p.Synced(stands))
+            worker.do(p.Trigger.CLOSED, p.WorldPublished(world(version)), p.Trigger.CONNECTED, p.Synced(stands))
     assert made == list(range(1, len(made) + 1))

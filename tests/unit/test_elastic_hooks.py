@@ -7,7 +7,7 @@ import pytest
 import torch
 from elastic_kit import Board, PlainScript, Trainee, in_threads, make_data, make_model, plain_losses
 from test_elastic_lightning_manual import Member as ManualMember
-from test_elastic_view_torn import compare
+from test_elastic_loop_torn import compare
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from trainers_kit import JobOfThreads

@@ -151,7 +151,7 @@ class Master(FakeMaster):
     @property
     def advanced(self):
         self.session.post(p.Welcomed(0.0))
-        self.session.post(p.On.TICK)
+        self.session.post(p.Trigger.TICK)
         beat = self.of(m.Heartbeat)[-1]
         assert beat.waiting or not beat.progress, "who stands still may be waiting for the others"
         return beat.progress
@@ -274,7 +274,7 @@ class TestScriptWorker:
         worker.claim()
         worker.init(hvd)
         worker.synced()
-        worker.post(p.On.COUNTED)
+        worker.post(p.Trigger.COUNTED)
         assert master.steps == [8]
         worker.shutdown()
         worker.init(hvd)
@@ -544,12 +544,12 @@ class TestTraining:
 class TestPauses:
     def core(self):
         core = WorkerCore(3)
-        core.step(p.On.READY, 0.0)
+        core.step(p.Trigger.READY, 0.0)
         return core
 
     def enter(self, core, now, version, size=2, connecting=0, syncing=0):
         core.step(p.WorldPublished(make_world(version, size=size)), now)
-        core.step(p.On.CONNECTED, now + connecting)
+        core.step(p.Trigger.CONNECTED, now + connecting)
         core.step(p.Synced(Progress()), now + connecting + syncing)
 
     def pauses(self, out):
@@ -559,12 +559,12 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            assert self.pauses(core.step(p.On.PASSED, now)) == []
+            assert self.pauses(core.step(p.Trigger.PASSED, now)) == []
         core.step(p.WorldLeft("committed"), 31)
-        core.step(p.On.CLOSED, 33)
+        core.step(p.Trigger.CLOSED, 33)
         self.enter(core, 36, 2, size=3, connecting=4, syncing=5)
-        (pause,) = self.pauses(core.step(p.On.PASSED, 61))
-        assert self.pauses(core.step(p.On.PASSED, 71)) == []
+        (pause,) = self.pauses(core.step(p.Trigger.PASSED, 61))
+        assert self.pauses(core.step(p.Trigger.PASSED, 71)) == []
         parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
         assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
 
@@ -572,11 +572,11 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            core.step(p.On.PASSED, now)
+            core.step(p.Trigger.PASSED, now)
         core.step(p.WorldLeft("committed"), 30)
-        core.step(p.On.CLOSED, 30)
+        core.step(p.Trigger.CLOSED, 30)
         self.enter(core, 30, 2)
-        (pause,) = self.pauses(core.step(p.On.PASSED, 31))
+        (pause,) = self.pauses(core.step(p.Trigger.PASSED, 31))
         assert pause.total == 0
 
 

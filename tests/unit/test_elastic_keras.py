@@ -35,7 +35,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import HorovodKeras, broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.state import KerasState
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 
 EACH_ONCE = dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1)
 WHOLE = BatchPolicy(16, None, None)
@@ -214,7 +214,7 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     def draw(**kwargs):
         part = {"weight": 1.0, "is_first": True, "seed": 1, "count": 0} | kwargs
         step = member.train_step
-        return float(step.read_report(step.micro(inputs, labels, Part(**part)))[-1 - VOTE_SIZE])
+        return float(step.read_report(step.micro(inputs, labels, MicroBatch(**part)))[-1 - VOTE_SIZE])
 
     assert len(seeds) == 2
     assert draw() == draw()

@@ -9,7 +9,7 @@ import tensorflow as tf  # isort: skip
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 
 WHOLE = BatchPolicy(16, None, None)
 HALVES = BatchPolicy(16, None, 8)
@@ -100,7 +100,7 @@ def test_samples_of_other_kinds_are_traced_for_themselves():
     inputs = keras.Input((None, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(inputs)))
     step = TrainStep(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.optimizers.SGD())
-    part = Part(weight=1.0, is_first=True, seed=0, count=0)
+    part = MicroBatch(weight=1.0, is_first=True, seed=0, count=0)
     for length in (4, 5, 6, 7, 8):
         batch = np.ones((2, length, 3), np.float32), np.zeros(2, np.int64)
         assert np.isfinite(step.whole(*batch, part)).all()

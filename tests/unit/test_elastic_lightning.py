@@ -35,9 +35,9 @@ from elasticdl.elastic.lightning import participant, requirements, strategy  # n
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
+from elasticdl.elastic.torch.loop_state import ScriptPosition  # noqa: E402
 from elasticdl.elastic.torch.parts import Part  # noqa: E402
 from elasticdl.elastic.torch.steps import Steps  # noqa: E402
-from elasticdl.elastic.torch.view_state import Place  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -233,9 +233,9 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
         def join_from(self, state=state):
             join(self)
             self.state.load_state_dict(pickle.loads(state))
-            for part in (p.Part.WITH_PARAMETERS, p.Part.AT_COMMIT):
+            for part in (p.SaveScope.WITH_PARAMETERS, p.SaveScope.AT_COMMIT):
                 self.state.save(part)
-            self.is_behind = True
+            self.is_catching_up = True
 
         monkeypatch.setattr(Steps, "join", join_from)
         folder = tmp_path / str(number)
@@ -442,7 +442,7 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         decisions.steps.place.answers.add(known)
     assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
     assert len(asked) == 1
-    decisions.steps.hand.clear()
+    decisions.steps.open_batches.clear()
     decisions.of_first("between two steps")
     assert len(asked) == 2
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
@@ -452,7 +452,7 @@ def steps_of(**values):
     """With batches in hand they tell; see `Steps.ask`."""
     steps = Steps.__new__(Steps)
     vars(steps).update(
-        {"hand": [], "is_behind": False, "is_reduced": False, "is_torn": False, "place": Place(), **values}
+        {"hand": [], "is_behind": False, "is_reduced": False, "is_torn": False, "place": ScriptPosition(), **values}
     )
     return steps
 
@@ -487,7 +487,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     assert decisions.anybody(True) is True
     decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
     assert decisions.anybody(True) is False
-    assert deciding(Wishes(), is_behind=True).anybody(True) is False
+    assert deciding(Wishes(), is_catching_up=True).anybody(True) is False
     later = deciding(Wishes(0), hand=["a batch"])
     later.steps.place.answers.add(False)
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
@@ -708,14 +708,14 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     made = []
 
     def reduce_or_lose(self, failure=None):
-        if not self.is_reduced and not self.is_behind:
+        if not self.is_reduced and not self.is_catching_up:
             made.append(self.state.step)
             if len(made) == 5:
                 self.state.load_state_dict(pickle.loads(states[5]))
-                for part in (p.Part.WITH_PARAMETERS, p.Part.AT_COMMIT):
+                for part in (p.SaveScope.WITH_PARAMETERS, p.SaveScope.AT_COMMIT):
                     self.state.save(part)
-                self.is_behind = True
-                self.hand.clear()
+                self.is_catching_up = True
+                self.open_batches.clear()
                 return
         reduce(self, failure)
 

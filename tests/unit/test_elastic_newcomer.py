@@ -17,10 +17,10 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
+from elasticdl.elastic.torch.loop_state import OpenBatch
 from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.view_state import Given
 
 EPOCHS, BATCHES, STANDS = 3, 4, (1, 2)
 
@@ -83,7 +83,7 @@ class Member:
             real(state)
             if join is not None:
                 state.load_state_dict(join)
-                for part in p.Part:  # as when it is sent
+                for part in p.SaveScope:  # as when it is sent
                     state.save(part)
 
         self.job.join = joined
@@ -273,7 +273,7 @@ def test_what_is_raised_on_the_way_is_said_to_be():
 def test_another_part_than_before_is_told_where_the_script_raises():
     hints = Hints()
     batches = [GlobalBatch(0, number, 8 * number, list(range(8))) for number in range(2)]
-    last = Given(batches[0], Part.of(batches[0], 0, 1), None, Tape(None), most=8)
+    last = OpenBatch(batches[0], Part.of(batches[0], 0, 1), None, Tape(None), most=8)
     hints.given(batches[1], Part.of(batches[1], 0, 1), last)
     assert not hints.about(on_its_way=False)
     hints.given(batches[1], Part.of(batches[1], 0, 2), last)

@@ -114,9 +114,9 @@ def session():
 
 
 def train(session):
-    session.turn(p.On.READY)
-    session.turn(p.On.CONNECTED)
-    session.turn(p.Synced(Progress(step=4)))
+    session.post_and_take(p.Trigger.READY)
+    session.post_and_take(p.Trigger.CONNECTED)
+    session.post_and_take(p.Synced(Progress(step=4)))
 
 
 def test_a_greeting_says_again_what_is_still_true(session):
@@ -139,8 +139,8 @@ def test_a_greeting_says_again_what_is_still_true(session):
 def test_between_worlds_a_greeting_asks_and_claims_none(session):
     train(session)
     session.store.put(("scope", "key"), b"value")
-    session.turn(p.WorldLeft("enough"))
-    session.turn(p.On.CLOSED)
+    session.post_and_take(p.WorldLeft("enough"))
+    session.post_and_take(p.Trigger.CLOSED)
     hello, ask = session.greet(())
     assert (hello.world_version, hello.members) == (0, ())
     assert (ask.left_world, ask.step, ask.has_state) == (7, 4, True)
@@ -151,14 +151,14 @@ def test_a_signal_in_the_midst_of_a_step_waits_for_its_turn(session, monkeypatch
 
     def step(event, now):
         seen.append(event)
-        if event is p.On.TICK:
+        if event is p.Trigger.TICK:
             session.post(p.Terminated("SIGTERM"))  # as a handler does, in the same thread
             assert seen == [event]
         return real_step(event, now)
 
     monkeypatch.setattr(session.core, "step", step)
-    session.post(p.On.TICK)
-    assert seen == [p.On.TICK, p.Terminated("SIGTERM")]
+    session.post(p.Trigger.TICK)
+    assert seen == [p.Trigger.TICK, p.Terminated("SIGTERM")]
     assert session.core.leaving
 
 
@@ -225,12 +225,12 @@ def test_nor_does_one_of_the_heartbeat(session, monkeypatch):
     real_step = session.core.step
 
     def step(event, now):
-        if event is p.On.TICK:
+        if event is p.Trigger.TICK:
             raise ZeroDivisionError("of the clock")
         return real_step(event, now)
 
     session.answers = []
-    session.turn(p.On.READY)
+    session.post_and_take(p.Trigger.READY)
     monkeypatch.setattr(session.core, "step", step)
     session._tick()
     assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: of the clock"

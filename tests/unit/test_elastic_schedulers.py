@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.loop_participant import LoopParticipant
 from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch.schedulers import rest_while
-from elasticdl.elastic.torch.view import View
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES
@@ -53,7 +53,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
     context = ElasticContext.connect(BatchPolicy(BATCHES, None), seed=0, environ={})
     context.session.jobs_place = lambda: told
     loader = DataLoader(DATA, batch_size=BATCHES)
-    view = View(context, model, optimizer, Batches(loader), lambda: {"scheduler": scheduler}, lambda: None)
+    view = LoopParticipant(context, model, optimizer, Batches(loader), lambda: {"scheduler": scheduler}, lambda: None)
     _speak_to(view, optimizer)
     join = context.join
 
@@ -61,7 +61,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
         join(own)
         if state is not None:
             own.load_state_dict(pickle.loads(state))
-            for part in p.Part:  # as when it is sent
+            for part in p.SaveScope:  # as when it is sent
                 own.save(part)
 
     context.join = joined

@@ -124,7 +124,7 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
         reducer.reset_buffers()
         counter -= 1
         reducer.add(torch.tensor(1.0), 1, weight=1 / 3, is_first=is_first)
-    reducer.cast(leaving=False, share=1.0)
+    reducer.cast_vote(leaving=False, share=1.0)
     reducer.reduce()
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
@@ -137,7 +137,7 @@ def test_numbers_that_torch_does_not_subtract_are_left_alone(dtype):
     reducer = GradientReducer(list, [holding(weights=weights)], SumOfThreads(0, Board(1)))
     reducer.begin()
     reducer.add(torch.tensor(1.0), 1, weight=0.5, is_first=True)
-    reducer.cast(leaving=False, share=1.0)
+    reducer.cast_vote(leaving=False, share=1.0)
     reducer.reduce()
     assert torch.equal(weights, torch.tensor([0, 1]).to(dtype))
 
@@ -283,7 +283,7 @@ def test_gradients_of_mixed_dtypes():
     (a.sum() * 2).backward()
     (b.sum() * 3).backward()
     reducer.add(torch.tensor(1.5), 4, weight=1.0, is_first=True)
-    reducer.cast(leaving=True, share=1.0)
+    reducer.cast_vote(leaving=True, share=1.0)
     vote = reducer.reduce(0.5)
     assert (vote.leaving, vote.samples, vote.loss) == (True, 4, 1.5)
     assert a.grad.tolist() == [1.0] * 3

@@ -180,7 +180,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
     for x, y in script.loader:
         mse_loss(model(x), y).backward()
         steps = script.view.steps
-        (given,) = steps.hand
+        (given,) = steps.open_batches
         steps.state.reset_buffers()
         steps.state.begin_step()
         steps.state.drop_gradients()

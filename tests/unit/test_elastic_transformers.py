@@ -192,9 +192,9 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
         def join_from(self, state=states[number]):
             join(self)
             self.state.load_state_dict(pickle.loads(state))
-            for part in p.Part:  # as when it is sent
+            for part in p.SaveScope:  # as when it is sent
                 self.state.save(part)
-            self.is_behind = True
+            self.is_catching_up = True
 
         monkeypatch.setattr(Steps, "join", join_from)
         late = make(kind, tmp_path, {"num_train_epochs": 2})
@@ -223,10 +223,10 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
     decisions = Decisions(job)
 
-    def settled(*own, others, is_behind=False):
+    def settled(*own, others, is_catching_up=False):
         job.collective = Others(*others)
         control = TrainerControl(**dict.fromkeys(own, True))
-        decisions.settle(control, is_behind=is_behind)
+        decisions.settle(control, is_catching_up=is_catching_up)
         return {flag for flag in FLAGS if getattr(control, flag)}
 
     assert settled(others=[()]) == set()
@@ -239,7 +239,7 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
     world.version = 4
     assert settled(others=[()]) == {"should_training_stop"}  # which was not heard before
-    assert settled("should_epoch_stop", others=[], is_behind=True) == set()
+    assert settled("should_epoch_stop", others=[], is_catching_up=True) == set()
     assert settled(others=[()]) == set()
     control = TrainerControl(should_epoch_stop=True)
     decisions.put_off(control)
@@ -260,7 +260,7 @@ class StopAt(transformers.TrainerCallback):
 def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
     asked = []
 
-    def settle(self, control, *, is_behind):
+    def settle(self, control, *, is_catching_up):
         asked.append((control.should_epoch_stop, control.should_training_stop))
 
     monkeypatch.setattr(Decisions, "settle", settle)

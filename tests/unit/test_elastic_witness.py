@@ -76,7 +76,7 @@ def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
     session._start = SimpleNamespace(look=lambda stack, now: "zoo/slow.py:20 in dataset")
     session._look_at_start()
     assert master.notices("worker_waits") == [{"where": "zoo/slow.py:20 in dataset", "seconds": 5.0}]
-    session.turn(p.On.READY)
+    session.post_and_take(p.Trigger.READY)
     session._look_at_start()
     assert len(master.notices("worker_waits")) == 1
 
@@ -149,8 +149,8 @@ def test_one_whose_stderr_nobody_reads_goes_on():
 
 def test_the_master_that_asks_gets_a_notice(capfd):
     master = FakeMaster()
-    master.session.turn(p.On.READY)
-    master.session.post(p.On.STACKS_ASKED)
+    master.session.post_and_take(p.Trigger.READY)
+    master.session.post(p.Trigger.STACKS_ASKED)
     deadline, printed = time.monotonic() + DEADLINE, ""
     while "the master asks for the stacks of all threads" not in printed:  # the last that is done
         assert time.monotonic() < deadline

@@ -43,7 +43,7 @@ class JobOfThreads:
         def join(state):
             context._ask_for_world(state)
             enter(context, collective.world)
-            for part in p.Part:
+            for part in p.SaveScope:
                 state.save(part)
 
         context.join = join

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from elasticdl.elastic.core.protocol import On
+from elasticdl.elastic.core.protocol import Trigger
 
 
 class WorkerState(StrEnum):
@@ -33,42 +33,42 @@ IN_WORLD = (S.CONNECTING, S.SYNCING, *TRAINING, S.COMPLETE)
 
 
 # States, what happens, the next state, and what is done: a method of `WorkerCore`.
-_ROWS: Sequence[tuple[tuple[WorkerState, ...], On, WorkerState, str]] = (
+_ROWS: Sequence[tuple[tuple[WorkerState, ...], Trigger, WorkerState, str]] = (
     # It asks for a world, and gets one or is told to leave.
-    ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), On.READY, S.WAITING, "ask"),
-    ((S.LEAVING,), On.CLOSED, S.WAITING, "ask"),
-    ((S.WAITING,), On.WORLD, S.CONNECTING, "enter"),
-    ((S.WAITING,), On.TORN_WORLD, S.WAITING, "ask_again"),
-    ((S.WAITING,), On.TOLD, S.GONE, "leave_job"),
+    ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), Trigger.READY, S.WAITING, "ask"),
+    ((S.LEAVING,), Trigger.CLOSED, S.WAITING, "ask"),
+    ((S.WAITING,), Trigger.WORLD, S.CONNECTING, "enter"),
+    ((S.WAITING,), Trigger.TORN_WORLD, S.WAITING, "ask_again"),
+    ((S.WAITING,), Trigger.TOLD, S.GONE, "leave_job"),
     # All members connect, and are brought to one state.
-    ((S.CONNECTING,), On.CONNECTED, S.SYNCING, "synchronize"),
-    ((S.SYNCING,), On.SYNCED, S.BETWEEN, "train"),
+    ((S.CONNECTING,), Trigger.CONNECTED, S.SYNCING, "synchronize"),
+    ((S.SYNCING,), Trigger.SYNCED, S.BETWEEN, "train"),
     # Steps that a script makes before it asks for a world are its own.
-    ((S.PREPARING,), On.BATCH, S.PREPARING, "begin_step"),
-    ((S.PREPARING,), On.STEP, S.PREPARING, "step_made"),
-    ((S.PREPARING,), On.COMMIT, S.PREPARING, "commit"),
+    ((S.PREPARING,), Trigger.BATCH, S.PREPARING, "begin_step"),
+    ((S.PREPARING,), Trigger.STEP, S.PREPARING, "step_made"),
+    ((S.PREPARING,), Trigger.COMMIT, S.PREPARING, "commit"),
     # A step.
-    (STEPS, On.BATCH, S.STEPPING, "begin_step"),
-    (STEPS, On.VOTE, S.REDUCED, "nothing"),
-    ((S.REDUCED,), On.STEP, S.APPLIED, "step_made"),
-    ((S.BETWEEN,), On.PASSED, S.BETWEEN, "pass_by"),
-    ((S.BETWEEN,), On.COUNTED, S.BETWEEN, "count_step"),
+    (STEPS, Trigger.BATCH, S.STEPPING, "begin_step"),
+    (STEPS, Trigger.VOTE, S.REDUCED, "nothing"),
+    ((S.REDUCED,), Trigger.STEP, S.APPLIED, "step_made"),
+    ((S.BETWEEN,), Trigger.PASSED, S.BETWEEN, "pass_by"),
+    ((S.BETWEEN,), Trigger.COUNTED, S.BETWEEN, "count_step"),
     # A batch stays in hand over a commit that comes before its step.
-    ((S.STEPPING,), On.COMMIT, S.STEPPING, "commit"),
-    ((S.BETWEEN, S.REDUCED, S.APPLIED), On.COMMIT, S.BETWEEN, "commit"),
+    ((S.STEPPING,), Trigger.COMMIT, S.STEPPING, "commit"),
+    ((S.BETWEEN, S.REDUCED, S.APPLIED), Trigger.COMMIT, S.BETWEEN, "commit"),
     # The world is left: together after a vote, or at once because it broke.
-    (STEPS, On.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
-    (IN_WORLD, On.LEFT, S.LEAVING, "leave_together"),
-    (IN_WORLD, On.FAILURE, S.LEAVING, "leave_broken"),
+    (STEPS, Trigger.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
+    (IN_WORLD, Trigger.LEFT, S.LEAVING, "leave_together"),
+    (IN_WORLD, Trigger.FAILURE, S.LEAVING, "leave_broken"),
     # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
-    ((S.PREPARING, *TRAINING), On.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
-    (STEPS, On.RETURNED, S.ENDING, "cast_end_vote"),
-    (STEPS, On.RETURNED_ALONE, S.COMPLETE, "complete"),
-    ((S.ENDING,), On.ALL_RETURNED, S.COMPLETE, "complete"),
-    (tuple(S), On.LAST_WORD, S.GONE, "say_last_word"),
-    ((S.GONE,), On.READY, S.GONE, "leave_job"),
+    ((S.PREPARING, *TRAINING), Trigger.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
+    (STEPS, Trigger.RETURNED, S.ENDING, "cast_end_vote"),
+    (STEPS, Trigger.RETURNED_ALONE, S.COMPLETE, "complete"),
+    ((S.ENDING,), Trigger.ALL_RETURNED, S.COMPLETE, "complete"),
+    (tuple(S), Trigger.LAST_WORD, S.GONE, "say_last_word"),
+    ((S.GONE,), Trigger.READY, S.GONE, "leave_job"),
 )
 # What is not in the table changes nothing.
-TABLE: Mapping[tuple[WorkerState, On | None], tuple[WorkerState, str]] = {
+TABLE: Mapping[tuple[WorkerState, Trigger | None], tuple[WorkerState, str]] = {
     (before, trigger): (state, action) for states, trigger, state, action in _ROWS for before in states
 }

@@ -8,7 +8,7 @@ saved, weights can't go back, and so nothing does: all parts of a state are of o
 from __future__ import annotations
 
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.protocol import Instruction, Part, Restore, Save, Voted, Warn
+from elasticdl.elastic.core.protocol import Instruction, Restore, Save, SaveScope, Voted, Warn
 from elasticdl.elastic.core.vote import Vote
 
 _ORDER_WARNING = (
@@ -70,14 +70,14 @@ class Position:
             return []
         self.unsaved = True
         self.saved = self.progress
-        return [Save(Part.WITH_PARAMETERS)]
+        return [Save(SaveScope.WITH_PARAMETERS)]
 
     def commit(self, workers: int, *, step_was_reduced: bool) -> list[Instruction]:
         """``step_was_reduced``: and not made, as a GradScaler does with one whose gradients are not finite."""
         out: list[Instruction] = []
         if step_was_reduced and self.batch is not None:
             self.progress = self.batch.after
-            out.append(Save(Part.WITH_PARAMETERS))
+            out.append(Save(SaveScope.WITH_PARAMETERS))
         elif self.batch is None and self.at_end(workers):
             self.progress = self.progress.next_epoch()
         self._committed = True
@@ -99,14 +99,14 @@ class Position:
     def loaded(self, progress: Progress) -> list[Instruction]:
         """All parts of the state are others now; the world may break before this is told as a moment of its own."""
         self.progress = progress
-        return [Save(Part.WITH_PARAMETERS), *self._save()]
+        return [Save(SaveScope.WITH_PARAMETERS), *self._save()]
 
     def synced(self, progress: Progress, world_version: int) -> list[Instruction]:
         self.progress, self.synced_in = progress, world_version
         self.has_state = True
         self.batch = self.vote = None
         self._committed = False
-        return [Save(Part.WITH_PARAMETERS), *self._save()]
+        return [Save(SaveScope.WITH_PARAMETERS), *self._save()]
 
     def disagreement(self, event: Voted, workers: int) -> str:
         """Why no step can be made of these votes."""
@@ -147,4 +147,4 @@ class Position:
     def _save(self) -> list[Instruction]:
         self.unsaved = False
         self.saved = self.progress
-        return [Save(Part.AT_COMMIT)]
+        return [Save(SaveScope.AT_COMMIT)]

@@ -28,7 +28,7 @@ class Instruction:
     __slots__ = ()
 
 
-class On(Event, StrEnum):
+class Trigger(Event, StrEnum):
     """What may happen to a worker, in the words of the table in `elasticdl.elastic.core.lifecycle`."""
 
     # Events of which there is no more to say.
@@ -62,7 +62,7 @@ class On(Event, StrEnum):
     LAST_WORD = "it says that it has finished or failed"
 
 
-class Do(Instruction, StrEnum):
+class Command(Instruction, StrEnum):
     """What is to be done, where there is no more to say."""
 
     DUMP_STACKS = "print the stacks of all threads"  # to the session
@@ -285,7 +285,7 @@ class Train(Instruction):
     world: World
 
 
-class Part(Enum):
+class SaveScope(Enum):
     """What is saved of a training state."""
 
     WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
@@ -296,7 +296,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Save(Instruction):
-    part: Part
+    part: SaveScope
 
 
 @dataclass(frozen=True, slots=True)

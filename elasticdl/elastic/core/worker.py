@@ -14,7 +14,7 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.protocol import Do, On
+from elasticdl.elastic.core.protocol import Command, Trigger
 from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
@@ -83,39 +83,39 @@ class WorkerCore:
         out = self._note(event, now)
         transition = TABLE.get((self.state, self._trigger(event)))
         if transition is None and self.state is S.WAITING and (self.stopping or self.lost):
-            transition = TABLE[S.WAITING, On.TOLD]
+            transition = TABLE[S.WAITING, Trigger.TOLD]
         if transition is None:
             return out
         before, (self.state, action) = self.state, transition
         return [*out, *getattr(self, f"_{action}")(event, before, now)]
 
-    def _trigger(self, event: p.Event) -> On | None:
+    def _trigger(self, event: p.Event) -> Trigger | None:
         last = self.position.vote
         match event:
-            case On.COMMIT if last is not None and last.leaving:
-                return On.LAST_COMMIT
-            case On.RETURNED if self.world.size == 1:
-                return On.RETURNED_ALONE
-            case On():
+            case Trigger.COMMIT if last is not None and last.leaving:
+                return Trigger.LAST_COMMIT
+            case Trigger.RETURNED if self.world.size == 1:
+                return Trigger.RETURNED_ALONE
+            case Trigger():
                 return event
             case p.Voted(vote) if self.state is S.ENDING:
-                return On.ALL_RETURNED if vote.ended == self.world.size else On.WRONG_VOTE
+                return Trigger.ALL_RETURNED if vote.ended == self.world.size else Trigger.WRONG_VOTE
             case p.Voted(vote):
                 batch = self.position.batch
                 is_right = vote.one_batch and not vote.ended and (batch is None or vote.samples == batch.batch)
-                return On.VOTE if is_right else On.WRONG_VOTE
+                return Trigger.VOTE if is_right else Trigger.WRONG_VOTE
             case p.StepMade():
-                return On.STEP if last is not None else None
+                return Trigger.STEP if last is not None else None
             case p.WorldPublished(world):
                 return self._world_trigger(world)
             case p.Said(m.Finished() | m.Failed()):
-                return On.LAST_WORD if self.under_master else None
+                return Trigger.LAST_WORD if self.under_master else None
         return _TRIGGERS.get(type(event))
 
-    def _world_trigger(self, world: World) -> On | None:
+    def _world_trigger(self, world: World) -> Trigger | None:
         if self._refused or world.version < self._broken or world.version <= self.left_version:
             return None
-        return On.TORN_WORLD if world.version == self._broken else On.WORLD
+        return Trigger.TORN_WORLD if world.version == self._broken else Trigger.WORLD
 
     def validate(self) -> None:
         """What holds after every step; called in the tests.
@@ -149,20 +149,20 @@ class WorkerCore:
 
     def _note(self, event: p.Event, now: float) -> list[p.Instruction]:
         match event:
-            case On.COMMIT | p.BatchGiven() | p.StepMade():  # these tell no more than what they trigger
+            case Trigger.COMMIT | p.BatchGiven() | p.StepMade():  # these tell no more than what they trigger
                 pass
             case p.Advanced(activity):
                 self.reporting.advance(activity, now)
-            case On.TICK:
+            case Trigger.TICK:
                 return self._tick(now)
             case p.Voted(vote, _, device_seconds):
                 self.position.vote = vote
                 self.reporting.voted(device_seconds, now)
-            case On.BATCHES_OVER:
+            case Trigger.BATCHES_OVER:
                 self.position.batch = None
-            case On.EPOCH_ENDED:
+            case Trigger.EPOCH_ENDED:
                 self.position.progress = self.position.progress.next_epoch()
-            case On.CLOCK_RESUMED:
+            case Trigger.CLOCK_RESUMED:
                 self.reporting.resume_clock(now)
             case p.Said(m.Notice() as notice):
                 return _send(*self.reporting.flush(), notice)
@@ -214,8 +214,8 @@ class WorkerCore:
             case p.StopOrdered(reason, checkpoint):
                 if not (self.stopping and self.stopping.checkpoint):
                     self.stopping = p.LeaveJob(reason, checkpoint, drained=False)
-            case On.STACKS_ASKED:
-                return [Do.DUMP_STACKS]
+            case Trigger.STACKS_ASKED:
+                return [Command.DUMP_STACKS]
         return []
 
     def _greet(self, unsent: Iterable[m.Message]) -> list[p.Instruction]:
@@ -364,11 +364,11 @@ class WorkerCore:
         return [p.Fail(UserError if event.difference else RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return [Do.CAST_END_VOTE]
+        return [Command.CAST_END_VOTE]
 
     def _complete(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.batch = None
-        return [*_send(*self.reporting.flush()), Do.COMPLETE]
+        return [*_send(*self.reporting.flush()), Command.COMPLETE]
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
@@ -386,9 +386,9 @@ def _send(*messages: m.Message | None) -> list[p.Instruction]:
     return [p.Send(message) for message in messages if message is not None]
 
 
-_TRIGGERS: Mapping[type[p.Event], On] = {
-    p.Synced: On.SYNCED,
-    p.BatchGiven: On.BATCH,
-    p.WorldLeft: On.LEFT,
-    p.CollectiveFailed: On.FAILURE,
+_TRIGGERS: Mapping[type[p.Event], Trigger] = {
+    p.Synced: Trigger.SYNCED,
+    p.BatchGiven: Trigger.BATCH,
+    p.WorldLeft: Trigger.LEFT,
+    p.CollectiveFailed: Trigger.FAILURE,
 }

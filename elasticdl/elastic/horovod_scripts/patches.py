@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.protocol import On
+from elasticdl.elastic.core.protocol import Trigger
 from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
@@ -106,17 +106,17 @@ class Patches:
 
         def commit(state: Any) -> None:
             state.save()
-            worker.post(On.PASSED)
-            worker.post(On.COUNTED)  # a pause has ended before
+            worker.post(Trigger.PASSED)
+            worker.post(Trigger.COUNTED)  # a pause has ended before
             check(state)
 
         def check_host_updates(state: Any) -> None:
-            worker.post(On.PASSED)
+            worker.post(Trigger.PASSED)
             try:
                 check(state)
             except module.HostsUpdatedInterrupt:
                 state.save()
-                worker.post(On.COUNTED)
+                worker.post(Trigger.COUNTED)
                 raise
 
         def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:

@@ -145,7 +145,7 @@ class ScriptWorker:
             else:
                 if world.is_first and world.rank == 0:
                     self._session.notify("collective", engine="horovod")
-                self._session.turn(p.On.CONNECTED)  # the script brings all to one state by itself
+                self._session.post_and_take(p.Trigger.CONNECTED)  # the script brings all to one state by itself
                 log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
                 return
 
@@ -157,7 +157,7 @@ class ScriptWorker:
         """Leave the present world."""
         if self._connection:
             self._connection.stop()
-            self._session.turn(p.WorldLeft("hvd.shutdown()"))
+            self._session.post_and_take(p.WorldLeft("hvd.shutdown()"))
         self._connection = self._hvd = None
 
     def failed(self, error: BaseException) -> None:
@@ -168,7 +168,7 @@ class ScriptWorker:
         """
         reason = " ".join(str(error).split()) or one_line(error)
         log.info("world %d is broken: %s", self.world.version, reason)
-        for instruction in self._session.turn(p.CollectiveFailed(reason)):
+        for instruction in self._session.post_and_take(p.CollectiveFailed(reason)):
             if isinstance(instruction, p.Fail):
                 raise JobFailedError(instruction.message)
 
@@ -181,12 +181,12 @@ class ScriptWorker:
 
     def synced(self) -> None:
         """The state is now that of rank 0."""
-        self._session.turn(p.Synced(Progress(step=self.world.members[0].step)))
-        self._session.turn(p.On.CLOCK_RESUMED)
+        self._session.post_and_take(p.Synced(Progress(step=self.world.members[0].step)))
+        self._session.post_and_take(p.Trigger.CLOCK_RESUMED)
 
     def post(self, event: p.Event) -> None:
         """Something has happened in the script."""
-        self._session.turn(event)
+        self._session.post_and_take(event)
 
     # -- the end --
 
@@ -256,7 +256,7 @@ class ScriptWorker:
 
     def _join(self) -> World:
         left = self._session.core.state is WorkerState.LEAVING
-        todo = self._session.turn(p.On.CLOSED if left else p.On.READY) or self._session.wait()
+        todo = self._session.post_and_take(p.Trigger.CLOSED if left else p.Trigger.READY) or self._session.wait()
         match todo:
             case [p.Connect(world)]:
                 return world

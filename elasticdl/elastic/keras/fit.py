@@ -29,7 +29,7 @@ from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
 from elasticdl.elastic.keras.state import KerasState
-from elasticdl.elastic.keras.step import Part, TrainStep
+from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
@@ -75,7 +75,7 @@ class FitStep(TrainStep):
         super().__init__(model, model.compute_loss, model.optimizer)
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
-    def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
+    def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
         return self._noted(super().whole(inputs, labels, part))
 
     def read_report(self, sums: tf.Tensor) -> Any:
@@ -303,7 +303,7 @@ class Fit(EpochDriver[FitLedger]):
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
-        self._context.post(p.On.CLOCK_RESUMED)
+        self._context.post(p.Trigger.CLOCK_RESUMED)
 
     def _tell(self, samples: Samples, count: int) -> None:
         """Call the hooks of a data set, which all members then have alike."""

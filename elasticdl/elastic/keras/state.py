@@ -23,7 +23,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.step import SEED_NAME, Part, TrainStep
+from elasticdl.elastic.keras.step import SEED_NAME, MicroBatch, TrainStep
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.pieces import Array, Marks, array_marks, as_array
 from elasticdl.elastic.training.sampler import StepBatch
@@ -59,8 +59,8 @@ class KerasState(state.TrainingState):
         self.before_load: Callable[[int], None] = _nothing  # told of the epoch that a state is in, which is loaded then
         self.callbacks_parts: Callable[[], Mapping[str, Any]] = dict  # what they keep, to be compared
         self._sums: tf.Tensor | None = None
-        self._whole: tuple[Any, Any, Part] | None = None  # the step's only micro-batch, in a world of one
-        self.save(p.Part.AT_COMMIT)
+        self._whole: tuple[Any, Any, MicroBatch] | None = None  # the step's only micro-batch, in a world of one
+        self.save(p.SaveScope.AT_COMMIT)
 
     @property
     def learning_rate(self) -> float:
@@ -94,7 +94,7 @@ class KerasState(state.TrainingState):
             raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
         rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
         order = self.loader.sampler.order
-        part = Part(
+        part = MicroBatch(
             weight=size / batch.plan.batch,
             is_first=rank == number == 0,
             seed=step_seed(order.seed, batch.plan.step, rank),
@@ -133,7 +133,7 @@ class KerasState(state.TrainingState):
     def _drop(self) -> None:
         self._sums = self._whole = None
 
-    def _add(self, inputs: Any, labels: Any, part: Part) -> None:
+    def _add(self, inputs: Any, labels: Any, part: MicroBatch) -> None:
         if self._whole is not None:  # one micro-batch too many, which the vote refuses
             before, self._whole = self._whole, None
             self._add(*before)

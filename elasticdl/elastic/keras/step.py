@@ -94,7 +94,7 @@ class OtherVariables:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatch:
     """One micro-batch's place in its step."""
 
     weight: float  # its samples, as a part of the global batch
@@ -172,7 +172,7 @@ class TrainStep:
 
     # -- what a step does --
 
-    def micro(self, inputs: Any, labels: Any, part: Part) -> tf.Tensor:
+    def micro(self, inputs: Any, labels: Any, part: MicroBatch) -> tf.Tensor:
         """What a micro-batch adds to the sums of its step."""
         return self._call("micro", self._micro, inputs, labels, part)
 
@@ -190,7 +190,7 @@ class TrainStep:
             self._note("apply", self._applied)
         self._applied(sums)
 
-    def whole(self, inputs: Any, labels: Any, part: Part) -> Any:
+    def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
         return self._normalized(self._call("whole", self._whole, inputs, labels, part).numpy())
 
@@ -214,7 +214,7 @@ class TrainStep:
         """
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [(variable, variable.numpy()) for variable in variables]
-        part = Part(weight=1.0, is_first=True, seed=0, count=0)
+        part = MicroBatch(weight=1.0, is_first=True, seed=0, count=0)
         self.has_whole = whole
         if whole:
             self.whole(inputs, labels, part)
@@ -224,7 +224,7 @@ class TrainStep:
         for variable, value in (*before, *self._begun):
             variable.assign(value)
 
-    def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: Part) -> Any:
+    def _call(self, name: str, function: Any, inputs: Any, labels: Any, part: MicroBatch) -> Any:
         """Of samples like the first, of any number, it is known what was traced for them: TensorFlow need not look."""
         arguments = (inputs, labels, tf.constant(part.to_array()))
         kind = [(leaf.dtype, leaf.shape[1:]) for leaf in keras.tree.flatten((inputs, labels))]

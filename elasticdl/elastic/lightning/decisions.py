@@ -52,7 +52,7 @@ class Decisions:
         steps = self.steps
         if steps is None or (self._job.size == 1 and not steps.is_torn):
             return wish
-        if steps.is_behind:  # what it has seen is not the job's
+        if steps.is_catching_up:  # what it has seen is not the job's
             return False
 
         def tell() -> bool:
@@ -71,7 +71,7 @@ class Decisions:
 
     def _agreed(self, what: str, tell: Callable[[], Any], own: Any) -> Any:
         steps = self.steps
-        if steps is None or (self._job.size == 1 and not steps.is_torn) or steps.is_behind:
+        if steps is None or (self._job.size == 1 and not steps.is_torn) or steps.is_catching_up:
             return own
         if not _is_within(steps) and self._unheard_in == self._job.world.version:
             return own
@@ -96,9 +96,9 @@ class Decisions:
         if not _is_within(steps):
             return waiting()
         answer = steps.ask(waiting, mends=mends)
-        return own if answer is None and not steps.hand else answer
+        return own if answer is None and not steps.open_batches else answer
 
 
 def _is_within(steps: Steps) -> bool:
     """A step has begun, whose gradients are yet to be summed: the world can be mended."""
-    return bool(steps.hand) and not steps.is_reduced
+    return bool(steps.open_batches) and not steps.is_reduced

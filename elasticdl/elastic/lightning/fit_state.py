@@ -15,14 +15,14 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch.loop_state import LoopState
 from elasticdl.elastic.torch.optimizers import Optimizers, each_of
-from elasticdl.elastic.torch.view_state import ViewState
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.pieces import OfElasticDL
 from elasticdl.elastic.training.state import TrainingState
 
 
-class FitState(ViewState):
+class FitState(LoopState):
     """What automatic optimization trains: a module with one optimizer."""
 
     gather: Callable[[torch.Tensor], torch.Tensor]
@@ -76,9 +76,9 @@ class ManualState(FitState):
     def restore(self) -> None:
         self.go_back()
 
-    def save(self, part: p.Part) -> None:
+    def save(self, part: p.SaveScope) -> None:
         super().save(part)
-        if part is p.Part.AT_COMMIT:
+        if part is p.SaveScope.AT_COMMIT:
             self._copies = copied(self._dump_own(), self._copies, self._copy_tensor)
             self._groups = [len(each.param_groups) for each in each_of(self.optimizer)]
 

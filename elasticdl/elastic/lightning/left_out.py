@@ -12,7 +12,7 @@ from elasticdl.elastic.torch.steps import Steps
 
 def gathered(
     steps: Steps,
-    hand: Sequence[GivenBatch],
+    open_batches: Sequence[GivenBatch],
     logged: Logged,
     objective: torch.Tensor,
     restore_streams: Callable[[], None],
@@ -23,22 +23,22 @@ def gathered(
         WorldBroken: nothing is summed.
     """
     alone = steps.job.size == 1
-    if alone and not any(each.logged for each in hand):
+    if alone and not any(each.logged for each in open_batches):
         return objective
-    own = sum({_bit(number) for number, given in enumerate(hand) if given.has_no_loss or given.is_left_out})
-    marks = logged.gather([each.logged for each in hand], own)
-    left_out = [given for number, given in enumerate(hand) if marks & _bit(number)]
+    own = sum({_bit(number) for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out})
+    marks = logged.gather([each.logged for each in open_batches], own)
+    left_out = [given for number, given in enumerate(open_batches) if marks & _bit(number)]
     if not left_out or alone:
         return objective
     for given in left_out:
         given.is_left_out = True
     steps.state.drop_gradients()
-    if len(left_out) < len(hand):  # which have been added to those of the others
+    if len(left_out) < len(open_batches):  # which have been added to those of the others
         steps.state.reset_buffers()
         steps.state.begin_step()
         steps.remake()
         restore_streams()
-    kept = [each.objective for each in hand if not each.is_left_out]
+    kept = [each.objective for each in open_batches if not each.is_left_out]
     return sum(kept, torch.zeros(()))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.view_state import Given
+from elasticdl.elastic.torch.loop_state import OpenBatch
 
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
 NUMBERS = 3  # of a key
@@ -48,7 +48,7 @@ class Amounts:
 
 
 @dataclass(slots=True)
-class GivenBatch(Given):
+class GivenBatch(OpenBatch):
     index: int = 0  # as the training step is told
     asked: int = 0  # of the workers' answers, before the training step
     logged: dict[str, Amounts] = field(default_factory=dict)

@@ -110,10 +110,12 @@ class Manual:
         every = self._parameters
         trained = tuple((id(parameter), parameter.requires_grad) for parameter in every)
         if trained not in self._reducers:
-            self._reducers[trained] = GradientReducer(lambda: every, (), self._job.collective, keeps_absent=True)
+            self._reducers[trained] = GradientReducer(
+                lambda: every, (), self._job.collective, leaves_missing_grads_none=True
+            )
         reducer = self._reducers[trained]
         reducer.begin_counting()
-        reducer.cast(leaving=False, batch=zlib.crc32(bytes(is_trained for _, is_trained in trained)))
+        reducer.cast_vote(leaving=False, batch=zlib.crc32(bytes(is_trained for _, is_trained in trained)))
         self._job.advance(Activity.WAIT)
         try:
             if not reducer.reduce().one_batch:

@@ -30,11 +30,11 @@ from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.loop_state import OpenBatch, ScriptPosition
 from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
-from elasticdl.elastic.torch.steps import Piece, Steps
+from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.view_state import Given, Place
 from elasticdl.elastic.training.kept_state import require_origin
 
 
@@ -81,7 +81,7 @@ class Participant:
     @property
     def is_making(self) -> bool:
         """Whether gradients that are made now count."""
-        return self._begun is not None and not self._begun.is_behind and bool(self._begun.hand)
+        return self._begun is not None and not self._begun.is_catching_up and bool(self._begun.open_batches)
 
     # -- the beginning --
 
@@ -93,7 +93,7 @@ class Participant:
         self.trainer_state = TrainerState(trainer, self._logged)
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        place = Place()
+        place = ScriptPosition()
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
@@ -106,7 +106,7 @@ class Participant:
         self._stopping = Stopping(trainer, self.decisions)
         if self.job.under_master:
             OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
-        if self._begun.is_behind:
+        if self._begun.is_catching_up:
             self._is_newcomer = True
             # The order of samples is that of the others.
             warnings.filterwarnings(
@@ -145,7 +145,7 @@ class Participant:
             require_origin(*steps.state.resumed, steps.state.origin, steps.state.progress.position)
         epoch, number = trainer.current_epoch, 0
         snapshot, place = self.trainer_state.snapshot, steps.place
-        if steps.is_behind and snapshot.at_batch and snapshot.epoch == epoch:
+        if steps.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
             if self._is_newcomer:
                 begin_epoch_as_others(trainer)
             place.put_back(epoch, batches.draws)
@@ -162,15 +162,15 @@ class Participant:
         self.window.close()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite, or the script leaves the step out
             steps.close()
-        if steps.hand and self._begins_step:  # Lightning clears gradients of which no step was made
+        if steps.open_batches and self._begins_step:  # Lightning clears gradients of which no step was made
             steps.close()
-        while not steps.hand:
+        while not steps.open_batches:
             at = steps.state.progress
-            if steps.is_behind and batch.start < (at.epoch, at.position):
+            if steps.is_catching_up and batch.start < (at.epoch, at.position):
                 if steps.may_pass_by():
                     return False
                 continue
-            if steps.is_behind:
+            if steps.is_catching_up:
                 self._arrive(batch)
             self._logged.merge_pending()
             # A step of one worker is not torn: its state is sent from here alone.
@@ -194,7 +194,7 @@ class Participant:
     def give(self, batch: GlobalBatch, part: Part) -> None:
         """The script goes on with its part of this batch."""
         self.decisions.steps = self._steps
-        if not self._steps.hand:
+        if not self._steps.open_batches:
             self._logged.begin_step()
             self._weighed.begin()
         self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
@@ -260,12 +260,12 @@ class Participant:
             self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
-        return not self._steps.is_behind
+        return not self._steps.is_catching_up
 
     @property
     def has_no_gradients(self) -> bool:
         """All batches of the step are left out."""
-        return all(given.is_left_out for given in self._hand)
+        return all(given.is_left_out for given in self._open_batches)
 
     def updated(self) -> None:
         if self._steps.state.progress.step > self._step_before:
@@ -277,14 +277,14 @@ class Participant:
 
     def give_back(self) -> None: ...
 
-    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
-        for given in self._hand:
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
+        for given in self._open_batches:
             given.logged.clear()
             given.has_no_loss = False
         if self._manual is not None:
             self._manual.begin_again()
 
-    def remake(self, given: Given, sample: Any, weight: float) -> None:
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         assert isinstance(given, GivenBatch)
         trainer = self._trainer
         results = trainer.fit_loop.epoch_loop._results
@@ -316,7 +316,7 @@ class Participant:
         scaled = loss if scaler is None else scaler.scale(loss)
         self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
 
-    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         raise error
 
     # -- the end --
@@ -327,15 +327,15 @@ class Participant:
             self._stopping.end()
         if self._manual is not None:
             self._manual.close()
-        if not self._steps.is_behind:
+        if not self._steps.is_catching_up:
             self.trainer_state.note(at_batch=False)
             self._steps.state.last_step_made()
 
     def finish(self) -> FitState | None:
         steps = self._steps
-        if steps.is_behind:
+        if steps.is_catching_up:
             steps.arrive()
-        if steps.hand and not steps.is_reduced:
+        if steps.open_batches and not steps.is_reduced:
             steps.close()
         return cast(FitState, steps.state) if steps.end() else None
 
@@ -362,7 +362,7 @@ class Participant:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
     def _backward(
-        self, given: Given, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]
+        self, given: OpenBatch, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[..., Any]
     ) -> None:
         given.objective = given.objective + loss.detach().sum().float() * weight
         with self._steps.state.hooks.aside():
@@ -379,11 +379,11 @@ class Participant:
             self._logged.apply()
 
     def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        return gathered(self._steps, self._hand, self._logged, objective, self.window.put_back)
+        return gathered(self._steps, self._open_batches, self._logged, objective, self.window.put_back)
 
     @property
-    def _hand(self) -> list[GivenBatch]:
-        return cast(list[GivenBatch], self._steps.hand)
+    def _open_batches(self) -> list[GivenBatch]:
+        return cast(list[GivenBatch], self._steps.open_batches)
 
     def _arrive(self, batch: GlobalBatch) -> None:
         self._steps.arrive()

@@ -83,7 +83,7 @@ class Session:
             self._beat.join(timeout=CLOSE_SECONDS)
         if self._dump_timer is not None:
             self._dump_timer.close()
-        self.post(p.On.TICK)
+        self.post(p.Trigger.TICK)
         self._stream.close()
 
     # -- from any thread --
@@ -103,7 +103,7 @@ class Session:
 
     # -- the training thread --
 
-    def turn(self, event: p.Event) -> list[p.Instruction]:
+    def post_and_take(self, event: p.Event) -> list[p.Instruction]:
         """Post an event; returns what the training thread is to do now."""
         self.witness.thread = threading.get_ident()
         self.post(event)
@@ -190,7 +190,7 @@ class Session:
                     self._stream.send(message)
                 if isinstance(message, m.Finished | m.Failed):
                     errands.append(instruction)
-            case p.RefuseMaster() | p.Do.DUMP_STACKS | p.BreakCollective():
+            case p.RefuseMaster() | p.Command.DUMP_STACKS | p.BreakCollective():
                 errands.append(instruction)
             case _:
                 if isinstance(instruction, p.Connect):
@@ -204,7 +204,7 @@ class Session:
                 self._stream.wait_until_taken()
             case p.RefuseMaster(reason) if self._stream is not None:
                 self._stream.refuse(reason)
-            case p.Do.DUMP_STACKS:
+            case p.Command.DUMP_STACKS:
                 self.witness.look(lambda fields: self.notify("worker_stuck", **fields))
             case p.BreakCollective(version, reason, entered):
                 self.store.break_world(version)
@@ -222,7 +222,7 @@ class Session:
                     self._dump_timer.arm()
                 if self._stream is not None:
                     self._stream.look()
-                self.post(p.On.TICK)
+                self.post(p.Trigger.TICK)
                 self._look_at_start()
         except Exception as error:
             log.exception("the heartbeat has failed")

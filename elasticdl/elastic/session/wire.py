@@ -65,7 +65,7 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
         case "stop_work":
             return p.StopOrdered(message.stop_work.reason, message.stop_work.checkpoint)
         case "dump_stacks":
-            return p.On.STACKS_ASKED
+            return p.Trigger.STACKS_ASKED
     return None
 
 

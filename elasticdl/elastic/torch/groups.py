@@ -60,12 +60,12 @@ def groups_are_there(optimizer: Any) -> Iterator[None]:
 
 
 def unless_known(
-    optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], is_behind: Callable[[], bool]
+    optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], is_catching_up: Callable[[], bool]
 ) -> Callable[[dict[str, Any]], None]:
     """``add``, which does nothing for parameters that the optimizer has, where ``is_behind`` holds."""
 
     def add_param_group(param_group: dict[str, Any]) -> None:
-        if is_behind():
+        if is_catching_up():
             given = param_group["params"]
             known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             parameters = [given] if isinstance(given, torch.Tensor) else list(given)

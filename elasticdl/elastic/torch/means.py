@@ -8,8 +8,8 @@ import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch.context import ElasticContext, sum_of_all
+from elasticdl.elastic.torch.loop_state import OpenBatch
 from elasticdl.elastic.torch.steps import Steps
-from elasticdl.elastic.torch.view_state import Given
 
 
 class Means:
@@ -19,15 +19,15 @@ class Means:
         self.steps_loss: torch.Tensor | None = None  # the script's, of the last step, if that was made of one
         self._job = job
 
-    def of(self, value: Any, own: float, steps: Steps, given: Given | None) -> float:
+    def of(self, value: Any, own: float, steps: Steps, given: OpenBatch | None) -> float:
         """``own``: the value over this worker's part of the batch that was ``given`` last."""
         if self._job.size == 1 and not steps.is_torn:
             return own
-        vote, hand = steps.state.vote, steps.hand
-        loss = hand[0].loss if steps.is_reduced and len(hand) == 1 else self.steps_loss
+        vote, open_batches = steps.state.vote, steps.open_batches
+        loss = open_batches[0].loss if steps.is_reduced and len(open_batches) == 1 else self.steps_loss
         if value is loss and vote is not None:
             return vote.loss
-        if hand and not steps.is_reduced:
+        if open_batches and not steps.is_reduced:
             answer = steps.ask(lambda: self._sum(_part_of(value, own, steps, given)))
             return own if answer is None else float(answer)
         try:
@@ -50,7 +50,7 @@ class Means:
         return sum_of_all(self._job, mine)
 
 
-def _part_of(value: Any, own: float, steps: Steps, given: Given | None) -> float:
+def _part_of(value: Any, own: float, steps: Steps, given: OpenBatch | None) -> float:
     """What this worker adds to the mean over the batch."""
     if given is None or not steps.is_torn:
         return given.weighed(value, own) if given else 0.0

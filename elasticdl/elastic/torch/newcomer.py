@@ -12,8 +12,8 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import storage_of
+from elasticdl.elastic.torch.loop_state import OpenBatch
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
-from elasticdl.elastic.torch.view_state import Given
 
 Moved = tuple[int, float]
 _CLOSE = 1e-3
@@ -41,7 +41,7 @@ class Hints:
     def arrived(self, answer: list[torch.Tensor]) -> None:
         self._of_stand_ins = answer
 
-    def given(self, batch: GlobalBatch, part: Part, last: Given | None) -> None:
+    def given(self, batch: GlobalBatch, part: Part, last: OpenBatch | None) -> None:
         if last is None:
             return
         now, is_next = len(part.indices), last.batch.epoch == batch.epoch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elasticdl.elastic.torch.loop_state import EpochBegin, ScriptPosition
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, RandomStreams
-from elasticdl.elastic.torch.view_state import EpochBegin, Place
 
 
 class Order:
@@ -15,7 +15,7 @@ class Order:
         self._batches = batches
         self._from: EpochBegin | None = None
 
-    def draw(self, epoch: int, jobs: Place | None) -> None:
+    def draw(self, epoch: int, jobs: ScriptPosition | None) -> None:
         """``jobs``: where the job stands, on a worker that is on its way there."""
         if jobs is not None:
             theirs, ours = jobs.begin_of(epoch), self._from

@@ -1,4 +1,4 @@
-"""A plain training loop, made elastic in one line: what a script holds is made to speak to a `View`."""
+"""A plain training loop, made elastic in one line: what a script holds is made to speak to a `LoopParticipant`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.further import further_modules
+from elasticdl.elastic.torch.loop_participant import LoopParticipant
+from elasticdl.elastic.torch.loop_state import PREPARED
 from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch.owners import owners
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.stand_in import StandIn
 from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.view import View
-from elasticdl.elastic.torch.view_state import PREPARED
 from elasticdl.elastic.training.stateful import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.
@@ -47,9 +47,9 @@ _SET_BY_LAUNCHERS = (
 class PreparedLoader:
     """The script's own loader, as far as the script can tell; each worker loads its part of each batch."""
 
-    def __init__(self, loader: DataLoader[Any], view: View) -> None:
+    def __init__(self, loader: DataLoader[Any], participant: LoopParticipant) -> None:
         self._loader = loader
-        self._view = view
+        self._participant = participant
         self._turns = 0  # loops over it that were begun
 
     def __len__(self) -> int:
@@ -64,35 +64,37 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         self._turns += 1
         turn = self._turns
-        view = self._view
-        view.begin_epoch()
+        participant = self._participant
+        participant.begin_epoch()
         number, version = 0, -1
         loaded: Iterator[Any] = iter(())
         stand_in: StandIn | None = None
         try:
-            while number < len(view.drawn) or view.repeats:
-                if view.repeats:
-                    number, version = view.begin_repeating(), -1
-                if not view.may_give(number):
-                    stand_in = stand_in or view.batches.stand_in(view.drawn[number], view.job.most_workers)
+            while number < len(participant.drawn) or participant.repeats:
+                if participant.repeats:
+                    number, version = participant.begin_repeating(), -1
+                if not participant.may_give(number):
+                    stand_in = stand_in or participant.batches.stand_in(
+                        participant.drawn[number], participant.job.most_workers
+                    )
                     yield stand_in.take()
                 else:
-                    batch = view.drawn[number]
-                    steps = view.steps
-                    if version != view.job.world.version:
-                        version = view.job.world.version
-                        parts = map(steps.part_of, view.drawn[number:])
-                        loaded = view.batches.load(parts, steps.seed_of_processes(batch))
+                    batch = participant.drawn[number]
+                    steps = participant.steps
+                    if version != participant.job.world.version:
+                        version = participant.job.world.version
+                        parts = map(steps.part_of, participant.drawn[number:])
+                        loaded = participant.batches.load(parts, steps.seed_of_processes(batch))
                     steps.seed(batch)
                     sample = next(loaded)
-                    view.give(batch, steps.part_of(batch), sample)
+                    participant.give(batch, steps.part_of(batch), sample)
                     yield sample
                 self._require_one_loop(turn)
                 number += 1
-            view.end_epoch()
+            participant.end_epoch()
         finally:
             if turn == self._turns:
-                view.pause()
+                participant.pause()
 
     def _require_one_loop(self, turn: int) -> None:
         if turn != self._turns:
@@ -104,7 +106,7 @@ class PlainLoop:
 
     def __init__(self, runtime: ScriptRuntime[ElasticContext]) -> None:
         self._runtime = runtime
-        self._view: View | None = None  # from `prepare` on
+        self._participant: LoopParticipant | None = None  # from `prepare` on
 
     def prepare(self, model: Any, optimizer: Any, loader: Any, *others: Any) -> tuple[Any, ...]:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
@@ -142,13 +144,15 @@ class PlainLoop:
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
-        self._view = view = View(job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps)
-        self._runtime.train_in_place(view.finish, view.about_failure)
+        self._participant = participant = LoopParticipant(
+            job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps
+        )
+        self._runtime.train_in_place(participant.finish, participant.about_failure)
         for each in optimizers:
-            _speak_to(view, each)
+            _speak_to(participant, each)
         if given is not optimizer:
-            optimizer = _accumulating().AccumulatedSteps(given, view)
-        return (model, optimizer, PreparedLoader(loader, view), *others)
+            optimizer = _accumulating().AccumulatedSteps(given, participant)
+        return (model, optimizer, PreparedLoader(loader, participant), *others)
 
     def _job_for(self, loader: Any, steps: int) -> ElasticContext:
         """``steps``: batches of the loader that make a global batch.
@@ -174,8 +178,8 @@ class PlainLoop:
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
         scripts of all workers must call it alike.
         """
-        if self._view is not None:
-            return self._view.mean(value)
+        if self._participant is not None:
+            return self._participant.mean(value)
         state, own = self._runtime.in_training, float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
 
@@ -188,7 +192,7 @@ class PlainLoop:
 
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
-        return self._view is not None and self._view.is_idle
+        return self._participant is not None and self._participant.is_idle
 
 
 def _accumulated(optimizer: Any) -> tuple[Any, int]:
@@ -276,18 +280,18 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     return found
 
 
-def _speak_to(view: View, optimizer: torch.optim.Optimizer) -> None:
+def _speak_to(participant: LoopParticipant, optimizer: torch.optim.Optimizer) -> None:
     own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
 
     @functools.wraps(own_step)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = view.step(optimizer, lambda: own_step(**options), closure)
+        result = participant.step(optimizer, lambda: own_step(**options), closure)
         # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
         self._opt_called = True  # type: ignore[attr-defined]
         return result
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        view.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
+        participant.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
 
     # Bound methods, as torch's schedulers take the function out of one.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

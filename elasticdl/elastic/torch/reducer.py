@@ -46,7 +46,7 @@ class GradientReducer:
         modules: Iterable[torch.nn.Module],
         collective: TorchCollective,
         *,
-        keeps_absent: bool = False,
+        leaves_missing_grads_none: bool = False,
         may_be_summed: bool = True,
         hooks_rest: bool = True,
     ) -> None:
@@ -65,7 +65,7 @@ class GradientReducer:
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
         self._present_anywhere = (
-            torch.zeros(0) if keeps_absent else None
+            torch.zeros(0) if leaves_missing_grads_none else None
         )  # of each trained parameter, workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
@@ -134,7 +134,7 @@ class GradientReducer:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()
 
-    def cast(
+    def cast_vote(
         self, *, leaving: bool, share: float | None = None, stopping: bool = False, batch: int = 0, state: int = 0
     ) -> None:
         """This worker's micro-batches have been added, though the last backward pass may be yet to come.

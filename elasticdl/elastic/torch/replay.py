@@ -10,10 +10,10 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import Changes, storage_of
 from elasticdl.elastic.torch.loop_faults import left_out_by_size
-from elasticdl.elastic.torch.steps import Piece, Steps
+from elasticdl.elastic.torch.loop_state import OpenBatch
+from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.trace import Trace
-from elasticdl.elastic.torch.view_state import Given
 
 
 class Replay:
@@ -23,7 +23,7 @@ class Replay:
         self,
         steps: Callable[[], Steps],
         scale: Callable[[], float],
-        give_again: Callable[[Given, Given, Exception], None],
+        give_again: Callable[[OpenBatch, OpenBatch, Exception], None],
     ) -> None:
         """``scale``: by which losses are multiplied. ``give_again``: these batches, and those between them, to the script."""
         self._steps = steps
@@ -37,7 +37,7 @@ class Replay:
         steps = self._steps()
         may_be_torn = steps.job.size > 1 or steps.is_torn
         tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=may_be_torn, kept=kept)
-        for given in steps.hand:
+        for given in steps.open_batches:
             given.tape.followed_by(tape)
         return tape
 
@@ -51,36 +51,36 @@ class Replay:
         steps = self._steps()
         if is_new_loop:
             self._unused.clear()
-        if not steps.hand or steps.is_reduced or steps.hand[-1].backwards or not steps.job.under_master:
+        if not steps.open_batches or steps.is_reduced or steps.open_batches[-1].backwards or not steps.job.under_master:
             return
-        last, trace = steps.hand[-1], steps.hand[-1].tape.trace
+        last, trace = steps.open_batches[-1], steps.open_batches[-1].tape.trace
         if not is_new_loop:
             if trace.looks_at_size and not trace.is_for_model and steps.job.size > 1:
                 raise UserError(left_out_by_size(trace.looks_at_size, len(last.batch.indices), last.part.samples))
             self._unused.append(trace)
         if trace.is_untouched:
-            steps.hand.pop()
+            steps.open_batches.pop()
 
     def step_made(self) -> None:
         self._unused.clear()
 
     def take_back(self) -> None:
-        changes = self._steps().hand[0].tape.undo()
+        changes = self._steps().open_batches[0].tape.undo()
         self._changes = self._changes or changes  # if the step is torn again, all is as before already
 
     def give_back(self) -> None:
         if self._changes is not None:
             state = self._steps().state
-            groups = state.optimizer.param_groups if self._steps().is_behind else []
+            groups = state.optimizer.param_groups if self._steps().is_catching_up else []
             received = [*state.model.parameters(), *(each for group in groups for each in group["params"])]
             self._changes.put_back({storage_of(each) for each in received} if groups else ())
             self._changes = None
 
-    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
-        for given, _ in hand:
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
+        for given, _ in open_batches:
             given.tape.begin_remake()
 
-    def remake(self, given: Given, sample: Any, weight: float) -> None:
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
             self._steps().weighed_backward(given, weight, loss, kwargs, self._scale())
 
@@ -88,7 +88,7 @@ class Replay:
             if tensor.numel() == 1:
                 given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
 
-    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._changes = None  # which the script makes once more
         self._give_again(first, last, error)
 

@@ -93,7 +93,7 @@ class TorchState(state.TrainingState):
             self._summed,
             self._modules(),
             job.collective,
-            keeps_absent=self._leaves_absent_gradients,
+            leaves_missing_grads_none=self._leaves_absent_gradients,
             may_be_summed=job.under_master,
             hooks_rest=job.under_master or not self._makes_one_pass,
         )
@@ -106,7 +106,7 @@ class TorchState(state.TrainingState):
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._save_moved()
-        self.save(p.Part.AT_COMMIT)
+        self.save(p.SaveScope.AT_COMMIT)
 
     @property
     def learning_rate(self) -> float:
@@ -186,7 +186,7 @@ class TorchState(state.TrainingState):
         if batch and backward is None:
             self._weighed.require()
         part = 1 / self._job.world.size
-        self._reducer.cast(
+        self._reducer.cast_vote(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
@@ -343,13 +343,13 @@ class TorchState(state.TrainingState):
         own = {**self._dump_own(), "values": values}
         return broadcast_state(own, self._job.collective, self._job.device, to_all=True)
 
-    def save(self, part: p.Part) -> None:
+    def save(self, part: p.SaveScope) -> None:
         super().save(part)
-        if part is p.Part.AT_COMMIT:
+        if part is p.SaveScope.AT_COMMIT:
             self.attributes.commit(may_be_torn=self._job.size > 1)
-        if self._snapshot and part is p.Part.AT_COMMIT:
+        if self._snapshot and part is p.SaveScope.AT_COMMIT:
             self._saved["own"] = copied(self._dump_own(), self._saved.get("own"), self._copy_tensor)
-        if self._snapshot or part is p.Part.WITH_PARAMETERS:
+        if self._snapshot or part is p.SaveScope.WITH_PARAMETERS:
             self._save_moved()
 
     def _save_moved(self) -> None:

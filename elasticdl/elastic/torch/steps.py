@@ -28,15 +28,15 @@ from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.groups import groups_are_there
 from elasticdl.elastic.torch.hooks import EVERYBODY
+from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch, ScriptPosition, plan_of
 from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.sampler import seed_step
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState, plan_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SubBatch:
     """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
 
     content: Any
@@ -50,10 +50,10 @@ class Script(Protocol):
     def take_back(self) -> None:
         """A step is torn: what has been changed in place for it is as before. Others may be sent the state then."""
 
-    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         """A step is torn: these batches, of which this worker has these samples now, are to be made again."""
 
-    def remake(self, given: Given, sample: Any, weight: float) -> None:
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         """Add the gradients of ``sample``, a piece of a batch, as `Steps.weighed_backward` does with this weight.
 
         Raises:
@@ -63,7 +63,7 @@ class Script(Protocol):
     def give_back(self) -> None:
         """The step was made again, here or by others: what `take_back` has taken back is as the script has left it."""
 
-    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         """A step with these batches is torn, and `remake` has raised this. Unless this raises, the step is dropped here."""
 
 
@@ -73,11 +73,11 @@ class Steps:
     def __init__(
         self,
         job: ElasticContext,
-        state: ViewState,
+        state: LoopState,
         load: Callable[[Sequence[Any]], Any],
         script: Script,
         on_left: Callable[[], None],
-        place: Place,
+        place: ScriptPosition,
         *,
         in_pieces: bool = True,
         share: float = 1.0,
@@ -88,13 +88,13 @@ class Steps:
         self.job = job
         self.state = state
         self.place = place
-        self.hand: list[Given] = []  # since the last step
+        self.open_batches: list[OpenBatch] = []  # since the last step
         self.share = share
         self.is_reduced = False
         self.is_torn = (
             False  # the batches in hand were divided anew, and what the script makes is not of its present part
         )
-        self.is_behind = (
+        self.is_catching_up = (
             False  # another worker's state has come, and what the script does has no effect until it stands there
         )
         self._on_the_way = contextlib.ExitStack()  # while this worker is behind
@@ -114,12 +114,12 @@ class Steps:
     def commit(self, epoch: int) -> bool:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
-            self.job.post(p.On.EPOCH_ENDED)
+            self.job.post(p.Trigger.EPOCH_ENDED)
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
         self.state.attributes.begin()
         try:
-            self.job.post(p.On.COMMIT)
+            self.job.post(p.Trigger.COMMIT)
             return True
         except WorldChanged as change:
             self.leave(change)
@@ -127,7 +127,7 @@ class Steps:
 
     def leave(self, why: WorldChanged | WorldBroken) -> None:
         """For the next world; it is this worker's when this returns."""
-        if self.is_behind:  # others may be sent what this worker was sent
+        if self.is_catching_up:  # others may be sent what this worker was sent
             self.state.go_back()
         self._change(lambda: self.job.change_world(self.state, why))
 
@@ -148,8 +148,8 @@ class Steps:
             self.state.batches.draws.require_data(self.place.draws[epoch])
         self._on_the_way.close()
         self.state.arrive()
-        self.is_behind = self.is_reduced = self.is_torn = False
-        self.hand.clear()
+        self.is_catching_up = self.is_reduced = self.is_torn = False
+        self.open_batches.clear()
 
     def end(self) -> bool:
         """The script is done: return when those of all workers are. False: this worker was told to leave."""
@@ -157,7 +157,7 @@ class Steps:
             return False
         try:
             if self.is_reduced:
-                self.job.post(p.On.COMMIT)
+                self.job.post(p.Trigger.COMMIT)
                 self.close()
         except WorldChanged as change:
             log.info("%s", change)  # which is part of ending
@@ -168,7 +168,7 @@ class Steps:
             self._on_left()
             return False
         if self._ended_epoch == self.state.progress.epoch:
-            self.job.post(p.On.EPOCH_ENDED)
+            self.job.post(p.Trigger.EPOCH_ENDED)
         return True
 
     def _ends_as_told(self) -> bool:
@@ -208,19 +208,19 @@ class Steps:
 
     def common_seed(self) -> int:
         """Of what all workers draw alike in this step."""
-        return step_seed(zlib.crc32(self.place.streams[self.hand[0].batch.epoch]), self.state.step, EVERYBODY)
+        return step_seed(zlib.crc32(self.place.streams[self.open_batches[0].batch.epoch]), self.state.step, EVERYBODY)
 
-    def give(self, given: Given) -> None:
+    def give(self, given: OpenBatch) -> None:
         """The script goes on with this batch."""
-        if not self.hand:
+        if not self.open_batches:
             self.state.begin_step()
             self.place.answers.begin_step(self.state.step + 1)
         given.most = len(given.part.indices)
-        self.hand.append(given)
+        self.open_batches.append(given)
         self.job.advance(Activity.COMPUTE)
 
     def weighed_backward(
-        self, given: Given, weight: float, loss: torch.Tensor, kwargs: dict[str, Any], scale: float
+        self, given: OpenBatch, weight: float, loss: torch.Tensor, kwargs: dict[str, Any], scale: float
     ) -> None:
         """As much of the gradient of the mean over a global batch as comes from a part of this weight.
 
@@ -240,20 +240,22 @@ class Steps:
         ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this. Afterwards the gradients are there; or
         `is_behind` holds: the others have made this step; or the step was dropped, and the hand is empty.
         """
-        while not self.is_reduced and not self.is_behind:
+        while not self.is_reduced and not self.is_catching_up:
             try:
                 if failure is not None:
                     self._tear(failure)
                     failure = None
                 if self.is_torn:
                     self._mend()
-                if self.is_behind or not self.hand:
+                if self.is_catching_up or not self.open_batches:
                     return
-                samples = sum(given.part.samples for given in self.hand)
-                objective = sum((given.objective for given in self.hand), torch.zeros(()))
-                self.state.reduce(plan_of(self.hand, self.state.progress), objective * larger, samples)
+                samples = sum(given.part.samples for given in self.open_batches)
+                objective = sum((given.objective for given in self.open_batches), torch.zeros(()))
+                self.state.reduce(plan_of(self.open_batches, self.state.progress), objective * larger, samples)
                 self.is_reduced, self.is_torn = True, False
-                self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.hand), self.job.warn)
+                self.state.hooks.require_one_pass(
+                    sum(max(1, given.backwards) for given in self.open_batches), self.job.warn
+                )
                 self.state.hooks.call(self.common_seed)
             except WorldBroken as error:
                 failure = error
@@ -279,17 +281,17 @@ class Steps:
                 if not self.is_torn:
                     raise
                 self._drop(error)
-            if self.is_behind or not self.hand:
+            if self.is_catching_up or not self.open_batches:
                 return None
         return answers[number]
 
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
-        for given in self.hand:
+        for given in self.open_batches:
             given.forget()
-        if self.hand and self.hand[-1].batch.is_last:
-            self._ended_epoch = self.hand[-1].batch.epoch
-        self.hand.clear()
+        if self.open_batches and self.open_batches[-1].batch.is_last:
+            self._ended_epoch = self.open_batches[-1].batch.epoch
+        self.open_batches.clear()
         self.is_reduced = self.is_torn = False
         self.place.answers.close_step()
 
@@ -300,9 +302,9 @@ class Steps:
         self.state.reset_buffers()
         self._script.take_back()
         self.leave(failure)
-        self.is_torn = not self.is_behind
-        if self.is_behind:
-            self.hand.clear()
+        self.is_torn = not self.is_catching_up
+        if self.is_catching_up:
+            self.open_batches.clear()
         self._script.give_back()
 
     def _mend(self) -> None:
@@ -325,15 +327,15 @@ class Steps:
 
     def _drop(self, error: Exception) -> None:
         """The step in hand can't be made of what the script has done."""
-        first, last = self.hand[0], self.hand[-1]
-        self.hand.clear()
+        first, last = self.open_batches[0], self.open_batches[-1]
+        self.open_batches.clear()
         self.is_torn = False
         self.state.drop_gradients()
         self._script.cannot_remake(first, last, error)
 
     def remake(self) -> None:
         """Gradients of the batches in hand, of this worker's present part."""
-        pieces = [(given, self.pieces(given)) for given in self.hand]
+        pieces = [(given, self.pieces(given)) for given in self.open_batches]
         self._script.begin_remake(pieces)
         # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
         counted = self.state.attributes.note() if self._in_pieces else None
@@ -351,19 +353,19 @@ class Steps:
             if counted is not None:
                 self.state.attributes.put_back(counted)
 
-    def pieces(self, given: Given) -> list[Piece]:
+    def pieces(self, given: OpenBatch) -> list[SubBatch]:
         """This worker's part in the present world, loaded anew."""
         given.part = part = self.part_of(given.batch)
         given.objective = torch.zeros(())
         given.remade.clear()
         self.seed(given.batch)
         if not (self._in_pieces and part.samples):  # a worker without a sample makes a pass that counts for nothing
-            return [Piece(self._load(part.indices), part.weight, part.samples)]
+            return [SubBatch(self._load(part.indices), part.weight, part.samples)]
         pieces = max(1, min(-(-part.samples // given.most), part.samples // self._least))
         ends = list(accumulate(split(part.samples, pieces), initial=0))
         every = [part.indices[start:end] for start, end in pairwise(ends)]
         whole = len(given.batch.indices)
-        return [Piece(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
+        return [SubBatch(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""
@@ -372,9 +374,9 @@ class Steps:
             enter()
         except Stopped as stopped:
             self._end_process(stopped)
-        if self.state.was_loaded and not self.is_behind:
+        if self.state.was_loaded and not self.is_catching_up:
             self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
-        self.is_behind = self.is_behind or self.state.was_loaded
+        self.is_catching_up = self.is_catching_up or self.state.was_loaded
 
     def _end_process(self, stopped: Stopped) -> NoReturn:
         log.info("leaving: %s", stopped.reason)

@@ -219,7 +219,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         with self._handing_over(state):
             world: World | None = self.world
             while world is not None:
-                self._attempt(lambda _: p.On.RETURNED, world)
+                self._attempt(lambda _: p.Trigger.RETURNED, world)
                 world = self._next_world(state, Hooks())
         self.collective.stop()
 
@@ -227,7 +227,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         """Something was done, and this is begun."""
         self.session.post(p.Advanced(activity))
 
-    def adopt(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
+    def bind_state(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
         """From now on the core speaks of this state, except in a world, whose members train another.
 
         ``position``: the state's own so far. Returns that by which the core knows it.
@@ -297,7 +297,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         def run_function(world: World) -> p.Event:
             hooks.on_world(world)
             result[:] = [train()]
-            return p.On.RETURNED
+            return p.Trigger.RETURNED
 
         try:
             self._ask_for_world(state)
@@ -308,9 +308,9 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.collective.stop()
 
     def _ask_for_world(self, state: TrainingState) -> None:
-        state.take_part()
+        state.bind_state()
         self._next.clear()
-        self._tell(p.On.READY)
+        self._tell(p.Trigger.READY)
 
     def _next_world(self, state: TrainingState, hooks: Hooks) -> World | None:
         """Do what leads to the next world whose members train. None: the training functions of all have returned."""
@@ -320,7 +320,7 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.collective.start(world)
             if world.is_first and world.rank == 0:
                 self.session.notify("collective", engine=self.collective.engine)
-            return p.On.CONNECTED
+            return p.Trigger.CONNECTED
 
         def synchronize(world: World) -> p.Event:
             hooks.before_sync(world)
@@ -343,8 +343,8 @@ class JobContext(ABC, Generic[CollectiveT]):
                     return world
                 case p.LeaveWorld():
                     self.collective.stop()
-                    self._tell(p.On.CLOSED)
-                case p.Do.COMPLETE:
+                    self._tell(p.Trigger.CLOSED)
+                case p.Command.COMPLETE:
                     return None
 
     def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
@@ -357,7 +357,7 @@ class JobContext(ABC, Generic[CollectiveT]):
             self._tell(p.CollectiveFailed(str(failure)))
 
     def _tell(self, event: p.Event) -> None:
-        self._carry_out(self.session.turn(event))
+        self._carry_out(self.session.post_and_take(event))
 
     def _carry_out(self, instructions: list[p.Instruction]) -> None:
         for instruction in instructions:
@@ -368,7 +368,7 @@ class JobContext(ABC, Generic[CollectiveT]):
                     self._state.restore()
                 case p.Warn(message):
                     self.warn(message)
-                case p.Do.CAST_END_VOTE if self._state:
+                case p.Command.CAST_END_VOTE if self._state:
                     self.session.post(p.Advanced(Activity.END))
                     self._tell(p.Voted(self._state.cast_end_vote()))
                 case p.LeaveJob(reason, checkpoint, drained):

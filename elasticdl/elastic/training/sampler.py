@@ -124,7 +124,7 @@ class DataCursor:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self._job.post(p.On.EPOCH_ENDED)
+                self._job.post(p.Trigger.EPOCH_ENDED)
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
@@ -138,7 +138,7 @@ class DataCursor:
         """There is no further batch in this epoch."""
         self.drop()
         self._over = (self._job.world.version, self.progress)
-        self._job.post(p.On.BATCHES_OVER)
+        self._job.post(p.Trigger.BATCHES_OVER)
 
     def drop(self) -> None:
         """The present batch, if any, is over."""

@@ -76,13 +76,13 @@ class TrainingState(ABC):
             sampler.step_begins = lambda: self._check.begin(self.progress)
         self._batch_check = BatchCheck(job.collective, self._data_facts)
         self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
-        self.take_part()
+        self.bind_state()
 
-    def take_part(self) -> None:
+    def bind_state(self) -> None:
         """Be the state that the worker's core speaks of; there is one at a time."""
         order = self.sampler.order if self.sampler is not None else None
         made = p.StateMade(self.progress, self.has_state, order, self._snapshot)
-        self._position = self._job.adopt(self, self._position, made)
+        self._position = self._job.bind_state(self, self._position, made)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -142,10 +142,10 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._job.post(p.On.COMMIT)
+        self._job.post(p.Trigger.COMMIT)
 
-    def save(self, part: p.Part) -> None:
-        if part is p.Part.AT_COMMIT:
+    def save(self, part: p.SaveScope) -> None:
+        if part is p.SaveScope.AT_COMMIT:
             self._saved["values"] = copied(self._dump_values(), self._saved["values"], self._copy_tensor)
             self._saved["settings"] = self._dump_settings()
         elif self.rate is not None:

@@ -34,7 +34,7 @@ class Decisions:
         if self._job.size > 1:
             self._take_wishes(control)
 
-    def settle(self, control: Any, *, is_behind: bool) -> None:
+    def settle(self, control: Any, *, is_catching_up: bool) -> None:
         """Have ``control`` say what any worker wishes. ``is_behind``: the others have made the step that this worker comes from."""
         version = self._job.world.version
         if self._job.size == 1:
@@ -43,9 +43,9 @@ class Decisions:
             self._wishes.clear()
             return
         self._take_wishes(control)
-        if is_behind or self._job.session.core.stopping is not None:  # the others go on
+        if is_catching_up or self._job.session.core.stopping is not None:  # the others go on
             self._wishes.clear()
-        if is_behind or self._unheard_in == version:
+        if is_catching_up or self._unheard_in == version:
             return
         flags = torch.tensor([float(name in self._wishes or getattr(control, name)) for name in FLAGS])
         self._job.advance(Activity.WAIT)

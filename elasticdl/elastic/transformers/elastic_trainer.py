@@ -57,7 +57,7 @@ class Elastic:
     def _run_epoch(self: Any, **given: Any) -> None:
         resumes = given["resume_from_checkpoint"] is not None and given["epoch"] == given["epochs_trained"]
         at = given["steps_trained_in_current_epoch"] if resumes and not self.args.ignore_data_skip else 0
-        has_come_later = self._elastic.is_behind
+        has_come_later = self._elastic.is_catching_up
         first = self._elastic.begin_epoch(given["epoch"], at)
         if first is None:
             return

@@ -11,7 +11,7 @@ import torch
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.view_state import Given
+from elasticdl.elastic.torch.loop_state import OpenBatch
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,16 @@ class Items:
         self._job = job
         self._count: Count | None = None
 
-    def of_step(self, samples: list[Any], hand: Sequence[Given], count: Count) -> Any:
+    def of_step(self, samples: list[Any], open_batches: Sequence[OpenBatch], count: Count) -> Any:
         """``samples``: this worker's parts of the batches in hand, if there are any."""
         self._count = count
         items = count(samples)
-        if items is None or not hand:
+        if items is None or not open_batches:
             return items
         if self._job.size > 1:
-            items = self._sum(items, [each for each, given in zip(samples, hand, strict=True) if given.part.samples])
+            items = self._sum(
+                items, [each for each, given in zip(samples, open_batches, strict=True) if given.part.samples]
+            )
         self.total = items
         return items
 

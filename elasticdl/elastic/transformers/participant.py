@@ -22,18 +22,18 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import WeighedGradients
+from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch, ScriptPosition
 from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch.parts import Batches, RandomStreams
 from elasticdl.elastic.torch.sampler import seed_step
-from elasticdl.elastic.torch.steps import Piece, Steps
+from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.view_state import Given, Place, ViewState
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.items import Count, Items
 from elasticdl.elastic.transformers.passed import Passed, TrainersState
-from elasticdl.elastic.transformers.place import TrainersPlace
+from elasticdl.elastic.transformers.place import TrainerSnapshot
 from elasticdl.elastic.transformers.trainer_holders import PACKAGES, holders_of
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Participant:
         self._trainer = trainer
         self.job = job
         self._on_left = on_left
-        self._place = TrainersPlace(trainer)
+        self._place = TrainerSnapshot(trainer)
         self.decisions = Decisions(job)
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
@@ -75,7 +75,7 @@ class Participant:
         self._first = 0  # the number of the batch that the epoch is begun with
         self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
         self._passes = 0  # made in this step
-        self._given: Given | None = None  # that the present pass is made on
+        self._given: OpenBatch | None = None  # that the present pass is made on
         self._weight = 1.0
         self._reported: torch.Tensor | float = 0.0  # of the step's loss
         self._items = Items(job)
@@ -89,12 +89,12 @@ class Participant:
     @property
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self.job.known_rank == 0 and not self.is_behind
+        return self.job.known_rank == 0 and not self.is_catching_up
 
     @property
-    def is_behind(self) -> bool:
+    def is_catching_up(self) -> bool:
         """The trainer is on its way to where the job stands."""
-        return self._steps is not None and self._steps.is_behind
+        return self._steps is not None and self._steps.is_catching_up
 
     def tell_rank(self) -> None:
         """To the trainer's callbacks."""
@@ -130,7 +130,7 @@ class Participant:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
         trainer = self._trainer
         self._batches = Batches(loader, "elastic.transformers")
-        values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": Place()}
+        values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": ScriptPosition()}
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
@@ -157,7 +157,7 @@ class Participant:
 
         @functools.wraps(own)
         def step(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_behind:  # the others have made this step
+            if self.is_catching_up:  # the others have made this step
                 return None
             result = own(*args, **kwargs)
             self._begun.close()
@@ -175,21 +175,21 @@ class Participant:
         received, at = self._place.received, self._place.boundary
         if received and self.job.world.is_first and (received["epoch"], received["batch"]) == (at.epoch, at.batch):
             self._arrive()
-        return not self.is_behind
+        return not self.is_catching_up
 
     # -- an epoch --
 
     def tell_epoch(self) -> None:
         """Callbacks are about to hear that an epoch begins. On a worker that comes later ``state`` is as it was for the others."""
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        if self.is_behind and epoch:
+        if self.is_catching_up and epoch:
             self._place.stand_at(epoch)
 
     def begin_epoch(self, epoch: int, first: int) -> int | None:
         """The number of the batch to begin with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
         self._iterator, self._epoch, self._first = None, epoch, first
         self._begun.close()  # a callback may have ended the last epoch in the middle of a step
-        if self.is_behind and self._place.received is not None:
+        if self.is_catching_up and self._place.received is not None:
             received = self._place.received
             if epoch < received["epoch"]:
                 return None
@@ -226,7 +226,7 @@ class Participant:
         loaded: Iterator[Any] = iter(())
         while number < len(batches):
             batch = batches[number]
-            if not steps.hand or steps.is_reduced:
+            if not steps.open_batches or steps.is_reduced:
                 self._begin_step(epoch, number)
             if version != self.job.world.version:
                 version = self.job.world.version
@@ -234,7 +234,7 @@ class Participant:
             with self.apart():
                 steps.seed(batch)
                 sample = next(loaded)
-            steps.give(Given(batch, steps.part_of(batch), sample, Tape(None)))
+            steps.give(OpenBatch(batch, steps.part_of(batch), sample, Tape(None)))
             yield sample
             number += 1
 
@@ -250,7 +250,7 @@ class Participant:
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             steps.close()
         while True:
-            if steps.is_behind:
+            if steps.is_catching_up:
                 self._arrive()
                 at = (self._place.boundary.epoch, self._place.boundary.batch)
                 assert at == (epoch, number), f"the job stands at batch {at}, and this worker at {(epoch, number)}"
@@ -275,22 +275,22 @@ class Participant:
 
     def count(self, samples: list[Any], count: Count) -> Any:
         """Of items such as tokens in the batches that were taken; None if the trainer does not count them."""
-        return self._items.of_step(samples, self._begun.hand, count)
+        return self._items.of_step(samples, self._begun.open_batches, count)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
         """Forward and backward of one batch; after the last of the step, gradients are everybody's. Returns the loss."""
         steps = self._begun
         self._pass = run
-        if not steps.hand or steps.is_reduced:  # the trainer does what is not on a batch of its loader
+        if not steps.open_batches or steps.is_reduced:  # the trainer does what is not on a batch of its loader
             return run(inputs, items)
-        given = steps.hand[self._passes]
+        given = steps.open_batches[self._passes]
         self._passes += 1
         self.part = len(given.part.indices) / len(given.batch.indices)
         if self.job.size > 1:
             given.noted = steps.state.attributes.note()
         loss = self._run(given, given.part.weight, inputs, items)
         world = self.job.world
-        if self._passes < len(steps.hand):
+        if self._passes < len(steps.open_batches):
             if world.size > 1:  # the whole step's comes with its last batch
                 return torch.zeros_like(loss)
             self._reported = self._reported + loss
@@ -301,11 +301,11 @@ class Participant:
         self.tell_rank()
         self.unwritten.write()
         vote = steps.state.vote
-        if steps.is_behind or vote is None or (world.size == 1 and self.job.world.version == world.version):
+        if steps.is_catching_up or vote is None or (world.size == 1 and self.job.world.version == world.version):
             return loss
         return torch.full_like(loss, vote.loss) - self._reported
 
-    def _run(self, given: Given, weight: float, inputs: Any, items: Any) -> torch.Tensor:
+    def _run(self, given: OpenBatch, weight: float, inputs: Any, items: Any) -> torch.Tensor:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
         streams = zlib.crc32(self._begun.place.streams[given.batch.epoch], FORWARD)
@@ -343,15 +343,15 @@ class Participant:
 
     def give_back(self) -> None: ...
 
-    def begin_remake(self, hand: Sequence[tuple[Given, Sequence[Piece]]]) -> None:
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         self._weighed.begin()
         self._passed.begin()
-        self._items.count_again([piece.content for _, pieces in hand for piece in pieces])
+        self._items.count_again([piece.content for _, pieces in open_batches for piece in pieces])
 
-    def remake(self, given: Given, sample: Any, weight: float) -> None:
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         self._run(given, weight, sample, self._items.total)
 
-    def cannot_remake(self, first: Given, last: Given, error: Exception) -> None:
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         raise error
 
     def rejoin(self, why: str) -> None:
@@ -364,7 +364,7 @@ class Participant:
     def settle(self) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._step_at = None
-        self.decisions.settle(self._trainer.control, is_behind=self.is_behind)
+        self.decisions.settle(self._trainer.control, is_catching_up=self.is_catching_up)
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -384,17 +384,17 @@ class Participant:
 
     def end_of_training(self) -> None:
         """There is no further step."""
-        if self.is_behind and self._place.received is not None:
+        if self.is_catching_up and self._place.received is not None:
             self._arrive()
         self._place.note(NO_EPOCH, 0)
         self._passed.begin()
         self._begun.state.last_step_made()
 
-    def finish(self) -> ViewState | None:
+    def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         steps = self._steps
         if steps is None:
             return None
-        if steps.is_behind:
+        if steps.is_catching_up:
             self._arrive()
         return steps.state if steps.end() else None

@@ -11,7 +11,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.view_state import Given, ViewState
+from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch
 
 DIFFER = (
     "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "
@@ -42,7 +42,7 @@ class Passed:
         self._numbers = {}
         self._found = torch.zeros(self._batches, 2, dtype=torch.float64)
 
-    def note(self, given: Given) -> None:
+    def note(self, given: OpenBatch) -> None:
         """A pass was made of a part of this batch."""
         made, self.made = self.made, False
         number = self._numbers.setdefault(given.batch.number, len(self._numbers))
@@ -62,7 +62,7 @@ class Passed:
             raise UserError(DIFFER)
 
 
-class TrainersState(ViewState):
+class TrainersState(LoopState):
     """``agree``: what workers say to each other before they sum gradients."""
 
     def __init__(

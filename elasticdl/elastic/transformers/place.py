@@ -45,7 +45,7 @@ class _Now:
         return dict, (self._read(),)
 
 
-class TrainersPlace(OfElasticDL):
+class TrainerSnapshot(OfElasticDL):
     """Travels with the training state; what is received waits for `apply`, as the trainer may be in the middle of a step."""
 
     def __init__(self, trainer: Any) -> None:

@@ -74,7 +74,7 @@ def skips_by_shape(member):
 @pytest.mark.parametrize("loop", [skips_what_is_not_full, skips_by_length, skips_by_shape])
 def test_a_batch_that_is_left_out_by_its_size_is_refused_at_once(loop):
     for line in refused(loop, 2):
-        assert "test_elastic_view_turns.py:" in line
+        assert "test_elastic_loop_turns.py:" in line
         assert "this worker's part has 4 of its 8 samples" in line
         assert "drop_last=True" in line
 
@@ -124,7 +124,7 @@ def keeps_an_epoch(member):
 @pytest.mark.parametrize("loop", [fetches_ahead, fetches_ahead_and_converts])
 def test_to_fetch_the_next_batch_before_a_step_is_refused_at_once(loop, workers):
     for line in refused(loop, workers):
-        assert "test_elastic_view_turns.py:" in line
+        assert "test_elastic_loop_turns.py:" in line
         assert "works on a batch after the next one was given, as with a prefetcher" in line
 
 

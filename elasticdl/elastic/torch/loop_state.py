@@ -1,4 +1,4 @@
-"""What a `View` keeps: the training state, the batches that a script has in hand, and where the job stands in its script."""
+"""What a `LoopParticipant` keeps: the training state, the batches that a script has in hand, and where the job stands in its script."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from elasticdl.elastic.training.pieces import OfElasticDL
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
-class ViewState(TorchState):
+class LoopState(TorchState):
     """The training state of a script whose control flow goes on over changes of the world."""
 
     _leaves_absent_gradients = True
@@ -160,14 +160,16 @@ class ViewState(TorchState):
         loss = objective * (plan.batch / samples) if samples else torch.zeros(())
         is_first = self._job.world.rank == 0
         self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast(leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot())
+        self._reducer.cast_vote(
+            leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
+        )
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
 
 
 @dataclass(slots=True)
-class Given:
+class OpenBatch:
     """A batch that the script has been given, and what it has made of it."""
 
     batch: GlobalBatch
@@ -192,14 +194,16 @@ class Given:
             self.sample, self.tape = None, Tape(None)
 
 
-def plan_of(hand: Sequence[Given], progress: Progress) -> StepPlan:
+def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
     """The step on these batches."""
-    last = hand[-1].batch
-    total = sum(len(given.batch.indices) for given in hand)
+    last = open_batches[-1].batch
+    total = sum(len(given.batch.indices) for given in open_batches)
     after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
-    indices = tuple(given.part.numbers for given in hand)
-    whole = last.indices if len(hand) == 1 else [index for given in hand for index in given.batch.indices]
-    return StepPlan(hand[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
+    indices = tuple(given.part.numbers for given in open_batches)
+    whole = (
+        last.indices if len(open_batches) == 1 else [index for given in open_batches for index in given.batch.indices]
+    )
+    return StepPlan(open_batches[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,7 @@ class EpochBegin:
     draws: bytes
 
 
-class Place(OfElasticDL):
+class ScriptPosition(OfElasticDL):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
     def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:

@@ -1,4 +1,4 @@
-"""A plain loop over a view: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
+"""A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
 import copy
 import random
@@ -18,13 +18,13 @@ from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.buffers import least_samples
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.draws import Draws
+from elasticdl.elastic.torch.loop_participant import LoopParticipant
+from elasticdl.elastic.torch.loop_state import OpenBatch, ScriptPosition
 from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
-from elasticdl.elastic.torch.view import View
-from elasticdl.elastic.torch.view_state import Given, Place
 from elasticdl.elastic.torch.watch import Watch
 
 
@@ -43,7 +43,7 @@ def make_model():
 def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = View(context, model, optimizer, Batches(loader), dict, lambda: None, **options)
+    view = LoopParticipant(context, model, optimizer, Batches(loader), dict, lambda: None, **options)
     _speak_to(view, optimizer)
     return PreparedLoader(loader, view), view
 
@@ -115,7 +115,7 @@ def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_n
     steps.part_of = lambda batch: Part.of(batch, 0, 1)
     steps.seed = lambda batch: None
     before = Part(list(range(most)), most, 0.5)
-    made = steps.pieces(Given(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
+    made = steps.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -145,7 +145,7 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     loop = PlainLoop(runtime)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters())
-    loop._view = View(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
+    loop._participant = LoopParticipant(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
     assert loop.catching_up() == (place > (0, 0))
 
@@ -455,8 +455,8 @@ def script_without_backward(model, batch):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (script_that_divides_by_size, r"test_elastic_view.py:\d+: __get__ looks at a number before"),
-        (script_that_branches, r"test_elastic_view.py:\d+: __bool__ looks at a number before"),
+        (script_that_divides_by_size, r"test_elastic_loop.py:\d+: __get__ looks at a number before"),
+        (script_that_branches, r"test_elastic_loop.py:\d+: __bool__ looks at a number before"),
         (script_without_backward, "there was no loss.backward"),
     ],
 )
@@ -521,7 +521,7 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
     def join(state):
         joined_at.append(passed[0])
         state.load_state_dict(kept[-1])  # that after the third step of the second epoch
-        for part in p.Part:  # as when it is sent
+        for part in p.SaveScope:  # as when it is sent
             state.save(part)
 
     passed = [0]
@@ -595,7 +595,7 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
 
     def join(state):
         state.load_state_dict(kept[-1])  # that after the third step of the second epoch
-        for part in p.Part:  # as when it is sent
+        for part in p.SaveScope:  # as when it is sent
             state.save(part)
 
     late, its_optimizer, its_loader, its_view = begun(stands, join, **options_of(kind))
@@ -627,13 +627,13 @@ def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another()
     steps._in_pieces, steps._least, steps._load = True, 1, list
     steps.seed, steps.part_of = lambda batch: None, lambda batch: Part.of(batch, 2, 3)
     batch = GlobalBatch(0, 0, 0, [7, 8])
-    (piece,) = steps.pieces(Given(batch, Part.of(batch, 0, 1), None, Tape(None)))
+    (piece,) = steps.pieces(OpenBatch(batch, Part.of(batch, 0, 1), None, Tape(None)))
     assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
 
 
 def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
     steps = Steps.__new__(Steps)
-    steps.hand, steps.place, steps.is_reduced = [], Place(), True
+    steps.open_batches, steps.place, steps.is_reduced = [], ScriptPosition(), True
     steps.place.answers.begin_step(1)
     steps.place.answers.add(2.5)
     steps.close()
@@ -668,7 +668,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
 
     def join(state):
         state.load_state_dict(kept[6])  # that after the third step of the second epoch
-        for part in p.Part:  # as when it is sent
+        for part in p.SaveScope:  # as when it is sent
             state.save(part)
 
     late, its_optimizer, its_loader, its_view = begun(told, join)

@@ -25,6 +25,7 @@ from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.gradients import LoopGradients
 from elasticdl.elastic.torch.loop_faults import lasting
+from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch, ScriptPosition, Standing
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
 from elasticdl.elastic.torch.optimizers import Optimizers, each_of
@@ -35,13 +36,12 @@ from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.schedulers import rest_while
 from elasticdl.elastic.torch.stand_in import ModelFromMemory
 from elasticdl.elastic.torch.steps import Steps
-from elasticdl.elastic.torch.view_state import Given, Place, Standing, ViewState
 from elasticdl.elastic.torch.watch import Watch
 
 log = logging.getLogger(__name__)
 
 
-class View:
+class LoopParticipant:
     """This worker's part in what the script does, between its loader and its optimizer."""
 
     def __init__(
@@ -70,7 +70,7 @@ class View:
         self._approach = (0, 0)  # epochs, and batches of the next, that are passed by before
         self._epochs = 0  # begun by the script
         self._stands = Standing(0, 0, 0)  # the script, behind the last batch that it was given, or a stand-in for that
-        self._last: Given | None = None
+        self._last: OpenBatch | None = None
         self._means = Means(job)
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
@@ -87,12 +87,12 @@ class View:
         """What the script does at present has no effect."""
         if self._begun is None:
             return self._epochs > 0 or self.job.comes_later
-        return self.repeats is not None or self._begun.is_behind
+        return self.repeats is not None or self._begun.is_catching_up
 
     @property
-    def hand(self) -> list[Given] | None:
+    def open_batches(self) -> list[OpenBatch] | None:
         """The batches since the last step; None if what the script does has no effect."""
-        return None if self._begun is None or self.is_idle else self._begun.hand
+        return None if self._begun is None or self.is_idle else self._begun.open_batches
 
     @property
     def is_on_its_way(self) -> bool:
@@ -136,25 +136,25 @@ class View:
         if self._begun is None and (epoch, 0) >= self._approach:
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         self._epochs += 1
-        if self._begun is not None and not self._begun.is_behind:
+        if self._begun is not None and not self._begun.is_catching_up:
             self._begun.place.note_streams(epoch, self.batches.draws, since=self._begun.state.progress.epoch)
         if self.repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
 
     def _draw(self, epoch: int) -> None:
-        self._order.draw(epoch, self._begun.place if self._begun and self._begun.is_behind else None)
+        self._order.draw(epoch, self._begun.place if self._begun and self._begun.is_catching_up else None)
 
     def _begin(self, batch: GlobalBatch) -> None:
         """Be in a world. The script asks for this batch."""
-        place = Place(self._began_with)
+        place = ScriptPosition(self._began_with)
         if self._epochs == 0:
             place.note_streams(0, self.batches.draws, since=0)
         values = {**self._values(), "place": place, "gradients": self._gradients}
         for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
             rest_while(lambda: self._begun is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
-        state = ViewState(self.job, self._model, self._optimizer, values, self.batches)
+        state = LoopState(self.job, self._model, self._optimizer, values, self.batches)
         self._begun = Steps(
             self.job, state, self.batches.load_at_once, self._replay, self._leave_for_good, place, share=self._share
         )
@@ -181,13 +181,13 @@ class View:
         if self._begun is None:
             return
         self._replay.turn()
-        if self._begun.hand and not self._begun.state.step and self._begun.state.hooks.may_step:
+        if self._begun.open_batches and not self._begun.state.step and self._begun.state.hooks.may_step:
             raise UserError(loop_faults.STEP_IN_HOOK)
-        if not self._begun.is_behind:
+        if not self._begun.is_catching_up:
             self._begun.state.last_step_made()
         epoch, samples = self.drawn[-1].epoch, self.drawn[-1].end
         at = self.steps.state.progress
-        if self.steps.is_behind and (at.epoch, at.position) <= (epoch, samples):
+        if self.steps.is_catching_up and (at.epoch, at.position) <= (epoch, samples):
             self._arrive()
 
     def pause(self) -> None:
@@ -214,14 +214,14 @@ class View:
         self._replay.turn()
         if steps.is_reduced:  # a GradScaler has seen that gradients are not finite: the step is skipped
             self._close_step()
-        while not steps.hand:
+        while not steps.open_batches:
             at = steps.state.progress
-            if steps.is_behind and batch.start < (at.epoch, at.position):
+            if steps.is_catching_up and batch.start < (at.epoch, at.position):
                 if steps.may_pass_by():
                     self._from_memory.begin_batch()
                     return False
                 continue
-            if steps.is_behind:
+            if steps.is_catching_up:
                 self._arrive(batch.epoch)
             if steps.commit(batch.epoch):
                 break
@@ -229,12 +229,12 @@ class View:
 
     def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
         """The script goes on with this sample, its part of a batch."""
-        if not self.steps.hand:
+        if not self.steps.open_batches:
             self._is_fresh = True
             self._gradients.begin_step()
         self._means.steps_loss = None
         self._hints.given(batch, part, self._last)
-        self._last = Given(batch, part, sample, self._replay.new_tape(sample, self._hints.kept))
+        self._last = OpenBatch(batch, part, sample, self._replay.new_tape(sample, self._hints.kept))
         if self._may_be_torn:
             self._last.noted = self.steps.state.attributes.note()
         self.steps.give(self._last)
@@ -248,7 +248,7 @@ class View:
             self.reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        if self._share != 1.0 and any(each.backwards for each in (self.hand or ())[:-1]):
+        if self._share != 1.0 and any(each.backwards for each in (self.open_batches or ())[:-1]):
             raise UserError(loop_faults.DROPS_GRADIENTS)
         self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
 
@@ -264,7 +264,7 @@ class View:
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
             return
         loop_faults.require_backward(
-            has_batch=bool(self.steps.hand),
+            has_batch=bool(self.steps.open_batches),
             has_stepped=self._gradients.has_stepped(),
             is_reduced=self.steps.is_reduced,
         )
@@ -300,7 +300,7 @@ class View:
             with torch.enable_grad():
                 loss = closure()
         with self._watch.paused():
-            has_batch = self._begun and self._begun.hand and not self._gradients.has_stepped(optimizer)
+            has_batch = self._begun and self._begun.open_batches and not self._gradients.has_stepped(optimizer)
             if not self.is_idle and not has_batch:
                 raise UserError(loop_faults.NO_BATCH)
             self.reduce()
@@ -327,7 +327,7 @@ class View:
     # -- the end of the script --
 
     @lasting
-    def finish(self) -> ViewState | None:
+    def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
         if self._begun is None:
@@ -337,7 +337,7 @@ class View:
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach[0] + 1))
                 return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
-        if self.steps.is_behind:
+        if self.steps.is_catching_up:
             at = self.steps.state.progress
             if (at.epoch, at.position) > (self._stands.epoch, self._stands.samples):
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
@@ -347,7 +347,7 @@ class View:
 
     # -- a step that is torn --
 
-    def _give_again(self, first: Given, last: Given, error: Exception) -> None:
+    def _give_again(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         """The script is given these batches, and those between them."""
         batch = first.batch
         self.job.warn(loop_faults.by_another_pass(self.steps.state.step, batch.number, batch.epoch, error))
@@ -382,8 +382,8 @@ class View:
                 self._gradients.summed()
 
     def _close_step(self) -> None:
-        hand = self.steps.hand
-        self._means.steps_loss = hand[0].loss if len(hand) == 1 else None
+        open_batches = self.steps.open_batches
+        self._means.steps_loss = open_batches[0].loss if len(open_batches) == 1 else None
         self.steps.close()
         self._gradients.close_step()
         self._replay.step_made()

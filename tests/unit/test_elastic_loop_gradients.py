@@ -144,7 +144,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
     def join(state):
         real(state)
         state.load_state_dict(sent[0])
-        for part in p.Part:
+        for part in p.SaveScope:
             state.save(part)
 
     new.script.context.join = join

@@ -66,8 +66,8 @@ class Member:
         context._tell(p.CollectiveFailed(str(why)))
         context._next.clear()
         world = World(session.core.world.version + 1, context.world.members[:1], 0)
-        for event in (p.On.CLOSED, p.WorldPublished(world), p.On.CONNECTED):
-            session.turn(event)
+        for event in (p.Trigger.CLOSED, p.WorldPublished(world), p.Trigger.CONNECTED):
+            session.post_and_take(event)
         context.collective.world = world
         context._tell(p.Synced(context.progress))
         context._next.clear()
