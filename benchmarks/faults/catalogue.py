@@ -11,6 +11,7 @@ class Way(StrEnum):
 
     STUCK = "worker_stuck"
     SLOW = "worker_slow"
+    ENDED = "worker_left"  # the job ends by an error that says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Fault:
     outside: str = ""
     loader_processes: int = 0
     seconds: float = 0.0  # of the limit, if another than usual
-    others_too: bool = False  # nobody can tell which of two is at fault, so both are named
 
 
 FAULTS = (
@@ -34,7 +34,7 @@ FAULTS = (
     Fault(
         "load_behind_a_lock", "deadlock in the processes that load data", "in train", loader_processes=1, seconds=30.0
     ),
-    Fault("skip_a_collective", "a rank skips a collective", "in train", others_too=True),
+    Fault("skip_a_collective", "a rank skips a collective", "waits for all workers at elastic.mean()", way=Way.ENDED),
     Fault("spin", "while True: pass", "in spin"),
     Fault("hold_pythons_lock", "C code that keeps Python's lock", "in hold_pythons_lock", "heartbeat_timeout"),
     Fault("hang_in_c", "C code that hangs without the lock", "in hang_in_c"),

@@ -29,7 +29,7 @@ PERIOD, SHARE = 0.1, 0.15
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``after``: seconds since the last sign of progress, or of life; of a slow worker, since it began.
+    """``after``: seconds since the last sign of progress, or of life; of a slow worker, or an error, since it began.
     ``told``: of whom, and what. ``shown``: what commands print meanwhile, if somebody looks."""
 
     fault: str
@@ -67,13 +67,15 @@ def find(
             began = float((folder / "began").read_text())
         noticed = job.journal.wait(lambda e: _tells(fault, e), mark, NOTICE_SECONDS, f"{fault.way} of {fault.name}")
         shown = {name: _print(name, processes) for name in ("status", "events")} if look else {}
-        done = _done(job, mark, formed) if limits.get(fault.limit) else "told"
+        ends = fault.way is Way.ENDED
+        done = "the job ends" if ends else _done(job, mark, formed) if limits.get(fault.limit) else "told"
     job.stop(60.0)
     told = [e for e in job.journal.read()[mark:] if e["event"] == fault.way and e["time"] <= noticed["time"] + 0.5]
-    where = standing(noticed) or str(noticed.get("phase", ""))
+    told = [e for e in told if e.get("cause") != "drained"]
+    where = str(noticed["reason"]) if ends else standing(noticed) or str(noticed.get("phase", ""))
     named = {entry["worker"] for entry in told}
-    right = fault.named in where and (VICTIM in named if fault.others_too else named == {VICTIM})
-    after = noticed["time"] - began if fault.way is Way.SLOW else noticed["seconds"]
+    right = fault.named in where and named == {VICTIM}
+    after = noticed["seconds"] if fault.way is Way.STUCK else noticed["time"] - began
     who = "workers" if len(named) > 1 else "worker"
     text = f"{who} {', '.join(map(str, sorted(named)))}: {where}"
     return Finding(fault.name, fault.words, round(after, 2), right, text, done, tuple(noticed.get("stack", ())), shown)
