@@ -284,7 +284,7 @@ class TestScriptWorker:
         worker, _ = make_worker(make_world(1))
         worker.claim()
         with worker.drained_by_sigterm():
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # to this thread: another one's would be handled a moment later
             assert worker.leaving
             child = os.fork()
             if child == 0:

@@ -67,6 +67,8 @@ def _see_steps() -> None:
     """Once in a process."""
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # it would be traced
+            return
         watching: OwnOptimizers | None = getattr(_of_thread, "watching", None)
         if watching is not None:
             watching.require_none(optimizer)
