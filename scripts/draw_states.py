@@ -42,7 +42,7 @@ def draw_worker_core() -> str:
     """States that stay are left out. What is so of all states in a box is drawn from the box."""
     boxes = {"in_world": worker_side.IN_WORLD, "steps": worker_side.STEPS}
     edges: dict[tuple[str, str], list[str]] = {}
-    for trigger in worker_side.On:
+    for trigger in worker_side.Trigger:
         moves = {state.name.lower(): then for (state, on), then in worker_side.TABLE.items() if on is trigger}
         for box, states in boxes.items():
             names = [state.name.lower() for state in states]

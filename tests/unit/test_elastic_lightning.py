@@ -437,7 +437,7 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.steps = steps_of(hand=["a batch"])
+    decisions.steps = steps_of(open_batches=["a batch"])
     for known in ("first", None):
         decisions.steps.place.answers.add(known)
     assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
@@ -452,7 +452,14 @@ def steps_of(**values):
     """With batches in hand they tell; see `Steps.ask`."""
     steps = Steps.__new__(Steps)
     vars(steps).update(
-        {"hand": [], "is_behind": False, "is_reduced": False, "is_torn": False, "place": ScriptPosition(), **values}
+        {
+            "open_batches": [],
+            "is_catching_up": False,
+            "is_reduced": False,
+            "is_torn": False,
+            "place": ScriptPosition(),
+            **values,
+        }
     )
     return steps
 
@@ -488,7 +495,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_catching_up=True).anybody(True) is False
-    later = deciding(Wishes(0), hand=["a batch"])
+    later = deciding(Wishes(0), open_batches=["a batch"])
     later.steps.place.answers.add(False)
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
 
