@@ -180,7 +180,8 @@ class PlainLoop:
         """
         if self._participant is not None:
             return self._participant.mean(value)
-        state, own = self._runtime.in_training, float(value)
+        state = self._runtime.in_training
+        own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
 
     def rank(self) -> int:
