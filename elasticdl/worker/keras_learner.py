@@ -74,6 +74,12 @@ class KerasLearner(Learner):
             raise UserError(
                 "--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out"
             )
+        for name in ("train_step", "compute_loss"):
+            if getattr(type(model), name) is not getattr(keras.Model, name):
+                raise UserError(
+                    f"{shown(module.path)}: {name_of(module.custom_model)}() returned {type(model).__name__}, which has a {name}() of its own that is "
+                    "not called: put it into the module's loss(), or write the loop with @elastic.run (docs/library.md)"
+                )
         with blame(f"{name_of(module.optimizer)}()", module.folder):
             make_optimizer(module, KERAS, keras.optimizers.Optimizer)
         with blame("callbacks()", module.folder):

@@ -310,6 +310,8 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
     where = f"{shown(module.path)}: {call}"
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(f"{where} returned {type(dataset).__name__}; expected something with len() and [index]")
+    if any(kind.__name__ == "PyDataset" for kind in type(dataset).__mro__):  # Keras may not be imported
+        raise UserError(f"{where} returned a PyDataset, whose items are batches; expected single samples by index")
     with blame(f"len of {call}", module.folder):
         samples = len(dataset)
     if samples == 0:
@@ -317,5 +319,6 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
     with blame(f"{call}[0]", module.folder):
         sample = dataset[0]
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise UserError(f"{where}[0] is {type(sample).__name__}; expected a pair (inputs, label)")
+        found = f"{type(sample).__name__}{f' of {len(sample)}' if isinstance(sample, tuple | list) else ''}"
+        raise UserError(f"{where}[0] is {found}; expected a pair (inputs, label)")
     return dataset

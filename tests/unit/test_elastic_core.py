@@ -79,6 +79,13 @@ def training(*events, size=2, **options):
     return Worker(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
 
 
+@pytest.mark.parametrize(("events", "trained"), [((), False), ((p.Trigger.COUNTED,), True)])
+def test_who_raises_says_whether_it_has_trained(events, trained):
+    """Also a script of Horovod's, whose commits count: another worker would do no better."""
+    worker = training(*events, p.Said(m.failed("loss is nan", "", users=True)))
+    assert [failed.trained for failed in worker.sent(m.Failed)] == [trained]
+
+
 # -- from world to world --
 
 

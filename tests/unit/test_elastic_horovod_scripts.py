@@ -904,17 +904,30 @@ class TestOptimizers:
     def test_a_newcomer_has_the_whole_optimizer_and_its_weights_stay(self, monkeypatch, name):
         state, handler, wire = self.handlers(monkeypatch)
         root, newcomer = self.optimizer(state.torch, name, 0.1, 2), self.optimizer(state.torch, name, 0.3, 0)
+        (group,) = newcomer.param_groups  # which a scheduler may hold
         for rank, optimizer in enumerate((root, newcomer)):
             monkeypatch.setattr(state, "rank", lambda rank=rank: rank)
             handler(optimizer).sync()
         assert wire == []
-        assert newcomer.param_groups[0]["lr"] == 0.1
+        assert newcomer.param_groups == [group]
+        assert newcomer.param_groups[0] is group
+        assert group["lr"] == 0.1
         assert state.torch.equal(newcomer.param_groups[0]["params"][0], state.torch.ones(3))
         (theirs,), (ours,) = (
             root.state_dict()["state"].values() or [{}],
             newcomer.state_dict()["state"].values() or [{}],
         )
         state.torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+    def test_a_step_that_is_torn_leaves_the_groups_to_those_who_hold_them(self, monkeypatch):
+        state, handler, _ = self.handlers(monkeypatch)
+        optimizer = self.optimizer(state.torch, "AdamW", 0.1, 1)
+        (group,) = optimizer.param_groups
+        kept = handler(optimizer)
+        group["lr"] = 0.7
+        kept.restore()
+        assert optimizer.param_groups[0] is group
+        assert group["lr"] == 0.1
 
     def test_a_script_that_takes_no_part_has_horovods_own(self, monkeypatch):
         state, handler, wire = self.handlers(monkeypatch, takes_part=False)

@@ -16,7 +16,7 @@ from elastic_fit_kit import Fitting, data_of, dense, fit_together, fit_with_a_ne
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras import callback_state
-from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
 Pair = namedtuple("Pair", "first second")
@@ -29,6 +29,11 @@ class Phase(enum.Enum):
 
 class Level(enum.IntEnum):
     LOW = 1
+
+
+class Seen(enum.Flag):
+    LOW = 1
+    HIGH = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,7 @@ TRAVELS = [
     Counter("abca"),
     Phase.COLD,
     Level.LOW,
+    Seen.LOW | Seen.HIGH,
     Best(3, [np.arange(3)], Phase.COLD),
     {Phase.WARM: {Best(1, []).epoch: (1, deque([{2}]))}},
     Pair(1, [2]),
@@ -76,6 +82,17 @@ def test_values_travel_as_what_they_are(value):
         assert back.maxlen == value.maxlen
     if isinstance(value, defaultdict):
         assert back.default_factory is value.default_factory
+
+
+@pytest.mark.parametrize(
+    ("present", "value"),
+    [(Counter(a=1, b=2), Counter(a=5)), (OrderedDict(a=1), OrderedDict(b=2)), ({1}, {2, 3}), (deque([1]), deque([2]))],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_collection_that_others_hold_as_well_has_anothers_content(present, value):
+    held = present
+    assert attributes.assigned(present, value, attributes.Kinds()) is held
+    assert held == value
 
 
 def made_in_a_function():

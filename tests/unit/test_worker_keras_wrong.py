@@ -86,6 +86,14 @@ def test_a_torch_model_with_something_of_keras(refusal, extra, line):
     assert refusal(extra, worker_kit.MODULE).startswith(line)
 
 
+def test_a_model_that_trains_in_its_own_way(refusal):
+    own = "\n\nclass Own(keras.Model):\n    def train_step(self, data):\n        return {}\n"
+    make = function("custom_model()", "inputs = keras.Input((4,))", "return Own(inputs, keras.layers.Dense(1)(inputs))")
+    assert refusal("\nimport keras" + own + make).startswith(
+        "zoo/NAME.py: custom_model() returned Own, which has a train_step() of its own that is not called: "
+    )
+
+
 @pytest.mark.parametrize("name", ["feed(dataset, mode, metadata)", "dataset_fn(dataset, mode)"])
 def test_a_torch_model_with_a_feed(refusal, name):
     line = refusal("\ndel dataset" + function(name, "return dataset"), worker_kit.MODULE, training_data="x.csv")

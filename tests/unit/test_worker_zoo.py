@@ -140,6 +140,14 @@ def dataset(body):
         ("return 3", "zoo/NAME.py: dataset('training', '') returned int; expected something with len() and [index]"),
         ("return []", "zoo/NAME.py: dataset('training', '') has no samples; expected at least one"),
         ("return [7]", "zoo/NAME.py: dataset('training', '')[0] is int; expected a pair (inputs, label)"),
+        (
+            "return [(1, 2, 3)]",
+            "zoo/NAME.py: dataset('training', '')[0] is tuple of 3; expected a pair (inputs, label)",
+        ),
+        (
+            "return type('Own', (type('PyDataset', (list,), {}),), {})([7])",
+            "zoo/NAME.py: dataset('training', '') returned a PyDataset, whose items are batches; expected single samples by index",
+        ),
         ("raise ValueError('no data at ' + path)", "dataset('training', ''): no data at "),
         ("return {}[1]", "dataset('training', '') raised KeyError: 1"),
     ],

@@ -326,6 +326,7 @@ class WorkerCore:
 
     def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.position.progress = self.position.saved = self.position.progress.after(0)
+        self.position.made += 1
         self._fruitless = 0
         self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
         return []

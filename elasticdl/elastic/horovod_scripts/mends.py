@@ -36,11 +36,25 @@ def mend_optimizer_state(module: Any, takes_part: Callable[[], bool]) -> None:
             # As bytes: Horovod does not know all types.
             parts = [(f"elasticdl.{i}", each.reshape(-1).view(torch.uint8)) for i, each in enumerate(values)]
             module.broadcast_parameters(parts, root_rank=0)
-            if not is_root:
-                self.value.load_state_dict(put_tensors(tree, values))
+            # On rank 0 as well: Horovod's optimizer begins to count its backward passes anew.
+            _load_in_place(self.value, self.value.state_dict() if is_root else put_tensors(tree, values))
+
+        def restore(self) -> None:
+            _load_in_place(self.value, self._saved_optimizer_state)
 
     kinds = [(kind, OptimizerStateHandler if its is theirs else its) for kind, its in module.get_handler_registry()]
     module.set_handler_registry(kinds)
+
+
+def _load_in_place(optimizer: Any, state: Any) -> None:
+    """As ``load_state_dict``. The groups stay the objects that they are: a scheduler may hold them, as of the optimizer that is wrapped."""
+    groups, held = optimizer.param_groups, list(optimizer.param_groups)
+    optimizer.load_state_dict(state)
+    for group, loaded in zip(held, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    groups[:] = held
+    optimizer.param_groups = groups
 
 
 def refuse_optimizer(module: Any) -> None:

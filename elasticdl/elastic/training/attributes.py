@@ -154,9 +154,9 @@ def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
         case dict():
             if isinstance(present, defaultdict) and present.default_factory is not value.default_factory:
                 return value
-            items = list(value.items())
+            mapping = dict(value)
             present.clear()
-            present.update(items)
+            present.update(mapping)  # no pairs: a Counter would count them
         case set():
             items = list(value)
             present.clear()

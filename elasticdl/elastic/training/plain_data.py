@@ -177,6 +177,8 @@ class _Taker:
                 dtype = {"dtype": array.dtype.name} if added else {}
                 name = self._name(array.view(f"V{array.itemsize}") if added else array)
                 return {ARRAY: name, **dtype, "scalar": isinstance(value, np.generic)}
+            case enum.Flag():  # several together have no name
+                return {KIND: "flag", "class": _title(kind), "value": value.value}
             case enum.Enum():
                 return {KIND: "enum", "class": _title(kind), "name": value.name}
             case bytes():
@@ -283,6 +285,8 @@ class _Putter:
                 return complex(*rest["parts"])
             case "enum":
                 return _class(rest["class"], lambda found: issubclass(found, enum.Enum))[rest["name"]]
+            case "flag":
+                return _class(rest["class"], lambda found: issubclass(found, enum.Flag))(rest["value"])
             case "namedtuple":
                 found = _class(rest["class"], lambda found: issubclass(found, tuple) and hasattr(found, "_fields"))
                 return tuple.__new__(found, self._every(rest["items"]))
