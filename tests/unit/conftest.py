@@ -18,4 +18,5 @@ def _sigterm() -> Iterator[None]:
     """A worker that takes part listens for it until its process ends: the next test has another worker, or none."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a test of another ring may have left one
     yield
-    signal.signal(signal.SIGTERM, before)
+    if before is not None:  # it is Python's
+        signal.signal(signal.SIGTERM, before)
