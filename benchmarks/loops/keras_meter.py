@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from benchmarks.loops.meter import Meter
@@ -13,12 +14,18 @@ class BatchMeter(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
-        self._meter = meter
+        # What a callback keeps in attributes is compared with the other workers', and would be measured along.
+        self._is_over = functools.partial(_is_over, meter)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._meter.begun:
-            self._meter.begin()
-            return
-        self._meter.lap("step")
-        if self._meter.done():
+        if self._is_over():
             self.model.stop_training = True
+
+
+def _is_over(meter: Meter) -> bool:
+    """A step begins; whether enough were measured."""
+    if not meter.begun:
+        meter.begin()
+        return False
+    meter.lap("step")
+    return meter.done()
