@@ -23,7 +23,7 @@ from benchmarks.elastic_run import Change, ElasticRun
 from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
 from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.processes import Processes, scratch, wait_until
-from elasticdl.elastic.torch.gpu import GPU, choose_device
+from elasticdl.elastic.torch_kit.gpu import GPU, choose_device
 
 PARTS = ("overhead", "rescale", "memory", "state")
 WORKER = "benchmarks.loops.gpu_worker"

@@ -11,8 +11,8 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer
-from elasticdl.elastic.torch import buckets
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction import buckets
 
 # How the gradients are cut, by the names of the loops.
 BUCKET_BYTES = {"elastic": buckets.BUCKET_BYTES, **{f"elastic-{size}mb": size << 20 for size in (1, 16, 64)}}

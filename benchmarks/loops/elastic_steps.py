@@ -11,7 +11,7 @@ from benchmarks.loops.options import parse_steps
 from benchmarks.loops.steplog import StepLog
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import make_parser
 from benchmarks.models import CLASSES
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, make_resnet50
-from elasticdl.elastic.torch.gpu import choose_device, wait_for
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.gpu import choose_device, wait_for
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 COMMITS = 20
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -14,7 +14,7 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import parse_measured
 from benchmarks.models import WORKER_BATCH
 from elasticdl.data import Arrays
-from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.keras_state import KerasState
 
 
 def loop(args: argparse.Namespace, meter: Meter) -> None:

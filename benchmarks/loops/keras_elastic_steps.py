@@ -9,7 +9,7 @@ from benchmarks.loops.steplog import StepLog
 from benchmarks.loops.tracelog import TraceLog
 from benchmarks.models import WORKER_BATCH
 from elasticdl.data import Arrays
-from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.keras_state import KerasState
 
 
 def main() -> None:

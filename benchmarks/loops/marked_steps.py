@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 SAMPLES = 65536
 MARK = "mark"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from elasticdl.elastic.torch.gpu import GPU
+from elasticdl.elastic.torch_kit.gpu import GPU
 
 SETTLED_STEPS = 3  # until what the first steps of a world need is there
 

@@ -11,7 +11,7 @@ import numpy as np
 import elasticdl.elastic.keras as elastic
 from benchmarks.loops.startlog import rest, write_start
 from elasticdl.data import Arrays
-from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.tensorflow import keras
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.startlog import rest, write_start
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 
 def main() -> None:

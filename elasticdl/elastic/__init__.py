@@ -4,7 +4,7 @@ Framework-free modules live here; what differs between frameworks is in ``elasti
 Nothing here imports the master or the worker. Only ``elastic.collectives.horovod`` imports horovod, when it is asked to.
 
 After ``elastic.torch.init(...)`` or ``elastic.keras.init(...)`` this module tells how a step is divided at present:
-``steps``, ``batch_size``, ``global_batch_size``, ``gpus`` and ``master``; see `elasticdl.elastic.script.batch_shape`.
+``steps``, ``batch_size``, ``global_batch_size``, ``gpus`` and ``master``; see `elasticdl.elastic.training.batch_shape`.
 """
 
 import importlib
@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
     if name not in _NUMBERS:  # Python asks here for each submodule that is yet to be imported
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Imported here, as most of what imports this package does not need it.
-    return importlib.import_module("elasticdl.elastic.script.batch_shape").job.number(name)
+    return importlib.import_module("elasticdl.elastic.training.batch_shape").job.number(name)

@@ -13,7 +13,7 @@ from typing import IO
 
 from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.checkpoint_store import CheckpointStore
 
 log = logging.getLogger(__name__)

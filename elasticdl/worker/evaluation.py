@@ -22,7 +22,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Bytes
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.job import JobContext
 
 Array = npt.NDArray[Any]
 Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs

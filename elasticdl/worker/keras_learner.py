@@ -25,15 +25,15 @@ from elasticdl.elastic.keras import callbacks
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
 from elasticdl.elastic.keras.collective import require_collective
-from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.coupling import couplings, with_added
+from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
-from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
-from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules

@@ -15,10 +15,10 @@ from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.checkpoint_store import Checkpoint
-from elasticdl.elastic.training.context import JobContext
+from elasticdl.elastic.training.cursor import ElasticLoader
 from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import difference
-from elasticdl.elastic.training.sampler import ElasticLoader
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import open_store
 from elasticdl.worker.evaluation import Evaluation, Evaluator

@@ -17,14 +17,14 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.torch.collective import require_collective
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.gpu import count_gpus, wait_for
-from elasticdl.elastic.torch.losses import LossCheck
-from elasticdl.elastic.torch.model_attributes import holders_of_callbacks
-from elasticdl.elastic.torch.optimizers import is_other_kind
-from elasticdl.elastic.torch.sampler import ElasticDataLoader, StepBatch, fetch, to_device
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.collective import require_collective
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, StepBatch, fetch, to_device
+from elasticdl.elastic.torch_kit.gpu import count_gpus, wait_for
+from elasticdl.elastic.torch_kit.pieces.model_attributes import holders_of_callbacks
+from elasticdl.elastic.torch_kit.pieces.optimizers import is_other_kind
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, why_no_mean
 from elasticdl.elastic.training.worker_files import aside

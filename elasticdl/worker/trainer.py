@@ -17,8 +17,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.epochs import EpochDriver
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.worker.checkpoint import CheckpointWriter
 from elasticdl.worker.learner import Learner, Ledger
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives.port import Endpoint, Operations
-from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.session.session import rank_entry
+from elasticdl.elastic.link.session import rank_entry
+from elasticdl.elastic.link.store import Endpoint, KvStore
+from elasticdl.elastic.link.witness import Operations
 
 DEADLINE = 60.0
 CLONE_NEWNET = 0x40000000  # sched.h
@@ -34,7 +34,7 @@ CONTEXT.set_forkserver_preload(
         "elasticdl.tensorflow",
         "horovod.torch",
         "horovod.tensorflow",
-        "elasticdl.elastic.torch.collective",
+        "elasticdl.elastic.torch_kit.collective",
         "elasticdl.elastic.keras.collective",
         __name__,
     ]
@@ -50,7 +50,7 @@ def make_collective(engine: str, endpoint: Endpoint) -> Any:
         from elasticdl.elastic.keras.collective import open_collective
 
         return open_collective(endpoint, engine.removeprefix("keras-"), has_gpu=False)
-    from elasticdl.elastic.torch.collective import open_collective
+    from elasticdl.elastic.torch_kit.collective import open_collective
 
     return open_collective(endpoint, engine, has_gpu=False)
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from access_kit import DEADLINE, serving
 
-import elasticdl.elastic.session.stream as stream
+import elasticdl.elastic.link.stream as stream
 from elasticdl.cli import master_client as command_line
 from elasticdl.cli.master_client import connect
 from elasticdl.common.certificates import LIFETIME, issue

@@ -1,4 +1,4 @@
-"""A worker that speaks to its master as all do (`elasticdl.elastic.session.session`), and counts instead of training.
+"""A worker that speaks to its master as all do (`elasticdl.elastic.link.session`), and counts instead of training.
 
 The loss of a step is its number. Argument: the number of steps after which it has finished.
 """
@@ -16,8 +16,8 @@ from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.session.session import Session
-from elasticdl.elastic.session.stream import MasterStream
+from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.link.stream import MasterStream
 
 STEP_SECONDS = 0.02
 EPOCH = 50

@@ -13,9 +13,9 @@ TWO_WORLDS = """
 import horovod.torch as hvd
 
 from elasticdl.elastic.collectives.horovod import HorovodWorld
-from elasticdl.elastic.collectives.store import KvServer, KvStore
+from elasticdl.elastic.link.store import KvServer, KvStore
 from elasticdl.elastic.core.world import ALONE
-from elasticdl.elastic.session.session import rank_entry
+from elasticdl.elastic.link.session import rank_entry
 
 class Asked(KvStore):
     def get(self, key, timeout, world=None):

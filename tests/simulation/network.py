@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.session.wire import to_event, to_proto
+from elasticdl.elastic.link.wire import to_event, to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.lineage import Violation
 
@@ -18,7 +18,7 @@ LATENCY = 0.0005
 RECONNECT_SECONDS = 0.2
 CLOSE_SECONDS = 5.0
 MASTER_TIMEOUT = 30.0
-# Of the worker's messages, those that the next stream brings if this one did not come to it (`elastic.session.stream`).
+# Of the worker's messages, those that the next stream brings if this one did not come to it (`elastic.link.stream`).
 LASTING = (m.Notice, m.Pause)
 
 
@@ -68,7 +68,7 @@ class Stream:
 
 
 class Session:
-    """The worker's end: it keeps a stream open, as `elasticdl.elastic.session.stream` does."""
+    """The worker's end: it keeps a stream open, as `elasticdl.elastic.link.stream` does."""
 
     def __init__(self, process: Process) -> None:
         self.blocked_until = 0.0

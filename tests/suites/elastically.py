@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
 class Jobs:

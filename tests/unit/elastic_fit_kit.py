@@ -16,11 +16,11 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldChanged
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
+from elasticdl.elastic.keras.keras_job import ElasticContext
 
 BATCH = 16
 SAMPLES = 64

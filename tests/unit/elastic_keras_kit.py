@@ -15,9 +15,9 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import HorovodKeras
-from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import TrainStep
 
 

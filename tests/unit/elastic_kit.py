@@ -15,14 +15,14 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
-from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch.optimizers import each_of
-from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch.sampler import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.collective import HorovodTorch, Transfer
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
+from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
 def make_model(batch_norm=False):

@@ -9,7 +9,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.link.session import Session
 
 
 def alone() -> Session:

@@ -9,12 +9,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.script import batch_shape
-from elasticdl.elastic.script.batch_shape import CurrentJob
-from elasticdl.elastic.script.runtime import ScriptRuntime
 from elasticdl.elastic.torch.accumulated import AccumulatedSteps
-from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.prepare import PlainLoop
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training import batch_shape
+from elasticdl.elastic.training.batch_shape import CurrentJob
+from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.ga.torch.optim import Optimizer
 
 STEPS = 4
@@ -23,7 +23,7 @@ STEPS = 4
 @pytest.fixture
 def loop(monkeypatch):
     """What a script calls, of a process's only job."""
-    from elasticdl.elastic.script import runtime
+    from elasticdl.elastic.training import runtime
 
     job = CurrentJob()
     monkeypatch.setattr(batch_shape, "job", job)

@@ -15,7 +15,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member as InWorld
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.answers import Answers
+from elasticdl.elastic.torch_kit.participant.answers import Answers
 
 WORKERS = 3
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from elasticdl.elastic.collectives.horovod import HorovodWorld
-from elasticdl.elastic.collectives.sockets import shut_published
-from elasticdl.elastic.collectives.store import KvServer, KvStore
 from elasticdl.elastic.core.world import ALONE
+from elasticdl.elastic.link.sockets import shut_published
+from elasticdl.elastic.link.store import KvServer, KvStore
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 

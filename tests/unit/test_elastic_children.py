@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-BODY = "from elasticdl.elastic.script.children import require_guard\n"
+BODY = "from elasticdl.elastic.training.children import require_guard\n"
 GUARDED = 'if __name__ == "__main__":\n    require_guard(1)\n'
 
 

@@ -12,10 +12,10 @@ from elastic_kit import Board, SumOfThreads
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import port, transfer
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES, TORCH_NCCL
-from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch, broadcast_state
+from elasticdl.elastic.link.store import KvStore
+from elasticdl.elastic.torch_kit.collective import DistributedTorch, HorovodTorch, broadcast_state
 
 
 class FakeHorovod:

@@ -5,9 +5,9 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from elasticdl.elastic.torch.draws import Draws
-from elasticdl.elastic.torch.parts import Batches
-from elasticdl.elastic.torch.stand_in import StandIn
+from elasticdl.elastic.torch_kit.data.draws import Draws
+from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 
 
 def test_a_cache_that_fills_is_none_of_the_data():

@@ -15,8 +15,8 @@ from trainers_kit import make_data as make_pixels
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch import buckets
-from elasticdl.elastic.torch.hooks import ParameterHooks
+from elasticdl.elastic.torch_kit.reduction import buckets
+from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 
 lightning = pytest.importorskip("lightning.pytorch")
 transformers = pytest.importorskip("transformers")

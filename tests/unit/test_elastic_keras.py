@@ -33,8 +33,8 @@ from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.collective import HorovodKeras, broadcast_state
-from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 
 EACH_ONCE = dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1)

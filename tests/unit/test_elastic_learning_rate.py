@@ -17,8 +17,8 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 PER_WORKER = BatchPolicy(None, 8)
 

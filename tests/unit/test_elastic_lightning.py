@@ -34,10 +34,10 @@ from elasticdl.elastic.core.step_times import Activity  # noqa: E402
 from elasticdl.elastic.lightning import participant, requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
-from elasticdl.elastic.torch.context import ElasticContext  # noqa: E402
-from elasticdl.elastic.torch.loop_state import ScriptPosition  # noqa: E402
-from elasticdl.elastic.torch.parts import Part  # noqa: E402
-from elasticdl.elastic.torch.steps import Steps  # noqa: E402
+from elasticdl.elastic.torch_kit.data.parts import Part  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.loop_state import ScriptPosition  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.steps import Steps  # noqa: E402
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -14,18 +14,18 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.buffers import least_samples
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.draws import Draws
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch.loop_state import OpenBatch, ScriptPosition
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
-from elasticdl.elastic.torch.state import TorchState
-from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
+from elasticdl.elastic.torch_kit.data.draws import Draws
+from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch, ScriptPosition
+from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
 def make_data(samples=50):

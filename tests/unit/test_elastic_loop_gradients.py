@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch.further import further_modules
-from elasticdl.elastic.torch.optimizers import Optimizers
+from elasticdl.elastic.torch_kit.pieces.further import further_modules
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 
 
 class Member:

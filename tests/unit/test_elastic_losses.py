@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch.losses import LossCheck
+from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 
 SAMPLES = 6
 OUT = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)

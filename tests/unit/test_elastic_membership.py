@@ -6,7 +6,7 @@ from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.reporting import PauseClock
 from elasticdl.elastic.core.world import Member, World, horovod_host
-from elasticdl.elastic.session.session import rank_entry
+from elasticdl.elastic.link.session import rank_entry
 
 
 def world(hosts, rank=0, **kwargs):

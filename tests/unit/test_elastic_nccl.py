@@ -10,14 +10,13 @@ import torch
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import torch_distributed
-from elasticdl.elastic.collectives.port import Endpoint
-from elasticdl.elastic.collectives.store import KvStore
 from elasticdl.elastic.collectives.torch_distributed import WorldStore
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch import collective, gpu, nccl
-from elasticdl.elastic.torch.collective import DistributedTorch, HorovodTorch, open_collective
-from elasticdl.elastic.torch.nccl import NcclGroup, NcclLibrary, connected
+from elasticdl.elastic.link.store import Endpoint, KvStore
+from elasticdl.elastic.torch_kit import collective, gpu, nccl
+from elasticdl.elastic.torch_kit.collective import DistributedTorch, HorovodTorch, open_collective
+from elasticdl.elastic.torch_kit.nccl import NcclGroup, NcclLibrary, connected
 
 SOON = 5.0
 

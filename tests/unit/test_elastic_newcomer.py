@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
-from elasticdl.elastic.torch.loop_state import OpenBatch
 from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch.parts import GlobalBatch, Part
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 EPOCHS, BATCHES, STANDS = 3, 4, (1, 2)
 

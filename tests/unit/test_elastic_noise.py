@@ -11,10 +11,10 @@ from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.vote import NOISE_STEPS, GradientNoise
-from elasticdl.elastic.torch import buckets
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction import buckets
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 SPREAD, DIMENSIONS = 3.0, 20
 SAMPLES = 4000
@@ -94,7 +94,7 @@ def test_steps_in_which_it_is_measured_train_as_all_others():
     losses = []
     for steps in (NOISE_STEPS, 1, 10**9):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("elasticdl.elastic.torch.state.NOISE_STEPS", steps)
+            patch.setattr("elasticdl.elastic.torch_kit.pieces.torch_state.NOISE_STEPS", steps)
             patch.setattr(buckets, "BUCKET_BYTES", 1)
             board = Board(2)
             members = [Trainee(rank, board, BatchPolicy(None, 4, None)) for rank in range(2)]

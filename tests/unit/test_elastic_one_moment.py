@@ -14,9 +14,9 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 EPOCHS, STEPS = 2, 3  # of 50 samples, 20 at a time
 # At which point, and how often it has been passed before.

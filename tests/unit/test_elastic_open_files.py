@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elasticdl.callbacks import Callback
-from elasticdl.elastic.torch.model_attributes import Attributes, holders_of_callbacks
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes, holders_of_callbacks
 
 
 class Writes(Callback):

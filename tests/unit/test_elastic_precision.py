@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 EPOCHS, BATCH, SAMPLES = 2, 32, 256
 

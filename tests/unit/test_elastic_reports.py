@@ -8,7 +8,6 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.store import Refusal
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
@@ -16,7 +15,8 @@ from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.session import stream
+from elasticdl.elastic.link import stream
+from elasticdl.elastic.link.store import Refusal
 from elasticdl.proto import elasticdl_pb2 as pb
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("t"), 3, "job.json")

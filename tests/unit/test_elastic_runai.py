@@ -11,7 +11,7 @@ from running_job import QUICK_KERAS
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
-from elasticdl.elastic.script.batch_shape import BatchShape, CurrentJob, make_policy
+from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob, make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "runai.md"

@@ -16,9 +16,9 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.gradients import WeighedGradients
-from elasticdl.elastic.torch.hooks import ParameterHooks
-from elasticdl.elastic.torch.sampler import ElasticSampler
+from elasticdl.elastic.torch_kit.data.loaders import ElasticSampler
+from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 
 
 class Host:

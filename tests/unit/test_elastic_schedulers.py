@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch.schedulers import rest_while
+from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES

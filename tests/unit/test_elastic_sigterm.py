@@ -10,7 +10,7 @@ from session_kit import FakeMaster
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch_kit.participant.steps import Steps
 from elasticdl.elastic.training.sigterm import Sigterm
 
 

@@ -19,8 +19,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import Member
-from elasticdl.elastic.torch.loop_state import PREPARED
-from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.training.state_check import ROUNDING
 from elasticdl.tensorflow import keras
 

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from elasticdl.elastic.collectives import store as store_module
-from elasticdl.elastic.collectives.store import KvServer, KvStore, Refusal
+from elasticdl.elastic.link import store as store_module
+from elasticdl.elastic.link.store import KvServer, KvStore, Refusal
 
 NOBODY = 65534
 PUT_AND_PRINT = """

@@ -20,12 +20,12 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch.reducer import GradientReducer
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])

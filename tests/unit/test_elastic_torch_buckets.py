@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.torch import buckets
-from elasticdl.elastic.torch.buckets import Buckets
+from elasticdl.elastic.torch_kit.reduction import buckets
+from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 
 POLICY = BatchPolicy(16, None, 4)
 

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.named import STEPS_LOOKED_AT
-from elasticdl.elastic.torch.parts import Part
-from elasticdl.elastic.torch.sampler import ElasticDataLoader
-from elasticdl.elastic.torch.state import TorchState
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.data.parts import Part
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction.named import STEPS_LOOKED_AT
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
 class Moving(torch.nn.Module):

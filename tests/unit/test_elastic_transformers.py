@@ -15,9 +15,9 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.parts import Part
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch_kit.data.parts import Part
+from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 transformers = pytest.importorskip("transformers")
 

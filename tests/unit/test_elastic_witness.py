@@ -15,9 +15,8 @@ from session_kit import FakeMaster
 
 from elasticdl.common.environment import STACKS
 from elasticdl.common.stacks import GOES_ON, Line, Stack, parse
-from elasticdl.elastic.collectives.port import Operations
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.session.witness import DumpTimer, SlowStart, Witness
+from elasticdl.elastic.link.witness import DumpTimer, Operations, SlowStart, Witness
 
 DEADLINE = 30.0
 LATER = "dump_traceback_later"
@@ -119,7 +118,7 @@ def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
 
 FULL_PIPE = """
 import os, sys, threading, time
-from elasticdl.elastic.session.witness import Witness
+from elasticdl.elastic.link.witness import Witness
 
 reading, writing = os.pipe()
 os.set_blocking(writing, False)
@@ -161,7 +160,7 @@ def test_the_master_that_asks_gets_a_notice(capfd):
 
 PRINTS = """
 import os, sys, threading, time
-from elasticdl.elastic.session.witness import Witness
+from elasticdl.elastic.link.witness import Witness
 class Tee:
     def write(self, text): ...
     def flush(self): ...
@@ -190,7 +189,7 @@ def test_it_tells_whatever_has_become_of_stderr(kind):
 
 HANGS = """
 import ctypes, os, sys
-from elasticdl.elastic.session.witness import DumpTimer
+from elasticdl.elastic.link.witness import DumpTimer
 timer = DumpTimer(os.environ, 0.3)
 timer.arm()
 def hang():
@@ -225,7 +224,7 @@ def test_a_dump_is_left_while_pythons_lock_is_held_and_gone_when_it_goes_on(tmp_
 
 FORKS = """
 import os, sys
-from elasticdl.elastic.session.witness import DumpTimer
+from elasticdl.elastic.link.witness import DumpTimer
 timer = DumpTimer(os.environ, 60.0)
 timer.arm()
 pid = os.fork()
@@ -246,7 +245,7 @@ def test_a_fork_does_not_wait_at_its_end_for_a_timer_that_it_has_not_got(tmp_pat
 
 SLOW_FORKS = """
 import os, sys, threading, time
-from elasticdl.elastic.session.witness import DumpTimer
+from elasticdl.elastic.link.witness import DumpTimer
 os.register_at_fork(before=lambda: time.sleep(0.3))  # such hooks are called in the order in which the newest comes first
 timer = DumpTimer(os.environ, 60.0)
 over = threading.Event()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elasticdl.common.shared_values import Pace, StepTimes
 from elasticdl.common.spec import WorkerRange
 from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
-from elasticdl.elastic.torch.gpu import PassTimer
+from elasticdl.elastic.torch_kit.gpu import PassTimer
 from elasticdl.master.core import events as e
 from elasticdl.master.core import instructions as i
 from elasticdl.master.core.job import Job

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch.collective import HorovodTorch
+from elasticdl.elastic.torch_kit.collective import HorovodTorch
 from elasticdl.worker.torch_learner import TorchEvaluator
 
 

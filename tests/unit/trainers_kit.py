@@ -13,7 +13,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
 def make_data(samples):

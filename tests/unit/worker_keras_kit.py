@@ -12,7 +12,7 @@ from worker_kit import Script, write_zoo
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras.collective import HorovodKeras
-from elasticdl.elastic.keras.context import ElasticContext
+from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.training import plain_data
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model

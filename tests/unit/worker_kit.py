@@ -13,9 +13,9 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.buckets import STEP
-from elasticdl.elastic.torch.collective import HorovodTorch, Transfer
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.collective import HorovodTorch, Transfer
+from elasticdl.elastic.torch_kit.reduction.buckets import STEP
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.torch_learner import TorchLearner

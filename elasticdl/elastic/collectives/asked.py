@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Iterator
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.store import KvStore, Refusal
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
+from elasticdl.elastic.link.store import KvStore, Refusal
 
 SCOPE = "asked"
 PATIENCE = 1.0  # seconds of waiting, before a worker speaks or looks

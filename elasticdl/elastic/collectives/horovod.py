@@ -1,6 +1,6 @@
 """Horovod behind the port: its worlds on Gloo, and what its collectives share on all frameworks.
 
-What moves a framework's own tensors is in `elasticdl.elastic.torch.collective` and `elasticdl.elastic.keras.collective`.
+What moves a framework's own tensors is in `elasticdl.elastic.torch_kit.collective` and `elasticdl.elastic.keras.collective`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import ClassVar, Protocol, Self
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.asked import Asked
-from elasticdl.elastic.collectives.port import Collective, Endpoint, memory_of_the_worker
-from elasticdl.elastic.collectives.sockets import break_connections
-from elasticdl.elastic.collectives.store import LOOPBACK, KvServer
+from elasticdl.elastic.collectives.port import Collective, memory_of_the_worker
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import World, horovod_host
+from elasticdl.elastic.link.sockets import break_connections
+from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer
 
 RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})

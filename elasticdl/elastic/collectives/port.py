@@ -1,7 +1,7 @@
 """The port between elastic training and a library that moves tensors.
 
 `elasticdl.elastic.collectives.horovod` and `elasticdl.elastic.collectives.torch_distributed` are behind it. What moves a
-framework's own tensors is added in `elasticdl.elastic.torch.collective` and `elasticdl.elastic.keras.collective`.
+framework's own tensors is added in `elasticdl.elastic.torch_kit.collective` and `elasticdl.elastic.keras.collective`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.asked import Asked
-from elasticdl.elastic.collectives.store import KvStore, Refusal
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
+from elasticdl.elastic.link.store import KvStore, Refusal
+from elasticdl.elastic.link.witness import Operations
 
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")  # of Python, PyTorch and TensorFlow
 Bytes = npt.NDArray[np.uint8]
@@ -34,22 +34,6 @@ ENGINE = ("elasticdl", "engine")  # the entry of a world's store in which rank 0
 ENGINE_SECONDS = 10.0
 LAST_OPERATIONS = 8
 TORCH, TORCH_NCCL = "torch", "torch with NCCL"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """By which interface this worker talks to the others, and where members publish how they can be reached."""
-
-    store: KvStore
-    interface: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """``begun``: in the present world. ``last``: the newest last, in words."""
-
-    begun: int = 0
-    last: tuple[str, ...] = ()
 
 
 class Collective(ABC):

@@ -28,11 +28,12 @@ import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.asked import PATIENCE, Asked
-from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, Endpoint, Operations, memory_of_the_worker
-from elasticdl.elastic.collectives.sockets import break_connections
-from elasticdl.elastic.collectives.store import KvStore
+from elasticdl.elastic.collectives.port import TORCH, Bytes, Collective, memory_of_the_worker
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.link.sockets import break_connections
+from elasticdl.elastic.link.store import Endpoint, KvStore
+from elasticdl.elastic.link.witness import Operations
 
 CONNECT_SECONDS = 10.0
 # Ranks may be apart for as long as an evaluation takes. After this time the world is left, and the next one goes on.

@@ -2,7 +2,7 @@
 
 With a fixed global batch only the schedule does anything: the batch does not change, so neither may the learning rate.
 What differs between frameworks (setting the rate of an optimizer) is in the twins
-(`elasticdl.elastic.torch.state`).
+(`elasticdl.elastic.torch_kit.pieces.torch_state`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
-from elasticdl.elastic.collectives.store import KvServer
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
@@ -32,8 +31,9 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
-from elasticdl.elastic.session.connection import MasterConnection, prepare_horovod
-from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
+from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.link.store import KvServer
 
 log = logging.getLogger(__name__)
 

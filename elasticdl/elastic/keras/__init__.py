@@ -28,10 +28,10 @@ import numpy as np
 
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
-from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.coupling import couplings, most_probed, with_added
+from elasticdl.elastic.keras.keras_job import own
+from elasticdl.elastic.keras.keras_state import KerasState as _State
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
-from elasticdl.elastic.keras.state import KerasState as _State
 from elasticdl.elastic.keras.step import TrainStep
 from elasticdl.elastic.training.divisible import rows_of
 
@@ -58,7 +58,7 @@ def KerasState(
     learning_rate: LearningRate | None = None,
     **values: Any,
 ) -> _State:
-    """The training state of this process; see `elasticdl.elastic.keras.state.KerasState`.
+    """The training state of this process; see `elasticdl.elastic.keras.keras_state.KerasState`.
 
     Builds the model, if it is not built yet, and traces it on two samples, so that no other worker has to wait for that.
     ``loss(labels, predictions)``: one of Keras's, or a function that returns the mean or one value per sample.

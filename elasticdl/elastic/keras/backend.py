@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.script.seeds import SEED, used_streams_kept
+from elasticdl.elastic.training.seeds import SEED, used_streams_kept
 from elasticdl.tensorflow import keras, tf
 
 

@@ -20,7 +20,7 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.callback_outside import Outside
 from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.keras.state import KerasState
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.attributes import CONTENT
 from elasticdl.elastic.training.epochs import EpochLedger

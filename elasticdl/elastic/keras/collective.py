@@ -16,7 +16,8 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.collectives.port import Bytes, Collective, Endpoint
+from elasticdl.elastic.collectives.port import Bytes, Collective
+from elasticdl.elastic.link.store import Endpoint
 from elasticdl.tensorflow import tf
 
 

@@ -19,21 +19,21 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
-from elasticdl.elastic.keras.context import ElasticContext
 from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.forward import ForwardScope
+from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
-from elasticdl.elastic.keras.state import KerasState
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
+from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
-from elasticdl.elastic.training.sampler import StepBatch
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]

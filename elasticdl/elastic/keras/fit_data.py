@@ -14,7 +14,7 @@ from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.data_attributes import DataAttributes
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
-from elasticdl.elastic.training.sampler import seed_step
+from elasticdl.elastic.training.cursor import seed_step
 from elasticdl.tensorflow import keras, tf
 
 NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times

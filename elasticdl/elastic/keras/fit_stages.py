@@ -34,7 +34,7 @@ from elasticdl.tensorflow import keras
 KEEP_ALIVE_SECONDS = 1.0
 
 
-Advance = Callable[..., None]  # as `elasticdl.elastic.training.context.JobContext.advance`
+Advance = Callable[..., None]  # as `elasticdl.elastic.training.job.JobContext.advance`
 
 
 class Stages:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.keras.context import ElasticContext
-from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader, StepBatch, seed_step
+from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.training.cursor import DataCursor, ElasticLoader, StepBatch, seed_step
 from elasticdl.tensorflow import keras, tf
 
 T = TypeVar("T")

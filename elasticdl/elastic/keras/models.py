@@ -18,13 +18,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.keras.compiled import check_compiled, has_loss, warn_of_eagerness
-from elasticdl.elastic.keras.context import own
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded, complete, refuse, verbosity
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.script.batch_shape import job
-from elasticdl.elastic.script.seeds import kept_streams
+from elasticdl.elastic.keras.keras_job import own
+from elasticdl.elastic.training.batch_shape import job
+from elasticdl.elastic.training.seeds import kept_streams
 from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loop_state import LoopState
-from elasticdl.elastic.torch.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.pieces import OfElasticDL
 from elasticdl.elastic.training.state import TrainingState

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from elasticdl.elastic.torch.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
 

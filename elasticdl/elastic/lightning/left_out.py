@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged
-from elasticdl.elastic.torch.steps import Steps
+from elasticdl.elastic.torch_kit.participant.steps import Steps
 
 
 def gathered(

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
 NUMBERS = 3  # of a key

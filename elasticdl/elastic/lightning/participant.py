@@ -27,15 +27,15 @@ from elasticdl.elastic.lightning.told import Told
 from elasticdl.elastic.lightning.trainer_state import TrainerState
 from elasticdl.elastic.lightning.window import Window
 from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.gradients import WeighedGradients
-from elasticdl.elastic.torch.loop_state import OpenBatch, ScriptPosition
-from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part
-from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch, ScriptPosition
+from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
+from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
+from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.kept_state import require_origin
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
 class Participant:

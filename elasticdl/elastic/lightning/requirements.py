@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch.parts import Batches
 from elasticdl.elastic.torch.prepare import require_plain
+from elasticdl.elastic.torch_kit.data.parts import Batches
 
 WHO = 'Trainer(strategy="elastic")'
 SECOND_PASS = (

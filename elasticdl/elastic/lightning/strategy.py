@@ -28,10 +28,10 @@ from elasticdl.elastic.lightning.requirements import (
 )
 from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.gpu import choose_device
-from elasticdl.elastic.torch.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.gpu import choose_device
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 # Barriers, by which Lightning says how far it is.
 RESTORED, READY, SAVED = "_CheckpointConnector.resume_end", "run-stage", "Trainer.save_checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
 class Told:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.script.children import require_guard
-from elasticdl.elastic.torch.parts import Batches
+from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.training.children import require_guard
 
 if TYPE_CHECKING:
     from elasticdl.elastic.lightning.participant import Participant

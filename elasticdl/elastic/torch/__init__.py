@@ -38,13 +38,13 @@ from torch.utils.data import Dataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.first_seed import seed_torch
-from elasticdl.elastic.torch.gpu import count_gpus
 from elasticdl.elastic.torch.prepare import PlainLoop
-from elasticdl.elastic.torch.sampler import Collate, ElasticDataLoader, ElasticSampler, StepBatch
-from elasticdl.elastic.torch.state import TorchState as _State
+from elasticdl.elastic.torch_kit.data.loaders import Collate, ElasticDataLoader, ElasticSampler, StepBatch
+from elasticdl.elastic.torch_kit.first_seed import seed_torch
+from elasticdl.elastic.torch_kit.gpu import count_gpus
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState as _State
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch import optim
@@ -119,7 +119,7 @@ def TorchState(
     snapshot: bool = False,
     **values: Any,
 ) -> _State:
-    """The training state of this process; see `elasticdl.elastic.torch.state.TorchState`.
+    """The training state of this process; see `elasticdl.elastic.torch_kit.pieces.torch_state.TorchState`.
 
     Raises:
         UserError: both ``loader`` and ``sampler`` are given, or the learning rate's rules don't fit the batch sizes.

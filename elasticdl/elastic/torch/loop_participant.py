@@ -2,7 +2,7 @@
 
 The script is given its loader's batches, of each of which this worker has a part; it calls ``backward`` and
 ``optimizer.step`` as on one device. Gradients are summed when it looks at them first, or steps. Of worlds that change
-(`elasticdl.elastic.torch.steps`) its control flow notices nothing.
+(`elasticdl.elastic.torch_kit.participant.steps`) its control flow notices nothing.
 
 A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
 on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Most of the way
@@ -22,21 +22,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch import loop_faults
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.gradients import LoopGradients
+from elasticdl.elastic.torch.from_memory import ModelFromMemory
 from elasticdl.elastic.torch.loop_faults import lasting
-from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch, ScriptPosition, Standing
-from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
-from elasticdl.elastic.torch.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch.order import Order
-from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch.replay import Replay
-from elasticdl.elastic.torch.schedulers import rest_while
-from elasticdl.elastic.torch.stand_in import ModelFromMemory
-from elasticdl.elastic.torch.steps import Steps
 from elasticdl.elastic.torch.watch import Watch
+from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch, ScriptPosition, Standing
+from elasticdl.elastic.torch_kit.participant.means import Means
+from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
+from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
+from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 log = logging.getLogger(__name__)
 

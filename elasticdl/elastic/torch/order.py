@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elasticdl.elastic.torch.loop_state import EpochBegin, ScriptPosition
-from elasticdl.elastic.torch.parts import Batches, GlobalBatch, RandomStreams
+from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, RandomStreams
+from elasticdl.elastic.torch_kit.participant.loop_state import EpochBegin, ScriptPosition
 
 
 class Order:

@@ -18,16 +18,16 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
-from elasticdl.elastic.script.runtime import ScriptRuntime
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.further import further_modules
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch.loop_state import PREPARED
-from elasticdl.elastic.torch.optimizers import Optimizers, require_summable
-from elasticdl.elastic.torch.owners import owners
-from elasticdl.elastic.torch.parts import Batches, RandomStreams
-from elasticdl.elastic.torch.stand_in import StandIn
-from elasticdl.elastic.torch.state import TorchState
+from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
+from elasticdl.elastic.torch_kit.pieces.further import further_modules
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, require_summable
+from elasticdl.elastic.torch_kit.pieces.owners import owners
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.elastic.training.stateful import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.

@@ -10,14 +10,14 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import Changes, storage_of
 from elasticdl.elastic.torch.loop_faults import left_out_by_size
-from elasticdl.elastic.torch.loop_state import OpenBatch
-from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.trace import Trace
+from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
 
 
 class Replay:
-    """As `elasticdl.elastic.torch.steps.Script` says."""
+    """As `elasticdl.elastic.torch_kit.participant.steps.Script` says."""
 
     def __init__(
         self,

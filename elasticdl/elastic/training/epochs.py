@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.training.context import Hooks, JobContext
-from elasticdl.elastic.training.sampler import DataCursor, ElasticLoader
+from elasticdl.elastic.training.cursor import DataCursor, ElasticLoader
+from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.state import TrainingState
 
 

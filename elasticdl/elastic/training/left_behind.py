@@ -10,7 +10,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.errors import Stopped
 
 if TYPE_CHECKING:
-    from elasticdl.elastic.training.context import JobContext
+    from elasticdl.elastic.training.job import JobContext
     from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)

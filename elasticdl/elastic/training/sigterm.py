@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.session.session import Session
+from elasticdl.elastic.link.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.batch_check import BatchCheck
-from elasticdl.elastic.training.context import JobContext
 from elasticdl.elastic.training.copies import copied
+from elasticdl.elastic.training.cursor import DataCursor
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
+from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.pieces import Array, Marks, others_of
-from elasticdl.elastic.training.sampler import DataCursor
 from elasticdl.elastic.training.state_check import StateCheck
 from elasticdl.elastic.training.stateful import Stateful, is_stateful
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
 LAST_FILE = "trainer_state.json"  # the file of a checkpoint that is written last

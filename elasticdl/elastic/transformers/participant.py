@@ -20,14 +20,14 @@ from transformers.trainer_callback import ProgressCallback
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.gradients import WeighedGradients
-from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch, ScriptPosition
-from elasticdl.elastic.torch.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch.parts import Batches, RandomStreams
-from elasticdl.elastic.torch.sampler import seed_step
-from elasticdl.elastic.torch.steps import Steps, SubBatch
 from elasticdl.elastic.torch.tape import Tape
+from elasticdl.elastic.torch_kit.data.loaders import seed_step
+from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch, ScriptPosition
+from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
+from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
+from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions

@@ -10,8 +10,8 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.torch.context import ElasticContext
-from elasticdl.elastic.torch.loop_state import LoopState, OpenBatch
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 DIFFER = (
     "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "

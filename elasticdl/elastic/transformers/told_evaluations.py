@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticdl.elastic.torch.context import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 # How names of a trainer's metrics end that say how fast it evaluates, and when.
 OF_SPEED = ("_runtime", "_per_second", "epoch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from elasticdl.elastic.torch.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 from elasticdl.elastic.training.attributes import set_by
 
 PACKAGES = ("transformers", "accelerate", "elasticdl")

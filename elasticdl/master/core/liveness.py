@@ -15,7 +15,7 @@ from elasticdl.master.core.lifecycle import WorkerState
 from elasticdl.master.core.patience import Patience
 from elasticdl.master.core.worker_record import Pulse, WorkerRecord
 
-# Of `heartbeat_timeout`: later than workers leave a dump (`elasticdl.elastic.session.witness`), and in time for it to be read.
+# Of `heartbeat_timeout`: later than workers leave a dump (`elasticdl.elastic.link.witness`), and in time for it to be read.
 ASK_SHARE = 0.7
 
 

@@ -24,7 +24,7 @@ OF_SCRIPTS = {
     "elasticdl.elastic.transformers": ("torch", "torch._dynamo", "elasticdl.elastic.transformers"),
     "elasticdl.elastic.keras": ("elasticdl.elastic.keras",),
 }
-_OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.session.connection")
+_OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.connection")
 _KERAS = ("elasticdl.worker.frameworks:import_keras", *_OF_WORKERS)
 OF_ZOO_MODULES = {
     "torch": ("elasticdl.worker.frameworks:import_torch", "torch._dynamo", *_OF_WORKERS),

@@ -1,0 +1,1 @@
+"""A worker and its master: the stream between them, and what travels over it."""

@@ -1,0 +1,257 @@
+"""The shell around a worker's core: its lock, its stream to the master and its store.
+
+Whatever happens is posted as an event, from any thread. What the core tells the session to do is done here; what it tells
+the training thread waits until that thread takes it. Training goes on without a master, since only a change of the world
+needs one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elasticdl.common.own_stacks import stack_of
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.worker import WorkerCore
+from elasticdl.elastic.core.world import World, horovod_host
+from elasticdl.elastic.link.store import Key, KvStore
+from elasticdl.elastic.link.wire import to_event
+from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
+from elasticdl.proto import elasticdl_pb2 as pb
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.link.stream import MasterStream
+
+TICK_SECONDS = 0.2
+CLOSE_SECONDS = 2.0
+WELCOME_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Breakable(Protocol):
+    """What connects the members of a world."""
+
+    def break_world(self, version: int) -> None:
+        """Called from any thread: whoever waits for another member is woken."""
+
+    def last_operations(self) -> Operations: ...
+
+
+class Session:
+    """One worker's session. Without a stream it is that of a script which runs alone."""
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        make_stream: Callable[[Session], MasterStream] | None = None,
+        dump_timer: DumpTimer | None = None,
+    ) -> None:
+        """``dump_timer``: is put off as long as heartbeats are sent."""
+        self.core = core
+        self.store = KvStore(self._put)
+        self.break_collective: Callable[[int], None] = lambda version: None
+        self.witness = Witness()
+        self._dump_timer = dump_timer
+        self._stream = make_stream(self) if make_stream else None
+        # A signal's handler may post while its own thread is at it: that event waits for its turn.
+        self._changed = threading.Condition(threading.RLock())
+        self._events: deque[p.Event] = deque()
+        self._stepping = False
+        self._for_training: list[p.Instruction] = []
+        self._jobs_place: tuple[int, int] | None = None
+        self.learnt = ""  # what the master last said of how the job scales, for checkpoints
+        self._start = SlowStart()
+        self._closing = threading.Event()
+        self._beat = threading.Thread(target=self._tick, name="elasticdl-heartbeat", daemon=True)
+
+    def serve(self, collective: Breakable) -> None:
+        """Break it when that is ordered, and tell of it where this process stands."""
+        self.break_collective, self.witness.operations = collective.break_world, collective.last_operations
+
+    def open(self) -> None:
+        if self._stream is not None:
+            self._stream.open()
+            self._beat.start()
+
+    def close(self) -> None:
+        """Send what is still to be said, and end the conversation."""
+        if self._stream is None:
+            return
+        self._closing.set()
+        if self._beat.ident is not None:
+            self._beat.join(timeout=CLOSE_SECONDS)
+        if self._dump_timer is not None:
+            self._dump_timer.close()
+        self.post(p.Trigger.TICK)
+        self._stream.close()
+
+    # -- from any thread --
+
+    def post(self, event: p.Event) -> None:
+        """Something has happened."""
+        for errand in self._step(event):
+            self._carry_out(errand)
+
+    def say(self, message: m.Notice | m.Finished | m.Failed) -> None:
+        self.post(p.Said(message))
+
+    def notify(self, event: str, **fields: Any) -> None:
+        """For the job's journal: ``event`` and its fields as in `elasticdl.common.journal.EVENTS`."""
+        json.dumps(fields)  # if they can't be sent it is the caller who must hear of it
+        self.say(m.Notice(event, fields))
+
+    # -- the training thread --
+
+    def post_and_take(self, event: p.Event) -> list[p.Instruction]:
+        """Post an event; returns what the training thread is to do now."""
+        self.witness.thread = threading.get_ident()
+        self.post(event)
+        return self._take() if self._for_training else []
+
+    def wait(self) -> list[p.Instruction]:
+        """What the training thread is to do next, when it is known."""
+        # No deadline of its own: waiting for enough workers is a state of the job, and shows in its status.
+        with self._changed:
+            while not self._for_training:
+                self._changed.wait(1.0)
+            return self._take()
+
+    def jobs_place(self) -> tuple[int, int]:
+        """Where training stands at least, as the master said when it was last reached: epochs that are over, and steps of
+        the present one. Waits for its first word, but not long."""
+        with self._changed:
+            if self._stream is not None:
+                self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
+            return self._jobs_place or (0, 0)
+
+    def _take(self) -> list[p.Instruction]:
+        with self._changed:
+            taken, self._for_training = self._for_training, []
+        return taken
+
+    # -- the stream's thread --
+
+    def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
+        """A stream is open; returns its first messages: Hello, what is still true, and ``unsent``, before any last word."""
+        with self._changed:
+            greeting = self.core.step(p.SessionOpened(tuple(unsent)), time.monotonic())
+        return [instruction.message for instruction in greeting if isinstance(instruction, p.Send)]
+
+    def receive(self, message: pb.MasterMessage) -> None:
+        if message.HasField("welcome"):
+            with self._changed:
+                self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
+                self.learnt = message.welcome.learnt
+                self._changed.notify_all()
+        event = to_event(message, self.core.worker_id)
+        if event is not None:
+            self.post(event)
+        elif message.HasField("learnt"):
+            self.learnt = message.learnt.json
+        elif message.HasField("kv_entry"):
+            entry = message.kv_entry
+            self.store.receive(entry.world_version, (entry.scope, entry.key), entry.value)
+
+    def lost(self, reason: str) -> None:
+        """There is no master to be had; the stream has given up."""
+        log.warning("this worker gives up: %s", reason)
+        self.post(p.MasterLost(reason))
+
+    @property
+    def has_last_word(self) -> bool:
+        """Whether the greeting brings something that the master must hear before this worker ends."""
+        return self.core.last_word is not None
+
+    # -- details --
+
+    def _step(self, event: p.Event) -> list[p.Instruction]:
+        """Returns what is to be done without the lock."""
+        errands: list[p.Instruction] = []
+        with self._changed:
+            self._events.append(event)
+            if self._stepping:
+                return errands
+            self._stepping = True
+            try:
+                while self._events:
+                    for instruction in self.core.step(self._events.popleft(), time.monotonic()):
+                        self._sort(instruction, errands)
+            finally:
+                self._stepping = False
+        return errands
+
+    def _sort(self, instruction: p.Instruction, errands: list[p.Instruction]) -> None:
+        match instruction:
+            case p.Send(message):
+                if isinstance(message, m.Pause):
+                    _log_pause(message)
+                if self._stream is not None:
+                    self._stream.send(message)
+                if isinstance(message, m.Finished | m.Failed):
+                    errands.append(instruction)
+            case p.RefuseMaster() | p.Command.DUMP_STACKS | p.BreakCollective():
+                errands.append(instruction)
+            case _:
+                if isinstance(instruction, p.Connect):
+                    self.store.open_world(instruction.world.version, rank_entry(instruction.world))
+                self._for_training.append(instruction)
+                self._changed.notify_all()
+
+    def _carry_out(self, errand: p.Instruction) -> None:
+        match errand:
+            case p.Send() if self._stream is not None:
+                self._stream.wait_until_taken()
+            case p.RefuseMaster(reason) if self._stream is not None:
+                self._stream.refuse(reason)
+            case p.Command.DUMP_STACKS:
+                self.witness.look(lambda fields: self.notify("worker_stuck", **fields))
+            case p.BreakCollective(version, reason, entered):
+                self.store.break_world(version)
+                if entered:
+                    log.info("world %d is broken: %s", version, reason)
+                    self.break_collective(version)
+
+    def _put(self, world: int, key: Key, value: bytes) -> None:
+        self.post(p.Said(m.StoreEntry(world, *key, value)))
+
+    def _tick(self) -> None:
+        try:
+            while not self._closing.wait(min(TICK_SECONDS, self.core.reporting.interval)):
+                if self._dump_timer is not None:
+                    self._dump_timer.arm()
+                if self._stream is not None:
+                    self._stream.look()
+                self.post(p.Trigger.TICK)
+                self._look_at_start()
+        except Exception as error:
+            log.exception("the heartbeat has failed")
+            self.lost(f"this worker's heartbeat has failed: {one_line(error)}")
+
+    def _look_at_start(self) -> None:
+        if self.core.state is not WorkerState.PREPARING:
+            return
+        if where := self._start.look(stack_of(self.witness.thread), time.monotonic()):
+            log.info("not ready yet: this worker has waited for %.0f s at %s", TOLD_SECONDS, where)
+            self.notify("worker_waits", where=where, seconds=TOLD_SECONDS)
+
+
+def rank_entry(world: World) -> dict[Key, bytes]:
+    """The entry by which Horovod's own elastic mode learns its place on a second ``init``."""
+    return {("rank_and_size", f"{horovod_host(world)}:0"): f"{world.rank},{world.size},0,1,0,1".encode()}
+
+
+def _log_pause(pause: m.Pause) -> None:
+    log.info(
+        "pause of %.0f ms (%s): notice %.0f, drain %.0f, rendezvous %.0f, init %.0f, sync %.0f, first step %.0f",
+        *(1e3 * pause.total, pause.kind, 1e3 * pause.notice, 1e3 * pause.drain, 1e3 * pause.rendezvous),
+        *(1e3 * pause.init, 1e3 * pause.sync, 1e3 * pause.first_step),
+    )

@@ -1,0 +1,202 @@
+"""The key-value store that Gloo asks for its peers, served on this worker's loopback.
+
+Horovod's C++ client speaks plain HTTP (``GET``/``PUT``/``DELETE`` on ``/scope/key``, 404 for "not there yet"), opens a
+connection per request and polls missing keys each 10 ms. The server listens on loopback only: what is put goes to the
+master over the worker's session, and what others put comes back the same way. Entries belong to one world, so that a
+stale key of an earlier one can't be seen.
+
+The client can't authenticate itself, but it is Horovod in this very process. So the server refuses connections whose other
+end is not a socket of the process: those of other users of the machine, and of any other program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from elasticdl.elastic.link.sockets import tcp_sockets
+
+Key = tuple[str, str]  # scope, key
+
+LOOPBACK = "127.0.0.1"
+# Below the 3 s after which the C++ client gives a request up; a key that is not there by then is a 404, and it asks again.
+HOLD_SECONDS = 2.0
+REQUEST_SECONDS = 10.0  # until the next bytes of a request that has begun
+
+# A member publishes some 140 bytes for each other member, under a few keys.
+MOST_KEY_LENGTH = 1024
+MOST_VALUE_BYTES = 4 << 20
+MOST_ENTRIES = 1 << 16
+
+
+class Refusal(Exception):
+    """The status that the client is answered; its only argument."""
+
+
+class KvStore:
+    """Entries of the current world; waits for keys instead of letting the client poll."""
+
+    def __init__(self, publish: Callable[[int, Key, bytes], None]) -> None:
+        self._publish = publish
+        self._changed = threading.Condition()
+        self._world = 0
+        self._broken = 0  # newest world known to be broken
+        self._entries: dict[int, dict[Key, bytes]] = {}
+
+    def open_world(self, version: int, entries: dict[Key, bytes]) -> None:
+        """Serve this world from now on; ``entries`` are known from the start (ranks)."""
+        with self._changed:
+            self._world = version
+            self._entries = {world: kept for world, kept in self._entries.items() if world >= version}
+            self._entries.setdefault(version, {}).update(entries)
+            self._changed.notify_all()
+
+    def break_world(self, version: int) -> None:
+        """Answer its waiting requests with an error: the keys they wait for will never come."""
+        with self._changed:
+            self._broken = max(self._broken, version)
+            self._changed.notify_all()
+
+    def put(self, key: Key, value: bytes, world: int | None = None) -> None:
+        """For the members of a world, the present one if none is given.
+
+        Raises:
+            Refusal: the world has too many entries.
+        """
+        with self._changed:
+            world = self._world if world is None else world
+            entries = self._entries.setdefault(world, {})
+            if key not in entries and len(entries) >= MOST_ENTRIES:
+                raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE)
+            entries[key] = value
+            self._changed.notify_all()
+        self._publish(world, key, value)
+
+    def receive(self, version: int, key: Key, value: bytes) -> None:
+        """An entry from another worker; it may come before this worker has opened that world."""
+        with self._changed:
+            if version >= self._world:
+                self._entries.setdefault(version, {})[key] = value
+                self._changed.notify_all()
+
+    def get(self, key: Key, timeout: float, world: int | None = None) -> bytes | None:
+        """The value in a world, the present one if none is given, or None if it has not come in time.
+
+        Raises:
+            Refusal: the world is broken, or no longer the present one.
+        """
+        with self._changed:
+            world = self._world if world is None else world
+            entries = self._entries.setdefault(world, {})
+            self._changed.wait_for(lambda: key in entries or self._gone(world), timeout)
+            if self._gone(world):
+                raise Refusal(HTTPStatus.GONE)
+            return entries.get(key)
+
+    def values(self, world: int) -> list[bytes]:
+        """All values that the members of a world have published so far."""
+        with self._changed:
+            return list(self._entries.get(world, {}).values())
+
+    def _gone(self, world: int) -> bool:
+        return world <= self._broken or self._world != world
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: KvServer
+    timeout = REQUEST_SECONDS
+    # One write per answer, and no waiting for the client's acknowledgement between header and body.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def do_DELETE(self) -> None:
+        self._answer(bytes)  # "I am done with this scope": nothing to do, since entries go with their world
+
+    def _get(self) -> bytes:
+        value = self.server.store.get(self._key(), HOLD_SECONDS)
+        if value is None:
+            raise Refusal(HTTPStatus.NOT_FOUND)
+        return value
+
+    def _put(self) -> bytes:
+        key, length = self._key(), self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise Refusal(HTTPStatus.LENGTH_REQUIRED)
+        if len(length) > len(str(MOST_VALUE_BYTES)) or int(length) > MOST_VALUE_BYTES:
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        value = self.rfile.read(int(length))
+        if len(value) < int(length):
+            raise Refusal(HTTPStatus.BAD_REQUEST)
+        self.server.store.put(key, value)
+        return b""
+
+    def _key(self) -> Key:
+        scope, _, key = self.path.removeprefix("/").partition("/")
+        if not (scope and key):
+            raise Refusal(HTTPStatus.BAD_REQUEST)
+        if len(self.path) > MOST_KEY_LENGTH:
+            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG)
+        return scope, key
+
+    def _answer(self, work: Callable[[], bytes]) -> None:
+        status, body = HTTPStatus.OK, b""
+        try:
+            body = work()
+        except Refusal as refusal:
+            (status,) = refusal.args
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent: a line per request of the C++ client would drown the log."""
+
+
+class KvServer(ThreadingHTTPServer):
+    """Serves a store on a free port of the loopback until `close`."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, store: KvStore) -> None:
+        super().__init__((LOOPBACK, 0), _Handler)
+        self.store = store
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="elasticdl-kv", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether the client is this process."""
+        for handle in tcp_sockets():
+            with contextlib.suppress(OSError):  # closed meanwhile, or one that listens
+                if handle.getsockname() == client_address and handle.getpeername() == (LOOPBACK, self.port):
+                    return True
+        return False
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join(timeout=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """By which interface this worker talks to the others, and where members publish how they can be reached."""
+
+    store: KvStore
+    interface: str

@@ -1,0 +1,180 @@
+"""The gRPC stream beneath a session: opened, kept, opened again when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from elasticdl.common.channel import metadata, open_channel, refusal
+from elasticdl.common.environment import WorkerEnvironment
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.reach import in_words
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.link.silence import Silence
+from elasticdl.elastic.link.wire import to_proto
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+# For the master to take what is still to be said; with a last word, as long as there may be no master at all.
+CLOSE_SECONDS = 5.0
+# Kinds of messages that the job's history would lack.
+LASTING = (m.Notice, m.Pause)
+# What a master answers to a worker that it will never take.
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+log = logging.getLogger(__name__)
+
+Outbox = queue.SimpleQueue[m.Message | None]
+
+
+class MasterStream:
+    """Sends and receives until closed.
+
+    What is sent while there is no master is for the next one if it is of lasting interest (``LASTING``); the rest is
+    sent anew, or old by then. What a breaking stream had taken already is lost with it.
+    """
+
+    def __init__(
+        self, environment: WorkerEnvironment, session: Session, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._environment = environment
+        self._session = session
+        self._outbox: Outbox = queue.SimpleQueue()
+        self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
+        self._unsent: list[m.Message] = []
+        self._last_word_taken = threading.Event()
+        self._refused = ""  # why the present connection is to end
+        self._closing = threading.Event()
+        self._clock = clock
+        self._silence = Silence(environment.master, environment.master_timeout)
+        self._call: grpc.Call | None = None  # the present one
+        self._thread = threading.Thread(target=self._run, name="elasticdl-session", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def send(self, message: m.Message) -> None:
+        self._outbox.put(message)
+
+    def wait_until_taken(self) -> None:
+        """For the master to take a last word (bounded): this process may end itself without another.
+
+        That it was sent is not enough: gRPC drops what its server has not read when the connection breaks.
+        """
+        self._last_word_taken.wait(CLOSE_SECONDS)
+
+    def refuse(self, reason: str) -> None:
+        """End the present connection, and look for the master again; called from the stream's own thread."""
+        self._refused = reason
+
+    def look(self) -> None:
+        """Say so if the master is not reached, and end an attempt that leads nowhere; to be called regularly."""
+        now = self._clock()
+        if line := self._silence.look(now):
+            log.warning("%s", line)
+        call = self._call
+        if call is not None and self._silence.stalls(now):
+            call.cancel()  # type: ignore[no-untyped-call]  # of gRPC
+
+    def close(self) -> None:
+        """Send what is queued, end the stream and wait (bounded) for the master to take it.
+
+        A last word is not given up because there is no master at the moment: without it a worker that has finished would
+        be missed and replaced.
+        """
+        patience = self._environment.master_timeout if self._session.has_last_word else 0.0
+        self._closing.set()
+        self._outbox.put(None)
+        self._thread.join(timeout=CLOSE_SECONDS + patience)
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:
+            log.exception("the session with the master has failed")
+            self._session.lost(f"the session with the master has failed: {one_line(error)}")
+
+    def _keep(self) -> None:
+        while not self._closing.is_set() or self._session.has_last_word:
+            try:
+                self._converse()
+                if self._closing.is_set():
+                    return
+                problem = "the master ended the session"
+            except (grpc.RpcError, UserError, UnreachableError) as error:
+                problem = in_words(error.details() or "") if isinstance(error, grpc.Call) else str(error)
+                if refused := self._refusal(error):
+                    self._session.lost(f"no session with the master at {self._environment.master}: {refused}")
+                    return
+            delay = self._silence.fail(problem)
+            silence = self._silence.silence(self._clock())
+            if silence > self._environment.master_timeout:
+                self._session.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
+                return
+            log.debug("session with the master interrupted: %s", problem)
+            if self._closing.is_set():
+                time.sleep(delay)
+                self.look()  # nobody else does so any more
+            else:
+                self._closing.wait(delay)
+
+    def _refusal(self, error: Exception) -> str | None:
+        """Why trying again is of no use, if it is not."""
+        if isinstance(error, grpc.Call) and error.code() in REFUSALS:
+            return error.details()
+        if self._silence.met:  # it worked before: certificates may be about to be renewed, and will match again
+            return None
+        return refusal(self._environment.master, self._environment.credentials)
+
+    def _converse(self) -> None:
+        outbox = self._outbox
+        credentials = self._environment.credentials
+        self._silence.begin(self._clock())
+        with open_channel(self._environment.master, credentials) as channel:
+            call = pb_grpc.MasterStub(channel).Session(self._messages(outbox), metadata=metadata(credentials))
+            self._call, self._refused = call, ""
+            try:
+                for message in call:
+                    if message.HasField("last_word_taken"):
+                        self._last_word_taken.set()
+                    self._session.receive(message)
+                    if self._refused:
+                        raise UnreachableError(self._refused)
+                    if line := self._silence.answer(self._clock()):
+                        log.warning("%s", line)
+            finally:
+                self._call = None
+                self._silence.end(self._clock())
+                # The old stream's sender may still wait on the old queue: it must not take the new one's messages.
+                self._outbox = queue.SimpleQueue()
+                if self._closing.is_set():
+                    self._outbox.put(None)
+                self._unsent += [message for message in self._left(outbox) if isinstance(message, LASTING)]
+                outbox.put(None)
+
+    def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
+        unsent = list(self._unsent)
+        yield from (to_proto(message, self._environment) for message in self._session.greet(unsent))
+        del self._unsent[: len(unsent)]
+        while (message := outbox.get()) is not None:
+            self._under_way = message
+            yield to_proto(message, self._environment)
+            self._under_way = None
+
+    def _left(self, outbox: Outbox) -> Iterator[m.Message]:
+        """What a stream that is over has not sent."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            yield under_way
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (message := outbox.get_nowait()) is not None:
+                    yield message

@@ -1,1 +1,0 @@
-"""What a training script of one's own calls, for every framework."""

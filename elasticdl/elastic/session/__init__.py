@@ -1,1 +1,0 @@
-"""A worker's session with its master."""

@@ -1,0 +1,202 @@
+"""The global batches of a script's own loader, and the part of each that a worker loads."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.batch_plan import shares_of
+from elasticdl.elastic.torch_kit.data.draws import Draws
+from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
+from elasticdl.elastic.training.children import require_guard
+
+# Whose loaders give what torch's gives.
+ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """One batch as the script's loader makes it. ``position``: samples of the epoch that come before it."""
+
+    epoch: int
+    number: int  # in the epoch, from 0
+    position: int
+    indices: Sequence[Any]
+    is_last: bool = False  # of the epoch
+
+    @property
+    def start(self) -> tuple[int, int]:
+        return self.epoch, self.position
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker loads of a global batch.
+
+    ``weight``: its part of the mean over the batch. A worker whose part is empty loads another's, with weight 0: the
+    script can't do with a batch of no sample.
+    """
+
+    indices: Sequence[Any]
+    samples: int
+    weight: float
+
+    @classmethod
+    def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
+        """``least``: samples of a part that is not empty, if the batch has as many."""
+        shares = shares_of(len(batch.indices), workers, least)
+        if not shares[rank]:
+            return cls(batch.indices[: shares[0]], 0, 0.0)
+        first = sum(shares[:rank])
+        samples = shares[rank]
+        return cls(batch.indices[first : first + samples], samples, samples / len(batch.indices))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The indices for a record, as far as they are numbers."""
+        mine = self.indices[: self.samples]
+        return np.array([each for each in mine if isinstance(each, int | np.integer)], dtype=np.int64)
+
+
+class Batches:
+    """What the script's own ``DataLoader`` would load, loaded in parts."""
+
+    def __init__(self, loader: DataLoader[Any], who: str = "elastic.prepare") -> None:
+        """``who``: has been given the loader, for messages.
+
+        Raises:
+            UserError: it can't be loaded in parts.
+        """
+        _require_parts(loader, who)
+        self.loader = loader
+        self.draws = Draws(loader)
+        self.source = self.draws.data
+        self._guarded = False
+
+    @property
+    def size(self) -> int:
+        """Samples of a batch, as far as the loader tells."""
+        batch_sampler = self.loader.batch_sampler
+        return int(self.loader.batch_size or getattr(batch_sampler, "batch_size", None) or 1)
+
+    def of_epoch(self, epoch: int) -> list[GlobalBatch]:
+        """Draws what the loader itself would draw: the seed of its processes, and the order."""
+        self.draws.draw_seed()
+        return self.order_of(epoch)
+
+    def order_of(self, epoch: int) -> list[GlobalBatch]:
+        batches: list[GlobalBatch] = []
+        position = 0
+        every = list(self.loader.batch_sampler or ())
+        for number, indices in enumerate(every):
+            batches.append(GlobalBatch(epoch, number, position, list(indices), is_last=number == len(every) - 1))
+            position += len(batches[-1].indices)
+        return batches
+
+    def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
+        """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
+        given = self.loader
+        if given.num_workers and not self._guarded:
+            require_guard(given.num_workers)
+            self._guarded = True
+        return iter(
+            DataLoader(
+                given.dataset,
+                batch_sampler=(list(part.indices) for part in parts),
+                num_workers=given.num_workers,
+                collate_fn=given.collate_fn,
+                pin_memory=given.pin_memory,
+                timeout=given.timeout,
+                worker_init_fn=given.worker_init_fn,
+                prefetch_factor=given.prefetch_factor,
+                # From the global one, which the script believes to be its own, nothing must be drawn.
+                generator=torch.Generator().manual_seed(seed),
+                # A fork would take the session's threads and locks along.
+                multiprocessing_context="forkserver" if given.num_workers else None,
+            )
+        )
+
+    def stand_in(self, batch: GlobalBatch, workers: int) -> StandIn:
+        """For this worker's part of a batch, among so many."""
+        samples = max(-(-len(batch.indices) // workers), SAMPLES_LOADED)
+        few = batch.indices[:SAMPLES_LOADED]
+        return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
+
+    def load_at_once(self, indices: Sequence[Any], dataset: Dataset[Any] | None = None) -> Any:
+        """In this process."""
+        single: DataLoader[Any] = DataLoader(
+            self.loader.dataset if dataset is None else dataset,
+            batch_sampler=[list(indices)],
+            collate_fn=self.loader.collate_fn,
+            generator=torch.Generator(),
+        )
+        return next(iter(single))
+
+
+def _require_parts(loader: Any, who: str) -> None:
+    if not isinstance(loader, DataLoader):
+        raise UserError(f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader")
+    for name in ("__iter__", "_get_iterator"):
+        own = next((kind for kind in type(loader).__mro__ if name in vars(kind)), DataLoader)
+        if own.__module__.partition(".")[0] not in ITERATED_PLAINLY:
+            raise UserError(
+                f"{who}: the loader is a {own.__name__}, whose own {name} is not called where a batch is loaded in parts: "
+                "do what it does in collate_fn, in the sampler or in the training step"
+            )
+    if isinstance(loader.dataset, IterableDataset):
+        raise UserError(
+            f"{who}: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
+            "with __len__ and __getitem__"
+        )
+    if loader.batch_sampler is None:
+        raise UserError(f"{who}: DataLoader(batch_size=None) makes no batches: give it a batch_size")
+    try:
+        batches = len(loader)
+    except TypeError as error:
+        raise UserError(f"{who}: the loader's sampler has no length; expected one with __len__") from error
+    if not batches:
+        raise UserError(f"{who}: the loader has no batch; expected at least one in an epoch")
+
+
+class RandomStreams:
+    """The global generators of Python, NumPy and torch, as one value."""
+
+    @staticmethod
+    def capture() -> bytes:
+        state = torch.get_rng_state().numpy().tobytes()
+        return pickle.dumps((random.getstate(), np.random.get_state(), state))
+
+    @staticmethod
+    def compared(captured: bytes) -> dict[str, Any]:
+        """As `stream_parts`."""
+        return stream_parts(*pickle.loads(captured))
+
+    @staticmethod
+    def restore(captured: bytes) -> None:
+        pythons, numpys, torchs = pickle.loads(captured)
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+
+
+def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
+    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Compared.other_parts`."""
+    states = {
+        "python": np.array(pythons[1], np.int64),
+        "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
+        "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
+    }
+    return {"random": states}

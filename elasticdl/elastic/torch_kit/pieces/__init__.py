@@ -1,0 +1,1 @@
+"""What a training state with PyTorch is made of."""

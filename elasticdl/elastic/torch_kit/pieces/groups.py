@@ -1,0 +1,87 @@
+"""Which parameters the groups of an optimizer have: a worker that comes later makes those that were added since training began."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
+
+Names = list[list[str]]  # of each group, those of its parameters; empty for one that no module has
+
+
+def dump_groups(modules: Sequence[torch.nn.Module], optimizer: Any) -> list[Names]:
+    """Of each optimizer."""
+    names = {id(parameter): name for name, parameter in _named(modules)}
+    return [
+        [[names.get(id(parameter), "") for parameter in group["params"]] for group in each.param_groups]
+        for each in each_of(optimizer)
+    ]
+
+
+def load_groups(dumped: list[Names], modules: Sequence[torch.nn.Module], optimizer: Any) -> None:
+    """Have the groups that another worker has, as far as they come after those that are here. What else they hold is loaded next.
+
+    Raises:
+        UserError: they are others.
+    """
+    here = dump_groups(modules, optimizer)
+    if here == dumped:
+        return
+    by_name = dict(_named(modules))
+    for mine, theirs, each in zip(here, dumped, each_of(optimizer), strict=True):
+        added = theirs[len(mine) :]
+        is_known = all(name in by_name for group in added for name in group)
+        if theirs[: len(mine)] != mine or not is_known:
+            raise UserError(
+                f"the optimizer {type(each).__name__} has groups of {_sizes(mine)} parameters here, and of {_sizes(theirs)} where "
+                "the state comes from: a worker that comes later can add groups of the model's parameters at the end; make all others "
+                "when the optimizer is made"
+            )
+        for group in added:
+            each.add_param_group({"params": [by_name[name] for name in group]})
+
+
+@contextlib.contextmanager
+def groups_are_there(optimizer: Any) -> Iterator[None]:
+    """Within, who adds a group is on the way to where the job stands, and what was added there has been added here."""
+    every = each_of(optimizer)
+    for each in every:
+        vars(each)["add_param_group"] = unless_known(each, each.add_param_group, lambda: True)
+    try:
+        yield
+    finally:
+        for each in every:
+            del vars(each)["add_param_group"]
+
+
+def unless_known(
+    optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], is_catching_up: Callable[[], bool]
+) -> Callable[[dict[str, Any]], None]:
+    """``add``, which does nothing for parameters that the optimizer has, where ``is_behind`` holds."""
+
+    def add_param_group(param_group: dict[str, Any]) -> None:
+        if is_catching_up():
+            given = param_group["params"]
+            known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+            param_group = {**param_group, "params": [each for each in parameters if id(each) not in known]}
+            if not param_group["params"]:
+                return
+        add(param_group)
+
+    return add_param_group
+
+
+def _named(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for number, root in enumerate(modules):
+        for name, parameter in root.named_parameters():
+            yield f"{number}:{name}", parameter
+
+
+def _sizes(groups: Names) -> str:
+    return " + ".join(str(len(group)) for group in groups) or "no"

@@ -1,0 +1,330 @@
+"""What modules, callbacks and trainers keep in their attributes: a worker that comes later has it as the others do.
+
+Counts of an annealing, flags that a hook has set, a moving average of weights in a callback, and which parameters are trained: what
+has changed since training began travels beside the state. What is small is noted before each step, so that a step that is torn is made
+again from there, and counted once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import count
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from elasticdl.elastic.torch_kit.flat import host_array
+from elasticdl.elastic.torch_kit.pieces.kept import Noted, TooLargeError, copy_of_small, small_copy
+from elasticdl.elastic.training import attributes
+from elasticdl.elastic.training.attributes import (
+    OF_THE_PROCESS,
+    OF_THE_WORKER,
+    Content,
+    Kinds,
+    Spot,
+    is_scripts_own,
+    set_by,
+)
+from elasticdl.elastic.training.plain_data import checksum, put_together, take_apart
+
+OF_A_MODULE = frozenset(vars(torch.nn.Module()))  # what each has of torch
+SET_UP = (bool, str, bytes, Path, type(None))  # of these kinds is what a worker is told at the start
+LEFT = -1  # for a checksum
+REMEDY_OF_A_MODULE = "give it get_extra_state and set_extra_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An object that keeps something. ``name``: the same on all workers. ``foreign``: attributes that are a library's."""
+
+    name: str
+    title: str
+    what: Any
+    foreign: AbstractSet[str] = frozenset()
+    is_noted: bool = True  # what it keeps may change while a step is made
+    remedy: str = "keep it as plain data"
+
+
+def holders_of_callbacks(
+    callbacks: Iterable[Any],
+    packages: tuple[str, ...],
+    remedy: str = "keep it as plain data",
+    *,
+    is_noted: bool = True,
+) -> Iterator[Holder]:
+    """Of the script's own. Those of these packages have a state of their own, or need none."""
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    for callback in callbacks:
+        kind: Any = type(callback)
+        if kind.__module__.partition(".")[0] not in packages:
+            name = f"callback {kind.__qualname__} {next(numbers[kind.__qualname__])}"
+            yield Holder(name, f"the callback {kind.__name__}", callback, set_by(kind, packages), is_noted, remedy)
+
+
+@dataclass(slots=True)
+class _First:
+    """What stood somewhere when training began. ``copy``: none if it is large."""
+
+    mark: int
+    copy: Any
+    is_large: bool = False
+
+
+class Attributes:
+    """Of the modules of a training state, and of what else is named with `add`."""
+
+    def __init__(self, modules: Callable[[], Sequence[torch.nn.Module]], tell: Callable[[str], None]) -> None:
+        """``tell``: for the journal."""
+        self.keeps_received = False  # until `arrive`, for `restore`
+        self._modules = modules
+        self._tell = tell
+        self._packages: tuple[str, ...] = ()
+        self._others: list[Holder] = []
+        self._first: dict[str, dict[str, _First]] = {}
+        self._has_begun = False
+        self._noted: dict[tuple[str, str], Any] = {}  # at the last commit, what is small: by holder and path
+        self._noted_all = Noted()
+        self._is_known = False  # what is noted
+        self._slots: list[tuple[str, str, Any, Any]] = []  # of what is noted: holder, path, owner and key
+        self._sizes: list[tuple[Any, int]] = []  # of these owners
+        self._entered: list[tuple[Any, Any, Any]] = []
+        self._trained: list[torch.nn.Parameter] = []  # or not
+        self._received: dict[str, Any] | None = None  # until this worker stands where the job stands
+        self._missing: list[tuple[Holder, str]] = []  # what was received, and has no place here
+        self._named: set[tuple[str, str]] = set()
+        self._kinds = Kinds(self._content_of, OF_THE_PROCESS_IN_TORCH, is_tensor, _assigned)
+        for holder in self._holders():
+            self._note_first(holder)
+
+    def add(self, *holders: Holder, packages: tuple[str, ...] = ()) -> None:
+        """``packages``: what their functions set of the modules is theirs."""
+        self._others += holders
+        self._packages += packages
+        self._is_known = False
+        for holder in self._holders():
+            self._note_first(holder)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """This worker has what others had in the middle of training, and is yet to come there."""
+        return self._received is not None
+
+    def begin(self) -> None:
+        """The first step comes next. What hooks have told each worker at the start, such as whether it writes and to which
+        file, is its own."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for holder in self._holders():
+            for spot in self._spots(holder):
+                if not spot.travels or type(spot.value) in SET_UP or attributes.is_open_file(spot.value):
+                    self._first[holder.name][spot.path] = self._first_of(spot)
+
+    # -- around a step --
+
+    def note(self) -> Noted:
+        """What is small, as it is now."""
+        self._look()
+        values = [(owner, key, value := owner[key], small_copy(value)) for _, _, owner, key in self._slots]
+        return Noted(values, [(parameter, parameter.requires_grad) for parameter in self._trained])
+
+    def commit(self, *, may_be_torn: bool) -> None:
+        """All is as it is between two steps."""
+        self._noted_all = self.note() if may_be_torn else Noted()
+        kept = (each[-1] for each in self._noted_all.values)
+        self._noted = dict(zip([slot[:2] for slot in self._slots], kept, strict=False)) if may_be_torn else {}
+
+    def restore(self) -> None:
+        """To what was received, or noted at the last commit."""
+        if self._received is not None:
+            self._put(self._received)
+        else:
+            self.put_back(self._noted_all)
+
+    def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
+        """``since``: what was noted later; what has been added till then goes."""
+        noted.put_back(self._kinds, since)
+
+    def arrive(self) -> None:
+        """This worker stands where the job stands, and goes on from there."""
+        self._received = None
+        self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        for holder, path in self._missing:
+            what = f"{_bare(path)} is not there on a worker that comes later: make it in __init__ or in a hook at the start"
+            self._say_once(holder, path, what)
+
+    # -- to and from other workers --
+
+    def dump(self) -> dict[str, Any]:
+        """What has changed since training began, as of the last commit. Tensors by reference."""
+        changed: dict[str, dict[str, Any]] = {}
+        for holder in self._holders():
+            first = self._first.get(holder.name, {})
+            for spot in self._spots(holder):
+                if not spot.travels:
+                    self._name(holder, spot, first.get(spot.path))
+                    continue
+                value = self._noted.get((holder.name, spot.path), spot) if spot.content is None else spot
+                value = spot.taken() if value is spot else value
+                if spot.path not in first or self._mark(value) != first[spot.path].mark:
+                    changed.setdefault(holder.name, {})[spot.path] = value
+        trained = {id(parameter): was for parameter, was in self._noted_all.trained}
+        flags = {name: trained.get(id(each), each.requires_grad) for name, each in self._parameters()}
+        outline, arrays = take_apart(changed, is_tensor)
+        arrays = {name: each.detach() if is_tensor(each) else each for name, each in arrays.items()}
+        return {"outline": outline, "arrays": arrays, "trained": flags, "has_begun": self._has_begun}
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._put(dumped)
+        # Hooks that are yet to begin training do so on all workers alike.
+        self._received = dumped if self.keeps_received and dumped["has_begun"] else None
+        if self._received is None:
+            self._tell_missing()
+
+    def _put(self, dumped: dict[str, Any]) -> None:
+        changed, self._missing = put_together(dumped["outline"], dumped["arrays"]), []
+        for holder in self._holders():
+            received, first = changed.get(holder.name, {}), self._first.get(holder.name, {})
+            for path, value in received.items():
+                if not attributes.put(holder.what, path, value, self._kinds):
+                    self._missing.append((holder, path))
+            for spot in list(self._spots(holder)):
+                was = first.get(spot.path)
+                if was is None or was.is_large or spot.path in received or not spot.travels:
+                    continue
+                if self._mark(spot.taken()) != was.mark:  # by this worker alone, on its way
+                    attributes.put(holder.what, spot.path, small_copy(was.copy), self._kinds)
+        for name, parameter in self._parameters():
+            parameter.requires_grad_(dumped["trained"].get(name, parameter.requires_grad))
+        self._is_known = False
+
+    # -- details --
+
+    def _holders(self) -> Iterator[Holder]:
+        for name, module in self._named_modules():
+            kind: Any = type(module)
+            path = name.partition(":")[2]
+            foreign = OF_A_MODULE | set_by(kind, self._packages)
+            is_noted = not path or is_scripts_own(kind)
+            yield Holder(name, f"the {kind.__name__} {path}".rstrip(), module, foreign, is_noted, REMEDY_OF_A_MODULE)
+        yield from self._others
+
+    def _named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        for number, root in enumerate(self._modules()):
+            for path, module in root.named_modules():
+                yield f"{number}:{path}", module
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for number, root in enumerate(self._modules()):
+            for path, parameter in root.named_parameters():
+                yield f"{number}:{path}", parameter
+
+    def _spots(self, holder: Holder, entered: list[tuple[Any, Any, Any]] | None = None) -> Iterator[Spot]:
+        others = [each.what for each in self._others]
+        for spot in attributes.spots(holder.what, self._kinds, holder.foreign, others=others, entered=entered):
+            if not OF_THE_WORKER.search(str(spot.key)):
+                yield spot
+
+    def _look(self) -> None:
+        """Anew for what is noted, if something has come or gone."""
+        same = all(len(owner) == size for owner, size in self._sizes)
+        if self._is_known and same and all(owner[key] is value for owner, key, value in self._entered):
+            return
+        self._is_known = True
+        self._slots, self._entered = [], []
+        self._trained = [parameter for _, parameter in self._parameters()]
+        owners: dict[int, Any] = {}
+        for holder in self._holders():
+            if holder.is_noted:
+                owners[id(vars(holder.what))] = vars(holder.what)
+                for spot in self._spots(holder, self._entered):
+                    if spot.travels and spot.content is None and not isinstance(spot.owner, tuple):
+                        self._slots.append((holder.name, spot.path, spot.owner, spot.key))
+        owners |= {id(owner): owner for _, _, owner, _ in self._slots}
+        self._sizes = [(owner, len(owner)) for owner in owners.values()]
+
+    def _note_first(self, holder: Holder) -> None:
+        if holder.name not in self._first:
+            self._first[holder.name] = {spot.path: self._first_of(spot) for spot in self._spots(holder)}
+
+    def _first_of(self, spot: Spot) -> _First:
+        if not spot.travels:
+            return _First(LEFT, id(spot.value))
+        value = spot.taken()
+        try:
+            return _First(self._mark(value), copy_of_small(value))
+        except TooLargeError:
+            return _First(self._mark(value), None, is_large=True)
+
+    def _mark(self, value: Any) -> int:
+        return checksum(value, is_tensor, host_array)
+
+    def _name(self, holder: Holder, spot: Spot, first: _First | None) -> None:
+        """What does not travel, and a newcomer has otherwise than the others."""
+        is_new = first is None or first.mark != LEFT or first.copy != id(spot.value)
+        if is_new and any(attributes.left_behind([spot], self._kinds)) and _is_data(spot.value):
+            what = f"{spot.path}, a {type(spot.value).__name__}"
+            self._say_once(holder, spot.path, f"{what}, is not sent to workers that come later: {holder.remedy}")
+
+    def _say_once(self, holder: Holder, path: str, what: str) -> None:
+        if (holder.name, path) not in self._named:
+            self._named.add((holder.name, path))
+            self._tell(f"{holder.title}: {what}")
+
+    def _content_of(self, value: Any) -> Content | None:
+        if isinstance(value, torch.Generator):
+            return Content(torch.Generator.get_state, torch.Generator.set_state)
+        if isinstance(value, torch.nn.Module):
+            if any(value is each for _, each in self._named_modules()):
+                return None  # it is the state's
+        elif isinstance(value, (OF_THE_PROCESS_IN_TORCH, OF_THE_PROCESS)):
+            return None
+        if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            return Content(lambda each: each.state_dict(), lambda each, state: each.load_state_dict(state))
+        return None
+
+
+OF_THE_PROCESS_IN_TORCH: tuple[type, ...] = (
+    *(torch.nn.Module, torch.optim.Optimizer, LRScheduler, Dataset, DataLoader, Sampler, torch.nn.Parameter),
+    *(torch.dtype, torch.device, torch.Size),
+)
+
+
+def is_tensor(value: Any) -> bool:
+    """One that travels; those that are trained are the state's."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not (value.is_leaf and value.requires_grad)
+        and not is_lazy(value)
+    )
+
+
+def _assigned(present: Any, value: Any) -> Any:
+    if not is_tensor(value):
+        return value
+    if is_tensor(present) and (present.shape, present.dtype) == (value.shape, value.dtype):
+        present.data.copy_(value)  # a backward pass that is yet to come has noted the versions
+        return present
+    return value.clone()
+
+
+def _is_data(value: Any) -> bool:
+    """And no tool of the process, such as a progress bar."""
+    is_collection = isinstance(value, Mapping | Sequence | AbstractSet | Number)
+    kind: Any = type(value)
+    return is_scripts_own(kind) or is_collection or hasattr(value, "__array__")
+
+
+def _bare(path: str) -> str:
+    return path.removeprefix(attributes.CONTENT)

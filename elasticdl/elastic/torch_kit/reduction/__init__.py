@@ -1,0 +1,1 @@
+"""Gradients, buffers and votes of a step, summed over the workers."""

@@ -1,0 +1,334 @@
+"""What a forward pass does to a model's buffers must not depend on how many micro-batches a worker runs one after the other.
+
+So each micro-batch begins with the buffers of before the step, and what it moves them by is summed like the gradients:
+statistics (floating point, as of batch norm) by the mean over all micro-batches, weighed by samples; counters (integers) by
+what the step's very first micro-batch moves them, unless they count samples: these by the sum over all.
+
+A buffer is known by its module and its name: a forward pass may assign another tensor to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch_kit.flat import Kind, flat_views
+from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers, NamedTensor, is_alike, modules_of
+
+# Counts batches, whatever numbers a step has by chance.
+BATCH_COUNTER = "num_batches_tracked"
+
+
+def least_samples(modules: Iterable[torch.nn.Module]) -> int:
+    """That a part of a batch should have: batch norm can't do with one."""
+    return 2 if any(isinstance(each, _BatchNorm) for each in modules_of(modules)) else 1
+
+
+class _BufferGroup:
+    """Buffers of one kind. They are copied to flat memory and back at once: a model has hundreds of small ones."""
+
+    def __init__(self, named: list[NamedTensor], buffers: list[torch.Tensor]) -> None:
+        self.named = named
+        self.counts = not (buffers[0].is_floating_point() or buffers[0].is_complex())
+        self.before, self._before = flat_views(buffers)
+        self._now, self._views = flat_views(buffers)
+        self.delta = torch.zeros_like(self.before, dtype=torch.float32 if self.counts else None)
+        self.counters = _SampleCounters(self, self.before.device)
+        self._begun: Sequence[torch.Tensor | None] = buffers
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        self._begun = [each.tensor for each in self.named]
+        _copy(self._before, self._begun)
+        self.delta.zero_()
+        self.counters.begin()
+
+    def add_moves(self, weight: float, samples: int, passes: int, *, is_first: bool) -> None:
+        part = float(is_first) if self.counts else weight
+        if part or (samples and self.counters.named):
+            self._take()
+        if part:
+            # What stays as it is may be infinite, as in a mask.
+            moves = torch.where(self._now == self.before, 0, _wide(self._now) - _wide(self.before))
+            self.delta.add_(moves, alpha=part)
+        self.counters.add(samples, passes)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        for each, begun in zip(self.named, self._begun, strict=True):
+            if begun is not None and each.tensor is not begun:
+                each.put(begun)
+        # A backward pass that is yet to come has noted the buffers' versions.
+        _copy([None if begun is None else begun.data for begun in self._begun], self._before)
+
+    @torch.no_grad()
+    def take_share(self, share: float) -> None:
+        """For a loop whose batches are its own."""
+        if not self.counts:
+            self._take()
+            torch.mul(self._now, share, out=self.delta)
+
+    @torch.no_grad()
+    def update(self, samples: int, *, are_moves: bool) -> None:
+        """``are_moves``: what was summed, in a step on so many samples; if not, the buffers themselves were."""
+        if are_moves:
+            self.counters.correct(samples)
+            self._now.copy_(_wide(self.before) + self.delta.to(_wide(self.before).dtype))
+        elif not self.counts:
+            self._now.copy_(self.delta)
+        else:
+            return
+        kept: list[torch.Tensor | None] = []
+        for each, begun, view in zip(self.named, self._begun, self._views, strict=True):
+            now = each.tensor
+            kept.append(begun if now is begun else None)
+            if now is not begun and is_alike(now, view):
+                each.put(view.clone())  # what a forward pass has assigned may be a view of something else
+        _copy(kept, self._views)
+
+    def spans(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Of each buffer what it was, what it is, and by how much it has moved."""
+        offsets = [view.storage_offset() for view in self._before]
+        deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
+        return list(zip(self._before, self._views, deltas, strict=True))
+
+    def _take(self) -> None:
+        """What stands there now.
+
+        Raises:
+            UserError: it is of another shape or type, so that there is no mean of it.
+        """
+        now: list[torch.Tensor | None] = []
+        for each, begun, before in zip(self.named, self._begun, self._before, strict=True):
+            tensor = each.tensor
+            if (tensor is not begun or each.is_cache) and not is_alike(tensor, before):
+                if not each.is_cache:
+                    raise UserError(_of_another_shape(each, tensor, before))
+                tensor = before
+            now.append(tensor)
+        _copy(self._views, now)
+
+
+class _SampleCounters:
+    """Those buffers of a group that may count samples: by how much they move is summed over the micro-batches.
+
+    One counts samples if in each micro-batch of a step it moves, all its elements together, by the number of samples.
+    """
+
+    def __init__(self, group: _BufferGroup, device: torch.device) -> None:
+        every = group.spans()
+        self.named = [i for i, each in enumerate(group.named) if _may_count_samples(each, every[i][0])]
+        self._spans = [every[i] for i in self.named]
+        sizes = [before.numel() for before, _, _ in self._spans]
+        # Behind the moves: of each the samples of those micro-batches in which it fits, and then of all that tell anything.
+        self.delta = torch.zeros(sum(sizes) + len(sizes) + 1 if sizes else 0, device=device)
+        self._moves = torch.split(self.delta[: sum(sizes)], sizes) if sizes else ()
+        self._fitting = self.delta[sum(sizes) : -1]
+
+    def begin(self) -> None:
+        self.delta.zero_()
+
+    @torch.no_grad()
+    def add(self, samples: int, passes: int) -> None:
+        if not samples or not self.named:
+            return
+        fits = []
+        for (before, now, _), moves in zip(self._spans, self._moves, strict=True):
+            move = (_wide(now) - _wide(before)).float().flatten()
+            moves += move
+            fits.append((move.sum() - samples).abs() < 0.01)
+        self._fitting += torch.stack(fits) * samples
+        if samples != passes:  # else one that counts batches moves alike
+            self.delta[-1] += samples
+
+    def correct(self, samples: int) -> None:
+        """The sums are those of all workers."""
+        for fitting, moves, (_, _, delta) in zip(self._fitting, self._moves, self._spans, strict=True):
+            counts_samples = (fitting == samples) & (self.delta[-1] > 0)
+            delta.copy_(torch.where(counts_samples, moves.to(delta.dtype), delta))
+
+
+def _may_count_samples(named: NamedTensor, buffer: torch.Tensor) -> bool:
+    if named.key == BATCH_COUNTER or buffer.is_complex():
+        return False
+    return buffer.numel() == 1 if buffer.is_floating_point() else buffer.dim() <= 1
+
+
+class Buffers:
+    """The buffers of some modules in the course of a step, and what follows the parameters of the first, the model."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module], *, may_be_summed: bool = True) -> None:
+        """``may_be_summed``: there may be other workers."""
+        self.found = NamedBuffers(modules)
+        self._may_be_summed = may_be_summed
+        self._still: list[tuple[NamedTensor, torch.Tensor, int]] = []  # which can't be summed, and their versions
+        # As they are now: one that grows is each worker's own from then on.
+        self._caches = [(each, each.tensor) for each in self.found.find() if each.is_cache]
+        self._of: list[NamedTensor] = []  # from which it was laid out
+        self._groups: list[_BufferGroup] = []
+        self._laid_out: list[tuple[NamedTensor, torch.Tensor]] = []
+        self.followers = Followers(self.found.roots[0] if self.found.roots else None)
+        self._counted = False  # whether a micro-batch of this step has been added to the sums
+        self._alone = False  # that micro-batch is the whole step
+        self._are_moves = True  # what is summed
+        self._lay_out(self._present())
+
+    @property
+    def deltas(self) -> list[torch.Tensor]:
+        """To be summed over the world between `close` and `update`; other tensors once there are other buffers."""
+        return [each for group in self._groups for each in (group.delta, group.counters.delta) if len(each)]
+
+    def begin(self) -> None:
+        self._counted = self._alone = False
+        self._are_moves = True
+        self.followers.begin()
+        present = self._present()
+        if _is_other(present, self._laid_out):
+            self._lay_out(present)
+            return
+        self._laid_out = present
+        for group in self._groups:
+            group.begin()
+
+    def begin_passes(self) -> None:
+        """The script may have changed the model since the step began; its first pass comes next."""
+        self._note_still()
+        if _is_other(self._present(), self._laid_out):
+            self.begin()
+
+    @torch.no_grad()
+    def add(self, weight: float, *, is_first: bool, alone: bool, samples: int = 0, passes: int = 1) -> None:
+        """Count what a micro-batch's forward pass has done; its backward pass may be yet to come.
+
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``alone``: there is no
+        other worker. ``samples``: it has so many, in so many passes.
+
+        Raises:
+            UserError: a buffer has come, gone or changed its shape, or one has moved of a kind that can't be summed.
+        """
+        self._counted = True
+        if moved := [each for each, tensor, version in self._still if _is_moved(each, tensor, version)]:
+            raise UserError(
+                f"the buffer {moved[0].name_in(self.found.roots)} moves in the forward pass and is {_kind_of(moved[0].tensor)}, of which "
+                "workers can make no mean: keep it in float32, or in int64, and convert it where it is used"
+            )
+        self._alone = alone and weight == 1.0  # the buffers are what they should be
+        if self._alone:
+            return
+        if new := self._new():
+            raise UserError(
+                f"the buffer {new[0].name_in(self.found.roots)} has come while a batch is in hand, with a value of this "
+                "worker's part: register it when the model is made, with its shape"
+            )
+        for group in self._groups:
+            group.add_moves(weight, samples, passes, is_first=is_first)
+
+    def reset(self) -> None:
+        """Have the next micro-batch begin with the buffers of before the step."""
+        for group in self._groups:
+            group.reset()
+        self.followers.reset()
+
+    def close(self, share: float | None) -> None:
+        """All of this worker's micro-batches have been added.
+
+        ``share``: this worker's part in a step whose batches are its own, by which the statistics count; None in any other.
+
+        Raises:
+            UserError: this worker has no sample, and parameters that a forward pass moves.
+        """
+        self._are_moves = self._counted or share is None
+        for group in () if self._are_moves else self._groups:
+            group.take_share(share or 0.0)
+        if self._are_moves and not self._counted and (followers := self.followers.known()):
+            raise UserError(
+                f"this worker has no sample in this step, and {followers[0].name_in(self.found.roots)} moves in the forward pass: make no batch "
+                "smaller than the number of workers, with batch norm twice as many, as by drop_last=True"
+            )
+
+    def update(self, samples: int) -> None:
+        """The deltas have been summed, over a step on so many samples."""
+        for group in () if self._alone else self._groups:
+            group.update(samples, are_moves=self._are_moves)
+        if self._counted:
+            self.followers.end()
+
+    def _new(self) -> list[NamedTensor]:
+        found = self.found.find(anew=False)
+        if found is self._of:
+            return []
+        known = {(id(each.module), each.key) for each, _ in self._laid_out}
+        present = [each for each in found if (now := each.tensor) is not None and _can_be_moved(now)]
+        return [each for each in present if not each.is_cache and (id(each.module), each.key) not in known]
+
+    def _present(self) -> list[tuple[NamedTensor, torch.Tensor]]:
+        """Those that are summed, and what stands there."""
+        self._of = self.found.find()
+        self._note_still()
+        persistent = [(each, each.tensor) for each in self._of if not each.is_cache]
+        every = [(each, tensor) for each, tensor in (*persistent, *self._caches) if tensor is not None]
+        return [(each, tensor) for each, tensor in every if _can_be_moved(tensor)]
+
+    def _note_still(self) -> None:
+        every = [(each, each.tensor) for each in self._of if not each.is_cache and self._may_be_summed]
+        self._still = [(each, now, _version(now)) for each, now in every if now is not None and not _can_be_moved(now)]
+
+    def _lay_out(self, present: list[tuple[NamedTensor, torch.Tensor]]) -> None:
+        self._laid_out = present
+        kinds: dict[Kind, list[tuple[NamedTensor, torch.Tensor]]] = {}
+        for each, tensor in present:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append((each, tensor))
+        self._groups = [_BufferGroup([e for e, _ in kind], [t for _, t in kind]) for kind in kinds.values()]
+
+
+def _is_other(now: list[tuple[NamedTensor, torch.Tensor]], before: list[tuple[NamedTensor, torch.Tensor]]) -> bool:
+    return len(now) != len(before) or any(
+        tensor is not other and not (each == known and is_alike(tensor, other))
+        for (each, tensor), (known, other) in zip(now, before, strict=True)
+    )
+
+
+def _of_another_shape(each: NamedTensor, tensor: torch.Tensor | None, before: torch.Tensor) -> str:
+    def described(one: torch.Tensor | None) -> str:
+        return "nothing" if one is None else f"{_kind_of(one)} of shape {tuple(one.shape)}"
+
+    return (
+        f"the buffer {each.key} of {type(each.module).__name__} was {described(before)} before the forward pass and is "
+        f"{described(tensor)} after it: expected the same, as what it moves by is averaged over the workers; a cache is "
+        "registered with persistent=False"
+    )
+
+
+def _kind_of(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_moved(each: NamedTensor, tensor: torch.Tensor, version: int) -> bool:
+    return each.tensor is not tensor or _version(tensor) != version
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _copy(to: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor | None]) -> None:
+    """Where there are two of one shape; a cache of another shape is each worker's own."""
+    pairs = [(a, b) for a, b in zip(to, values, strict=True) if a is not None and b is not None and a.shape == b.shape]
+    if pairs:
+        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """Numbers that can be subtracted."""
+    return values.to(torch.int8) if values.dtype == torch.bool else values
+
+
+def _can_be_moved(buffer: torch.Tensor) -> bool:
+    """Whether PyTorch adds and subtracts such numbers; the others, as quantized weights, must stay as they are."""
+    if buffer.is_floating_point():
+        return buffer.itemsize > 1
+    return buffer.dtype not in (torch.uint16, torch.uint32, torch.uint64, torch.complex32)

@@ -1,0 +1,212 @@
+"""The gradients of a loop between its backward passes and its optimizers' steps.
+
+Until they are summed over the workers they are those of this worker's part of the batches in hand, each weighed in its backward
+pass. Gradients that come otherwise are not, so they are refused.
+
+An optimizer may step more rarely than another. What it has accumulated is everybody's already, and is not summed again: it is laid aside
+while the next gradients are made, and travels to workers that come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
+from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
+from elasticdl.elastic.training.pieces import OfElasticDL
+
+NONE = (0, 0)  # no gradient
+
+
+class WeighedGradients:
+    """Whether gradients were made in passes that are weighed, and not beside these: told without a look at numbers."""
+
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        remedy: str,
+        warn: Callable[[str], None],
+        *,
+        may_be_summed: bool,
+        to_change: str = "after the step's last pass",
+    ) -> None:
+        """``remedy``: what makes weighed ones. ``may_be_summed``: there may be other workers. ``to_change``: where they are summed."""
+        self._losses = LossCheck(warn)
+        self._parameters = parameters
+        self._remedy = remedy
+        self._may_be_summed = may_be_summed
+        self._to_change = to_change
+        self._seen: dict[int, tuple[int, int]] = {}  # by the ids of parameters, after the last pass; others are new
+        self._is_expected = False
+
+    def begin(self) -> None:
+        """A step begins, without gradients."""
+        self._is_expected = False
+        self._seen = {id(each): NONE for each in self._parameters()} if self._may_be_summed else {}
+
+    def note(self) -> None:
+        """A pass was made."""
+        self._is_expected = False
+        if self._may_be_summed:
+            self._seen = self._present()
+
+    def look(self, loss: Any, samples: int, *, is_scaled: bool = False) -> None:
+        """A pass is to be made of this loss; see `LossCheck.look`."""
+        if self._may_be_summed:
+            self._losses.look(loss, samples, is_scaled=is_scaled)
+
+    def expect(self) -> None:
+        """The script makes a pass by itself, of a loss that was weighed."""
+        self._is_expected = True
+
+    def require(self) -> None:
+        """Raises:
+        UserError: gradients are there that were made otherwise.
+        """
+        if self._is_expected:
+            self.note()
+        if not self._may_be_summed or (present := self._present()) == self._seen:
+            return
+        for parameter in self._parameters():
+            now = present[id(parameter)]
+            before = self._seen.get(id(parameter), now)
+            if now != before and parameter.grad is not None and bool(parameter.grad.any()):
+                if before == NONE:
+                    raise UserError(
+                        f"gradients were made otherwise than by {self._remedy}, as by torch.autograd.backward or `parameter.grad = ...`, and "
+                        f"are not weighed by this worker's part of the batch: call {self._remedy}"
+                    )
+                raise UserError(
+                    f"gradients were made otherwise than by {self._remedy}, or changed, as by clipping, before those of all workers are summed: "
+                    f"call {self._remedy}, and change them {self._to_change}"
+                )
+
+    def _present(self) -> dict[int, tuple[int, int]]:
+        every = ((id(each), each.grad) for each in self._parameters())
+        return {key: NONE if gradient is None else (id(gradient), gradient._version) for key, gradient in every}
+
+
+class LoopGradients(OfElasticDL):
+    """Of all optimizers that were prepared."""
+
+    def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
+        """``may_be_summed``: there may be other workers."""
+        self._optimizers = each_of(optimizer)
+        every = range(len(self._optimizers))
+        self._stepped: set[int] = set()  # optimizers, on the batches in hand
+        self._last_stepped = set(every)  # and on those before
+        self._cleared: set[int] = set()  # by the script, since then
+        self._is_begun = False  # gradients of the batches in hand are made, or summed
+        self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
+        every_parameter = lambda: (parameter for _, parameter in self._parameters())  # noqa: E731
+        self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
+        self.look = self._weighed.look
+
+    # -- what the script does --
+
+    def begin_step(self) -> None:
+        """Batches are in hand."""
+        self._weighed.note()
+
+    def begin(self) -> None:
+        """Before a backward pass, and before the sum.
+
+        Raises:
+            UserError: gradients are there that can't be right.
+        """
+        self._weighed.require()
+        if self._is_begun:
+            return
+        self._is_begun = True
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            if parameter.grad is None:
+                continue
+            if optimizer not in self._cleared:
+                if optimizer not in self._last_stepped:
+                    self._accumulated[number] = parameter.grad.clone()
+                elif bool(parameter.grad.any()):
+                    raise UserError(
+                        "the gradients of the last step are still there: call optimizer.zero_grad() between a step and the next "
+                        "backward()"
+                    )
+            parameter.grad = None
+
+    def made(self) -> None:
+        """A backward pass was made, weighed."""
+        self._weighed.note()
+
+    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
+        number = self._number(optimizer)
+        self._cleared.add(number)
+        for index, (owner, _) in enumerate(self._parameters()):
+            if owner == number:
+                self._accumulated.pop(index, None)
+        self._weighed.note()
+
+    def summed(self) -> None:
+        """The gradients are everybody's; what was laid aside is added."""
+        if self._accumulated:
+            for number, (_, parameter) in enumerate(self._parameters()):
+                if (earlier := self._accumulated.get(number)) is not None:
+                    parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
+            self._accumulated = {}
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """It has stepped. Returns whether all have."""
+        self._stepped.add(self._number(optimizer))
+        return len(self._stepped) == len(self._optimizers)
+
+    def has_stepped(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """On the batches in hand; None: any of them."""
+        return bool(self._stepped) if optimizer is None else self._number(optimizer) in self._stepped
+
+    def close_step(self) -> None:
+        """The parameters have changed, or stay as they are for good."""
+        self._last_stepped, self._stepped = self._stepped, set()
+        self._cleared = set()
+        self._is_begun = False
+        self._accumulated = {}
+
+    # -- as a part of the training state --
+
+    def compared(self) -> dict[str, Any]:
+        return {}  # sums, and this worker's own until they are summed
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._is_begun:
+            return {"accumulated": dict(self._accumulated)}
+        waiting = {
+            number: parameter.grad
+            for number, (optimizer, parameter) in enumerate(self._parameters())
+            if optimizer not in self._last_stepped and parameter.grad is not None
+        }
+        return {"accumulated": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.close_step()
+        self._last_stepped = set(range(len(self._optimizers)))
+        for number, (optimizer, parameter) in enumerate(self._parameters()):
+            gradient = state["accumulated"].get(number)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            if gradient is not None:
+                self._last_stepped.discard(optimizer)
+        self._weighed.note()
+
+    # -- details --
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        return next(number for number, each in enumerate(self._optimizers) if each is optimizer)
+
+    def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+        """Each once, with the number of its optimizer."""
+        met: set[int] = set()
+        for number, optimizer in enumerate(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in met:
+                        met.add(id(parameter))
+                        yield number, parameter

@@ -1,0 +1,201 @@
+"""Which samples this worker takes next, exact for any history of workers; what all frameworks share of it."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
+from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.training.data_facts import TRAINING, Source
+from elasticdl.elastic.training.job import JobContext
+
+BatchT = TypeVar("BatchT", bound="StepBatch")
+
+_END = object()  # of what was loaded
+
+
+def seed_step(seed: int, step: int, rank: int) -> int:
+    """Seed Python's and NumPy's global generators for what ``rank`` draws in ``step``; returns the seed, 32 bits."""
+    value = step_seed(seed, step, rank)
+    random.seed(value)
+    np.random.seed(value)
+    return value
+
+
+class StepBatch:
+    """This worker's share of one global batch: iterate over its micro-batches, once."""
+
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: JobContext[Any]) -> None:
+        self.plan = plan
+        self.micro_batch = -1  # number of the present one, from 0
+        self.over = False  # the loader has given another, or the world has changed
+        self._samples = samples
+        self._job = job
+
+    @property
+    def share(self) -> float:
+        """The part of the global batch that is this worker's."""
+        return sum(len(indices) for indices in self.plan.micro_batches) / self.plan.batch
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of the present micro-batch; 0 before the first."""
+        return len(self.plan.micro_batches[self.micro_batch]) if self.micro_batch >= 0 else 0
+
+    def require_present(self) -> None:
+        """Raises UserError if this batch is not the one that the present step is made on."""
+        if self.over:
+            raise UserError(
+                f"the batch of step {self.plan.step} is over, as the loader has given a later one or the workers have "
+                "changed: use each batch up before the next is fetched"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.micro_batch >= 0:
+            raise UserError(
+                f"the micro-batches of step {self.plan.step} are loaded once, and something has gone through them before "
+                "(`in`, list(), a second loop): keep what is needed again in a list"
+            )
+        for number in range(len(self.plan.micro_batches)):
+            self.require_present()
+            self._job.advance(Activity.DATA)
+            self.micro_batch = number
+            sample = next(self._samples, _END)
+            self._job.advance(Activity.COMPUTE)
+            if sample is _END:
+                raise RuntimeError("nothing was loaded for this batch: iterate over it within the loop that gave it")
+            yield sample
+
+
+class DataCursor:
+    """The samples' order, cut into steps from where training stands, which is moved on by steps and not by iterating.
+
+    What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once per epoch.
+    """
+
+    def __init__(
+        self,
+        job: JobContext[Any],
+        data: Sized | int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_per_epoch: int = 0,
+        first_epoch: int = 0,
+    ) -> None:
+        """``data``: the data set, or the number of its samples. ``steps_per_epoch``, ``first_epoch``: see `SampleOrder`.
+
+        Raises:
+            UserError: there are no samples, or fewer than a step takes; or an epoch's steps depend on the workers.
+        """
+        if steps_per_epoch and not job.policy.fixed:
+            raise UserError(
+                "steps_per_epoch: with a batch size per worker the samples of a step depend on the number of workers: give "
+                "elastic.init() a global batch size"
+            )
+        samples = data if isinstance(data, int) else len(data)
+        if samples < 1:
+            raise UserError(f"the data set has {samples} samples; expected at least one")
+        self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch, first_epoch)
+        self.order.require_step(workers=1)
+        self.sources = [] if isinstance(data, int) else [Source.of(TRAINING, data)]
+        self.current: StepBatch | None = None  # the step that is being made
+        self.settings_changed: Callable[[], bool] = lambda: False  # of the optimizer, since they were saved
+        self.step_begins: Callable[[], None] = lambda: None  # the state looks at itself
+        self._over = (-1, Progress())  # world and place in which the last batch of an epoch was behind
+        self.planned_epochs = 0  # that the training function goes up to, if it says so
+        self._job = job
+
+    @property
+    def progress(self) -> Progress:
+        return self._job.progress
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        self.planned_epochs = count
+        while self.progress.epoch < count:
+            epoch = self.progress.epoch
+            yield epoch
+            if self.progress.epoch == epoch:  # no commit has ended it
+                self._job.post(p.Trigger.EPOCH_ENDED)
+
+    def begin(self, batch: BatchT) -> BatchT:
+        """From here on the present step is made on this batch, which is given to the training function."""
+        self.drop()
+        self.step_begins()
+        self._job.post(p.BatchGiven(batch.plan, self.settings_changed()))
+        self.current = batch
+        return batch
+
+    def end(self) -> None:
+        """There is no further batch in this epoch."""
+        self.drop()
+        self._over = (self._job.world.version, self.progress)
+        self._job.post(p.Trigger.BATCHES_OVER)
+
+    def drop(self) -> None:
+        """The present batch, if any, is over."""
+        if self.current is not None:
+            self.current.over = True
+        self.current = None
+        self._over = (-1, Progress())
+
+    @property
+    def at_end(self) -> bool:
+        """Whether no step is left of the present epoch."""
+        return not self.order.remaining_steps(self.progress, self._job.world.size)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch. With a fixed global batch always the same number, else that of the present workers.
+
+        Raises:
+            UserError: it depends on the workers, and there are none yet.
+        """
+        if not (self.order.policy.fixed or self._job.has_world):
+            raise UserError(
+                "len(loader): with batch_size_per_worker the steps of an epoch depend on the number of workers: ask within "
+                "the function under @elastic.run, or give elastic.init(global_batch_size=...)"
+            )
+        return self.order.remaining_steps(Progress(), self._job.world.size)
+
+    def plans(self) -> Iterator[StepPlan]:
+        """This worker's part of the steps from where training stands to the end of the epoch, in the present world.
+
+        Raises:
+            UserError: it was gone through, and the epoch has not ended.
+        """
+        world = self._job.world
+        if self.at_end and self._over == (world.version, self.progress):
+            raise UserError(
+                f"the loader has no further batch in epoch {self.progress.epoch + 1}, and its loop begins again: go through the epochs by "
+                "`for epoch in loader.epochs(n)`, which goes on where training stands, and not by range(n)"
+            )
+        return self.order.steps(self.progress, world.rank, world.size)
+
+
+CursorT = TypeVar("CursorT", bound=DataCursor)
+
+
+class ElasticLoader(ABC, Generic[CursorT]):
+    """Yields one `StepBatch` per step from where training stands to the end of the epoch."""
+
+    def __init__(self, sampler: CursorT) -> None:
+        self.sampler = sampler
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[StepBatch]: ...
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epochs from the present one up to ``count``, the first perhaps partly done."""
+        return self.sampler.epochs(count)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch; see `DataCursor`."""
+        return len(self.sampler)
