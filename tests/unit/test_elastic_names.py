@@ -11,7 +11,7 @@ def said(program: str) -> str:
     return done.stdout + done.stderr.splitlines()[-1] if done.stderr else done.stdout
 
 
-@pytest.mark.parametrize("name", ["core", "script"])
+@pytest.mark.parametrize("name", ["core", "training"])
 def test_a_submodule_can_be_imported_from_the_package(name):
     assert said(f"from elasticdl.elastic import {name}; print({name}.__name__)") == f"elasticdl.elastic.{name}\n"
 

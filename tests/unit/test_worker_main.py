@@ -16,7 +16,7 @@ from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.pieces import state as torch_state
+from elasticdl.elastic.torch_kit.pieces import torch_state
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
 from elasticdl.worker import main
