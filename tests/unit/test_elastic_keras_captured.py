@@ -94,11 +94,11 @@ def test_captured_variables_are_in_a_checkpoint():
     state = member.fit.state.state_dict()
     assert state["captured"] == [1.0]
     weight.assign(5.0)
-    member.fit.state._load_own(state)
+    member.fit.state.load_state_dict(state)
     assert float(weight) == 1.0
     del state["captured"]
     with pytest.raises(UserError, match="the state is of another captured"):
-        member.fit.state._load_own(state)
+        member.fit.state.load_state_dict(state)
 
 
 def test_a_model_that_reads_nothing_else_captures_nothing():

@@ -219,7 +219,6 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     commit, join = Steps.commit, Steps.join
 
     def commit_and_keep(self, epoch):
-        self.state.complete()
         states.append(pickle.dumps(self.state.state_dict()))
         return commit(self, epoch)
 
@@ -705,7 +704,6 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
     commit, reduce = Steps.commit, Steps.reduce
 
     def commit_and_keep(self, epoch):
-        self.state.complete()
         states.append(pickle.dumps(self.state.state_dict()))
         return commit(self, epoch)
 

@@ -125,8 +125,8 @@ def test_a_backward_pass_past_lightning_is_told():
 def test_gradients_between_two_steps_travel():
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     parameters[0].grad = torch.ones(2)
-    sent = Gradients(lambda: parameters).state_dict()
+    sent = Gradients(lambda: parameters).dump()
     parameters[0].grad, parameters[1].grad = None, torch.ones(2)
-    Gradients(lambda: parameters).load_state_dict(sent)
+    Gradients(lambda: parameters).load(sent)
     assert parameters[0].grad.tolist() == [1.0, 1.0]
     assert parameters[1].grad is None

@@ -20,7 +20,7 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.world import Member
 from elasticdl.elastic.torch_kit.data.parts import RandomStreams
-from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
+from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.elastic.training.state_check import ROUNDING
 from elasticdl.tensorflow import keras
 

@@ -166,7 +166,7 @@ class KerasCallbacks:
         self._outside: dict[int, Outside] = {}
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
         self._begun_epoch = self._ended_epoch = -1
-        state.before_load, state.callbacks_parts = self._catch_up, self._compared
+        state.begun.before_load, state.callbacks.compare = self._catch_up, self._compared
         self._begun_step = 0
         self._ended = False
         self._logs: dict[str, float] = {}
@@ -242,7 +242,7 @@ class KerasCallbacks:
 
     def unpack(self, packed: Attributes) -> None:
         self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
-        self._state.begun_epoch = self._begun_epoch
+        self._state.begun.epoch = self._begun_epoch
         self._begun_step, self._ended = packed["begun_step"], packed["ended"]
         self._rate.load(packed["rate"])
         self._load(packed["callbacks"])
@@ -251,7 +251,7 @@ class KerasCallbacks:
 
     def on_epoch_begin(self, epoch: int) -> None:
         if self._begun_epoch < epoch:
-            self._begun_epoch = self._state.begun_epoch = epoch
+            self._begun_epoch = self._state.begun.epoch = epoch
             self._rate.begin_epoch(epoch)
             # A schedule is asked by the training state: when the world changes as well.
             self.tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
@@ -301,7 +301,7 @@ class KerasCallbacks:
     def _catch_up(self, epoch: int) -> None:
         """Begin an epoch that has begun before this worker came, or the training was resumed; what it sets is loaded next."""
         if self._begun_epoch < epoch:
-            self._begun_epoch = self._state.begun_epoch = epoch
+            self._begun_epoch = self._state.begun.epoch = epoch
             for callback in self._active:
                 if not isinstance(callback, keras.callbacks.LearningRateScheduler):
                     callback.on_epoch_begin(epoch, {})

@@ -6,38 +6,28 @@ included: a commit copies nothing but progress and the user's own values, and a 
 
 from __future__ import annotations
 
-import pickle
-import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
-from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
-from elasticdl.elastic.keras.step import SEED_NAME, MicroBatch, TrainStep
+from elasticdl.elastic.keras.step import MicroBatch, TrainStep
+from elasticdl.elastic.keras.variables import BegunEpoch, CallbacksParts, KerasTensors, RateSetting, Variables
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.cursor import StepBatch
-from elasticdl.elastic.training.pieces import Array, Marks, array_marks, as_array
+from elasticdl.elastic.training.pieces import InHand
 from elasticdl.tensorflow import keras, tf
-
-LEARNING_RATE = "optimizer.learning_rate"
 
 
 class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
-    _dump_to = staticmethod(pickle.dump)
-    _load_from = staticmethod(pickle.load)
     _job: ElasticContext
 
     def __init__(
@@ -50,22 +40,24 @@ class KerasState(state.TrainingState):
         start: Progress | None = None,
         has_state: bool = False,
     ) -> None:
-        super().__init__(job, loader.sampler, values, start=start, has_state=has_state)
+        tensors, setting = KerasTensors(job), RateSetting(train_step.optimizer)
+        super().__init__(job, tensors, setting, loader.sampler, values, start=start, has_state=has_state)
         self.model = train_step.model
         self.optimizer = train_step.optimizer
         self.train_step = train_step
         self.loader = loader
-        self.begun_epoch = -1  # the last one that callbacks were told of
-        self.before_load: Callable[[int], None] = _nothing  # told of the epoch that a state is in, which is loaded then
-        self.callbacks_parts: Callable[[], Mapping[str, Any]] = dict  # what they keep, to be compared
+        self.begun = BegunEpoch()
+        self.callbacks = CallbacksParts()
         self._sums: tf.Tensor | None = None
         self._whole: tuple[Any, Any, MicroBatch] | None = None  # the step's only micro-batch, in a world of one
-        self.save(p.SaveScope.AT_COMMIT)
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the next step, unless the rules (`follow`) or the optimizer's own schedule change it."""
-        return float(self.optimizer.learning_rate)
+        self._hold(
+            self.begun,
+            Variables("model", lambda: self.model.variables),
+            Variables("optimizer", lambda: self.optimizer.variables),
+            Variables("captured", lambda: train_step.captured),
+            InHand(self._drop),
+            self.callbacks,
+        )
 
     def warn(self, message: str) -> None:
         """Into this worker's log and the job's journal."""
@@ -168,7 +160,7 @@ class KerasState(state.TrainingState):
         ballot[LOSS] = loss * ballot[SAMPLES]
         return Vote.of(ballot)
 
-    # -- the parts of a state --
+    # -- rate and epochs --
 
     def follow(self, rules: LearningRate) -> None:
         """As `TrainingState.follow`. Without any rule the rate is the optimizer's own affair, which may have a schedule.
@@ -189,115 +181,3 @@ class KerasState(state.TrainingState):
         """Passes through the samples are counted from this epoch on; nothing was given of them yet."""
         sampler = self.loader.sampler
         sampler.order = self._position.order = replace(sampler.order, first_epoch=epoch)
-
-    def _own_rate(self) -> float:
-        return self.learning_rate
-
-    def _set_rate(self, rate: float) -> None:
-        if rate != self.learning_rate:  # the traced functions read it from its variable
-            self.optimizer.learning_rate = rate
-
-    def _dump_rest(self) -> dict[str, Any]:
-        return {**super()._dump_rest(), "begun_epoch": self.begun_epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.before_load(state.get("begun_epoch", -1))
-        super().load_state_dict(state)
-
-    def _dump_own(self) -> dict[str, Any]:
-        """Copies, as NumPy arrays in the order of the variables of model, optimizer and others."""
-        return {name: [np.asarray(v.numpy()) for v in variables] for name, variables in self._variables().items()}
-
-    def _load_own(self, state: dict[str, Any]) -> None:
-        """Raises UserError if the state is of another model or optimizer; nothing was loaded."""
-        held = {name: variables for name, variables in self._variables().items() if variables or state.get(name)}
-        for name, variables in held.items():
-            _require_same(name, variables, state.get(name, ()))
-        for name, variables in held.items():
-            for variable, value in zip(variables, state[name], strict=True):
-                variable.assign(value)
-
-    def _dump_settings(self) -> float | None:
-        """None for a rate that follows from the optimizer's own schedule."""
-        rate = self.optimizer.learning_rate
-        return float(rate) if isinstance(rate, keras.Variable) else None
-
-    def _load_settings(self, settings: float | None) -> None:
-        if settings is not None:
-            self._set_rate(settings)
-
-    def _restore_own(self) -> None:
-        self._drop()
-
-    def _copy_tensor(self, value: Any, before: Any) -> Any:
-        return value if isinstance(value, tf.Tensor) else None  # a tensor never changes
-
-    def _broadcast(self) -> dict[str, Any]:
-        own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
-        return received
-
-    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
-        own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
-        return received
-
-    def settings(self) -> Mapping[str, Any]:
-        return {LEARNING_RATE: self._dump_settings()}
-
-    def model_parts(self) -> Mapping[str, Any]:
-        named = [
-            (f"{kind}.{_path(variable)}", variable)
-            for kind, variables in self._variables().items()
-            for variable in variables
-            if not (kind == "optimizer" and variable.path.endswith("/learning_rate"))
-        ]
-        # The seed of dropout's draws is no part of the state: each worker gives its micro-batches their own.
-        held = [(name, variable) for name, variable in named if not name.endswith(SEED_NAME)]
-        # Keras numbers layers by how many a process has made, which may be more on one worker.
-        return {f"{re.sub('_[0-9]+', '', name)}#{i}": variable for i, (name, variable) in enumerate(held)}
-
-    def other_parts(self) -> Mapping[str, Any]:
-        return {**super().other_parts(), **self.callbacks_parts()}
-
-    def marks_of(self, arrays: Sequence[Any]) -> Marks:
-        return array_marks([self.host_array(each) for each in arrays])
-
-    def host_array(self, value: Any) -> Array:
-        if isinstance(value, keras.Variable | tf.Variable | tf.Tensor):
-            return np.asarray(_read(value).numpy())
-        return value if isinstance(value, np.ndarray) else as_array(value)
-
-    def _variables(self) -> dict[str, list[Any]]:
-        return {
-            "model": list(self.model.variables),
-            "optimizer": list(self.optimizer.variables),
-            "captured": self.train_step.captured,
-        }
-
-
-def _nothing(_: int) -> None:
-    """Nobody is to be told."""
-
-
-def _path(variable: Any) -> str:
-    return str(variable.name if isinstance(variable, tf.Variable) else variable.path)
-
-
-def _read(variable: Any) -> tf.Tensor:
-    """Of Keras, or of TensorFlow."""
-    return tf.convert_to_tensor(variable.value if isinstance(variable, keras.Variable) else variable)
-
-
-def _require_same(name: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
-    if len(variables) != len(values):
-        raise UserError(
-            f"the state is of another {name}: it has {len(values)} variables, and this one has {len(variables)}"
-        )
-    for variable, value in zip(variables, values, strict=True):
-        if tuple(variable.shape) != tuple(value.shape):
-            path = getattr(variable, "path", variable.name)
-            raise UserError(
-                f"the state is of another {name}: {path} has shape {tuple(variable.shape)}, and there it has "
-                f"{tuple(value.shape)}"
-            )

@@ -97,7 +97,7 @@ class Participant:
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
-        state.gather, state.complete = self._gather, self.trainer_state.complete
+        state.before_sum = self._gather
         state.begin_where(trainer)
         load, left = self._load_at_once, self._leave_for_good
         self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)

@@ -16,7 +16,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch_kit.data.parts import stream_parts
-from elasticdl.elastic.training.pieces import OfElasticDL
+from elasticdl.elastic.training.pieces import Piece
 
 PLAIN = (bool, int, float, str)
 # In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
@@ -54,12 +54,12 @@ class Snapshot:
     saved: list[dict[str, Any]]  # by those that write checkpoints: what was last
     checkpoint: dict[str, Any] = field(default_factory=dict)  # what else Lightning would save; made when it is sent
 
-    def __deepcopy__(self, memo: Any) -> Snapshot:
-        return self
 
+class TrainerState(Piece):
+    """The trainer's part of the training state."""
 
-class TrainerState(OfElasticDL):
-    """The value ``trainer`` of the training state."""
+    name = "trainer"
+    is_value = True
 
     def __init__(self, trainer: Any, logged: Logged) -> None:
         self._trainer = trainer
@@ -88,11 +88,18 @@ class TrainerState(OfElasticDL):
             **stream_parts(*snapshot.streams),
         }
 
-    def state_dict(self) -> Snapshot:
+    def keep(self) -> None:
+        self._kept = self.snapshot
+
+    def undo(self) -> None:
+        self.load(self._kept)
+
+    def dump(self) -> Snapshot:
+        self._complete()
         return self.snapshot
 
-    def load_state_dict(self, snapshot: Snapshot) -> None:
-        self.snapshot, self._noted = snapshot, None
+    def load(self, dumped: Snapshot) -> None:
+        self.snapshot, self._noted = dumped, None
 
     # -- taking --
 
@@ -131,7 +138,7 @@ class TrainerState(OfElasticDL):
             [{name: values[name] for name in names} for values, names in self._saved],
         )
 
-    def complete(self) -> None:
+    def _complete(self) -> None:
         """Add to the snapshot what is asked of the script's own hooks only when it is sent."""
         if self._noted is not None:
             at_batch, epoch, number = self._noted

@@ -21,10 +21,10 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
 from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
-from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, require_summable
 from elasticdl.elastic.torch_kit.pieces.owners import owners
+from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from elasticdl.elastic.training.pieces import Array, as_array
+from elasticdl.elastic.training.fingerprint import Array, as_array
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 Kind = tuple[torch.dtype, torch.device]

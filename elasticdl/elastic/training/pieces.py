@@ -1,242 +1,288 @@
-"""What of a training state is compared between the workers: pieces with names, and for each a number that stands for its bits."""
+"""The pieces of a training state: what is kept, undone, dumped, loaded and compared. What is in no piece does not exist for the job."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import marshal
-import random
-import zlib
+import copy
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import IO, Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.training.copies import UNCHANGING as PLAIN
+from elasticdl.elastic.core.learning_rate import RateControl, RateState
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.training.copies import CopyTensor, copied
+from elasticdl.elastic.training.fingerprint import Array, Marks, Survey, is_array, leaves
 from elasticdl.elastic.training.stateful import is_stateful
 
-Array = npt.NDArray[Any]
-Marks = Callable[[], list[int]]  # waits for them, if a device is at work on them
-
-# A plain sum of words says nothing of their order, so the words of each column have a weight. That the columns are a prime number
-# keeps the rows of a matrix from being taken for one another.
-COLUMNS = 1021
-WEIGHTS: Array = (np.random.PCG64(0).random_raw(COLUMNS) | np.uint64(1)).view(np.int64)
-WORD = 8  # bytes
-SETTINGS = ("optimizer.param_groups", "optimizer.learning_rate")  # as PyTorch and Keras have them
-MOST_NESTED = 12
-MOST_SHOWN = 60  # characters of a value
-_MASK = (1 << 64) - 1
+# How the names of settings begin, as PyTorch and Keras have them.
+SETTINGS = ("optimizer.param_groups", "optimizer.learning_rate")
+_NOTHING = object()  # was kept so far
 
 
-class Compared(Protocol):
-    """A training state, as far as the workers compare it. Parts are nested mappings by name."""
+class Piece(ABC):
+    """A part of a training state. Unless a piece says otherwise, it is kept and undone by a copy of what it dumps."""
 
-    def settings(self) -> Mapping[str, Any]:
-        """What the optimizer is told and does not work out, by names that begin as one of `SETTINGS`. Looked at in each step."""
+    name: str
+    kept_with: ClassVar[SaveScope] = SaveScope.AT_COMMIT
+    travels: ClassVar[bool] = True  # to workers that come later
+    in_checkpoints: ClassVar[bool] = True  # as far as it travels
+    is_value: ClassVar[bool] = False  # it is dumped among the values that the user has given
+    copy_tensor: CopyTensor = staticmethod(lambda value, before: None)
+    _kept: Any = _NOTHING
 
-    def model_parts(self) -> Mapping[str, Any]:
-        """What makes the model: the same on all members between two steps."""
+    @property
+    def makes_model(self) -> bool:
+        """It decides what becomes of the parameters, so it must be the same on all workers."""
+        return False
 
-    def other_parts(self) -> Mapping[str, Any]:
-        """What else is the same on all members, unless the script has it otherwise."""
+    def keep(self) -> None:
+        """`undo` goes back to what is there now."""
+        self._kept = copied(self.dump(), self._kept, self.copy_tensor)
+
+    def undo(self) -> None:
+        """Go back to what was kept, if anything was."""
+        if self._kept is not _NOTHING:
+            self.load(copy.deepcopy(self._kept))
+
+    @abstractmethod
+    def dump(self) -> Any:
+        """What `load` takes, on another worker perhaps; by reference where that can be."""
+
+    @abstractmethod
+    def load(self, dumped: Any) -> None: ...
+
+    def missing(self) -> None:  # noqa: B027
+        """The state that is loaded knows nothing of this piece.
+
+        Raises:
+            UserError: so it is of another training.
+        """
+
+    def sent(self) -> Any:
+        """What is dumped for another worker, if it is sent otherwise than written."""
+        return self.dump()
+
+    def compared(self) -> Mapping[str, Any]:
+        """What must be the same on all workers, by titles that people know; nested."""
+        return {}
+
+    def misfit(self, dumped: Any) -> str:
+        """Why what was dumped is of another training, if that is plain to see."""
+        return ""
+
+
+class Copied(Piece):
+    """A piece that by itself is neither kept nor undone, and is so by a copy; or otherwise, as a subclass says."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.name = piece.name
+        self.copy_tensor = piece.copy_tensor
+
+    @property
+    def makes_model(self) -> bool:
+        return self.piece.makes_model
+
+    def dump(self) -> Any:
+        return self.piece.dump()
+
+    def load(self, dumped: Any) -> None:
+        self.piece.load(dumped)
+
+    def missing(self) -> None:
+        self.piece.missing()
+
+    def sent(self) -> Any:
+        return self.piece.sent()
+
+    def compared(self) -> Mapping[str, Any]:
+        return self.piece.compared()
+
+    def misfit(self, dumped: Any) -> str:
+        return self.piece.misfit(dumped)
+
+
+class Value(Piece):
+    """A value that the state was given: an object with ``state_dict`` and ``load_state_dict``, or anything that can be copied."""
+
+    is_value = True
+
+    def __init__(self, name: str, values: dict[str, Any]) -> None:
+        self.name = name
+        self._values = values
+
+    @property
+    def value(self) -> Any:
+        return self._values[self.name]
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def dump(self) -> Any:
+        return self.value.state_dict() if is_stateful(self.value) else self.value
+
+    def load(self, dumped: Any) -> None:
+        if is_stateful(self.value):
+            self.value.load_state_dict(dumped)
+        else:
+            self._values[self.name] = dumped
+
+    def compared(self) -> Mapping[str, Any]:
+        return {self.title: self.dump()}
+
+
+class Settings(Piece):
+    """What an optimizer is told and does not work out itself: rate, momentum, weight decay. They are also dumped with the optimizer."""
+
+    name = "settings"
+    travels = False
+
+    def keep(self) -> None:
+        self._kept = self.dump()
+
+    def changed(self) -> bool:
+        """Since they were kept."""
+        return bool(self.dump() != self._kept)
+
+    @abstractmethod
+    def dump(self) -> Any:
+        """Copies."""
+
+    @abstractmethod
+    def told(self) -> Mapping[str, Any]:
+        """What is compared in each step, by names that begin as one of `SETTINGS`."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> float:
+        """The learning rate."""
+
+    @abstractmethod
+    def own_rate(self) -> float:
+        """The learning rate as the user has given it, before rules apply."""
+
+    @abstractmethod
+    def set_rate(self, rate: float) -> None: ...
+
+
+class FollowedRate(Piece):
+    """How far the rules of the learning rate are, if it goes by any."""
+
+    name = "rate"
+    kept_with = SaveScope.WITH_PARAMETERS
+    control: RateControl | None = None
+
+    def keep(self) -> None:
+        self._kept = self.control.state if self.control is not None else RateState()
+
+    def undo(self) -> None:
+        if self.control is not None:
+            self.control.state = self._kept
+
+    def dump(self) -> dict[str, Any] | None:
+        return asdict(self.control.state) if self.control is not None else None
+
+    def load(self, dumped: dict[str, Any] | None) -> None:
+        if self.control is not None and dumped is not None:
+            self.control.state = RateState(**dumped)
+
+
+class Standing(Piece):
+    """How far training is. The worker's core keeps and undoes that."""
+
+    name = "progress"
+
+    def __init__(self, progress: Callable[[], Progress], loaded: Callable[[Progress], None]) -> None:
+        self._progress = progress
+        self._loaded = loaded
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> dict[str, Any]:
+        return asdict(self._progress())
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._loaded(Progress(**dumped))
+
+
+class InHand(Piece):
+    """What is there only while a step is made: to undo it is to ``drop`` it."""
+
+    name = "in hand"
+    travels = False
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self._drop = drop
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None:
+        self._drop()
+
+    def dump(self) -> None: ...
+
+    def load(self, dumped: None) -> None: ...
+
+
+# -- all of them --
+
+
+class Tensors(Protocol):
+    """What is done with the tensors of a framework."""
 
     def marks_of(self, arrays: Sequence[Any]) -> Marks:
-        """For each of these, of the framework's kinds, what `mark` is for an array. On a GPU the host goes on meanwhile."""
+        """For each of these what `fingerprint.mark` is for an array. On a GPU the host goes on meanwhile."""
 
     def host_array(self, value: Any) -> Array:
         """Numbers as they are; anything else as text."""
 
-    def take_over(self) -> None:
-        """On all members, be at rank 0's model."""
+    def broadcast(self, dumped: dict[str, Any], *, to_all: bool = False) -> dict[str, Any]:
+        """Rank 0's, on members that stand elsewhere; or ``to_all``.
+
+        Raises:
+            WorldBroken: nothing was received.
+        """
+
+    def write(self, dumped: dict[str, Any], file: IO[bytes]) -> None: ...
+
+    def read(self, file: IO[bytes]) -> Any: ...
 
 
-class OfElasticDL(ABC):
-    """A value of a training state that is not the user's: it says itself what of it is compared."""
+def dump_all(pieces: Iterable[Piece], *, to_send: bool = False) -> dict[str, Any]:
+    """By name, as a checkpoint has them: what the user has given is among ``values``."""
+    values: dict[str, Any] = {}
+    dumped: dict[str, Any] = {"values": values}
+    for piece in pieces:
+        (values if piece.is_value else dumped)[piece.name] = piece.sent() if to_send else piece.dump()
+    return dumped
 
-    @abstractmethod
-    def compared(self) -> dict[str, Any]:
-        """Further ones of `Compared.other_parts`."""
+
+def load_all(pieces: Iterable[Piece], dumped: Mapping[str, Any]) -> None:
+    for piece in pieces:
+        there = dumped.get("values", {}) if piece.is_value else dumped
+        if piece.name in there:
+            piece.load(there[piece.name])
+        else:
+            piece.missing()
 
 
-def others_of(values: Mapping[str, Any], shown_name: Callable[[str], str]) -> dict[str, Any]:
-    """`Compared.other_parts` of what is given along with a model. ``shown_name``: of a value, for people."""
+def survey_of(pieces: Iterable[Piece], tensors: Tensors, step: int, *, others: bool = True) -> Survey:
+    """What is compared of these. ``others``: also of those that do not make the model."""
+    every = list(pieces)
+    model = leaves(_compared(each for each in every if each.makes_model))
+    rest = leaves(_compared(each for each in every if not each.makes_model)) if others else {}
+    arrays = [each for each in (*model.values(), *rest.values()) if is_array(each)]
+    return Survey(step, model, rest, tensors.marks_of(arrays))
+
+
+def _compared(pieces: Iterable[Piece]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, OfElasticDL):
-            found |= value.compared()
-            continue
-        shown_as = shown_name(name)
-        shown_as = shown_as if shown_as not in found else f"{shown_as} ({name})"
-        found[shown_as] = value.state_dict() if is_stateful(value) else value
+    for piece in pieces:
+        for title, value in piece.compared().items():
+            is_taken = isinstance(piece, Value) and title in found
+            found[f"{title} ({piece.name})" if is_taken else title] = value
     return found
-
-
-# -- pieces --
-
-
-def leaves(value: Any) -> dict[str, Any]:
-    """All that a nested value holds, each by a name; a list of plain values is one."""
-    found: dict[str, Any] = {}
-    _collect("", value, found, MOST_NESTED)
-    return found
-
-
-def _collect(name: str, value: Any, found: dict[str, Any], depth: int) -> None:
-    if type(value) not in PLAIN and not is_array(value) and depth:
-        value = _opened(value)
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                word = key if type(key) is str else plain_text(key)
-                _collect(f"{name}.{word}" if name else word, each, found, depth - 1)
-            return
-        if isinstance(value, list | tuple) and not _is_flat(value):
-            for number, each in enumerate(value):
-                _collect(f"{name}.{number}", each, found, depth - 1)
-            return
-    found[name] = value.item() if isinstance(value, np.generic) else value
-
-
-def _opened(value: Any) -> Any:
-    """What is compared in the place of a value."""
-    if type(value) is dict:
-        return value
-    match value:
-        case set() | frozenset():
-            return sorted(map(plain_text, value))
-        case deque():
-            return list(value)
-        case np.random.Generator():
-            return value.bit_generator.state
-        case np.random.RandomState():
-            return value.get_state()
-        case random.Random():
-            return value.getstate()
-        case enum.Enum():
-            return value.name
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
-    return value
-
-
-def _is_flat(values: Sequence[Any]) -> bool:
-    return all(type(each) in PLAIN for each in values)
-
-
-def is_array(value: Any) -> bool:
-    """An array of NumPy's or of a framework's."""
-    kind = type(value)  # an object of a framework's would make its shape first
-    return kind not in PLAIN and hasattr(kind, "shape") and hasattr(kind, "dtype")
-
-
-def plain_mark(value: Any) -> int:
-    """Of what is no array."""
-    if isinstance(value, list | tuple) and _is_flat(value):
-        return zlib.crc32(marshal.dumps(list(value), 2))  # of a hundred thousand losses in a millisecond
-    return zlib.crc32(plain_text(value).encode())
-
-
-def as_array(value: Any) -> Array:
-    """What is no array, such as a setting of an optimizer: numbers as they are, anything else as text."""
-    numbers = value if isinstance(value, list | tuple) else [value]
-    if numbers and all(isinstance(each, int | float) for each in numbers):
-        found = np.asarray(value)
-        if found.dtype != object:
-            return found
-    return np.frombuffer(plain_text(value).encode(), np.uint8)
-
-
-def shown(value: Any) -> str:
-    """A piece's value, if it is short; else nothing."""
-    if is_array(value):
-        return _number(value.item()) if tuple(value.shape) == () and hasattr(value, "item") else ""
-    if type(value) is float:
-        return _number(value)
-    is_long = isinstance(value, list | tuple | str | bytes) and len(value) > MOST_SHOWN
-    text = "" if is_long else plain_text(value)
-    return text if len(text) <= MOST_SHOWN else ""
-
-
-def _number(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else repr(value)
-
-
-# -- marks --
-
-
-def mark(array: Array) -> int:
-    """A sum of its words with weights, by 2**64: the same in whatever order a device adds."""
-    if array.dtype.hasobject:
-        return zlib.crc32(plain_text(array).encode())
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = raw.size // WORD * WORD
-    words = raw[:whole].view(np.int64)
-    square = words.size // COLUMNS * COLUMNS
-    total = raw.size
-    if square:
-        total += int(words[:square].reshape(-1, COLUMNS).sum(0) @ WEIGHTS)
-    if square < words.size:
-        total += int(words[square:] @ WEIGHTS[: words.size - square])
-    if whole < raw.size:
-        total += int(raw[whole:].astype(np.int64) @ WEIGHTS[-(raw.size - whole) :])
-    return total & _MASK
-
-
-def array_marks(arrays: Sequence[Array]) -> Marks:
-    made = [mark(each) for each in arrays]
-    return lambda: made
-
-
-@dataclass(slots=True)
-class Survey:
-    """The pieces of one moment, between two steps."""
-
-    step: int
-    model: dict[str, Any]
-    others: dict[str, Any]
-    _arrays: Marks
-
-    @classmethod
-    def of(cls, state: Compared, step: int, *, others: bool = True) -> Survey:
-        model = leaves(state.model_parts())
-        rest = leaves(state.other_parts()) if others else {}
-        arrays = [each for each in (*model.values(), *rest.values()) if is_array(each)]
-        return cls(step, model, rest, state.marks_of(arrays))
-
-    def marks(self) -> dict[str, int]:
-        """By name."""
-        found: dict[str, int] = {}
-        arrays = iter(self._arrays())
-        for name, value in (*self.model.items(), *self.others.items()):
-            found[name] = next(arrays) if is_array(value) else plain_mark(value)
-        return found
-
-    def checksum(self) -> int:
-        """Of all, in whatever order."""
-        marks = self.marks()
-        names = sorted(marks)
-        return zlib.crc32(
-            np.array([marks[name] for name in names], np.uint64).tobytes(), zlib.crc32("\n".join(names).encode())
-        )
-
-
-# -- how far two are apart --
-
-
-def distance(root: Array | None, mine: Array | None) -> float:
-    """Part of rank 0's largest value; infinite for what is no number, or of another shape."""
-    if root is None or mine is None or root.shape != mine.shape:
-        return float("inf")
-    if root.dtype.kind not in "fc" or mine.dtype != root.dtype:
-        return 0.0 if np.array_equal(root, mine) else float("inf")
-    wide = np.float64 if root.dtype.kind == "f" else np.complex128
-    apart = np.abs(root.astype(wide) - mine.astype(wide))
-    same = (root == mine) | (np.isnan(root) & np.isnan(mine))
-    largest = float(np.max(apart, where=~same, initial=0.0))
-    scale = float(np.max(np.abs(root), where=np.isfinite(root), initial=0.0))
-    return largest / scale if scale and np.isfinite(largest) else (0.0 if largest == 0.0 else float("inf"))

@@ -1,53 +1,60 @@
-"""The training state: model, optimizer, the user's values. The part that all frameworks share.
+"""The training state: a list of pieces, and the steps by which they change. The part that all frameworks share.
 
 Where training stands, and what of it is safe when, is the business of the worker's core
-(`elasticdl.elastic.core.position`). Here is what is saved then and gone back to: the user's values, the optimizer's
-settings (rate, momentum and whatever else a scheduler writes), and what moves with the parameters.
+(`elasticdl.elastic.core.position`). When the core says so, the pieces are kept, or undone.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import IO, Any, ClassVar
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, RateState
+from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.batch_check import BatchCheck
-from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.cursor import DataCursor
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
-from elasticdl.elastic.training.kept_state import difference
-from elasticdl.elastic.training.pieces import Array, Marks, others_of
+from elasticdl.elastic.training.pieces import (
+    FollowedRate,
+    InHand,
+    Piece,
+    Settings,
+    Standing,
+    Tensors,
+    Value,
+    dump_all,
+    load_all,
+)
 from elasticdl.elastic.training.state_check import StateCheck
-from elasticdl.elastic.training.stateful import Stateful, is_stateful
 
 BESIDE = "beside"
 
 
 class TrainingState(ABC):
-    """Model, optimizer, position in the data, and any further values as attributes.
+    """A list of pieces: model, optimizer, position in the data, and any further values as attributes.
 
-    Objects with ``state_dict`` and ``load_state_dict`` are sent and restored through these, other values are pickled.
+    Objects with ``state_dict`` and ``load_state_dict`` are sent and restored through these, other values are pickled. What a front
+    end adds is pieces: those of its framework, and those that it gives as values.
     """
 
     _remedy: ClassVar[str]  # for a step on too few samples
-    _dump_to: ClassVar[staticmethod[..., object]]  # of a state, into a file
-    _load_from: ClassVar[staticmethod[..., Any]]  # of a file
     _ends_with_function: ClassVar[bool] = True  # training is over when the script's function returns
+    _value_piece: ClassVar[type[Value]] = Value
 
     def __init__(
         self,
         job: JobContext[Any],
+        tensors: Tensors,
+        settings: Settings,
         sampler: DataCursor | None,
         values: dict[str, Any],
         *,
@@ -57,7 +64,7 @@ class TrainingState(ABC):
     ) -> None:
         """``start``: where training stands, if not at its beginning. ``snapshot``: each commit copies the parameters, too."""
         self.sampler = sampler
-        self.rate: RateControl | None = None
+        self.settings = settings
         self.values = values
         self.sources = list(sampler.sources) if sampler is not None else []  # the data, as others must have them
         self.stopping = False  # this member's vote for ending the training; only rank 0's is looked at
@@ -68,15 +75,39 @@ class TrainingState(ABC):
         self.beside: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self._position = Position(start, has_state=has_state)
         self._job = job
+        self._tensors = tensors
         self._snapshot = snapshot
         self._loss = float("nan")
-        self._saved: dict[str, Any] = {"rate": RateState(), "values": {}}
+        self._rate = FollowedRate()
+        self._framework_pieces: tuple[Piece, ...] = ()
+        self._value_pieces: dict[str, Piece] = {}
+        self._common_pieces: list[Piece] = [settings, self._rate, Standing(lambda: self.progress, self._stands_at)]
         if sampler is not None:
-            sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
-            sampler.step_begins = lambda: self._check.begin(self.progress)
+            self._common_pieces.append(InHand(sampler.drop))
+            sampler.settings_changed = settings.changed
+            sampler.step_begins = self._step_begins
         self._batch_check = BatchCheck(job.collective, self._data_facts)
-        self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
+        self._check = StateCheck(
+            job.check_state, job.session.core.worker_id, job.collective, self, tensors, self.take_over, job.warn
+        )
         self.bind_state()
+
+    def _hold(self, *pieces: Piece) -> None:
+        """Have these pieces of a framework, which are loaded and undone in this order, before all others."""
+        self._framework_pieces = pieces
+        for piece in self.pieces:
+            piece.keep()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All that the job knows of this training."""
+        known = self._value_pieces
+        if known.keys() != self.values.keys():
+            self._value_pieces = known = {
+                name: value if isinstance(value, Piece) else known.get(name, self._value_piece(name, self.values))
+                for name, value in self.values.items()
+            }
+        return [*self._framework_pieces, *known.values(), *self._common_pieces]
 
     def bind_state(self) -> None:
         """Be the state that the worker's core speaks of; there is one at a time."""
@@ -122,9 +153,14 @@ class TrainingState(ABC):
         return self._loss
 
     @property
-    @abstractmethod
     def learning_rate(self) -> float:
-        """The optimizer's present one."""
+        """The optimizer's present one; of several parameter groups the first's."""
+        return self.settings.rate
+
+    @property
+    def rate(self) -> RateControl | None:
+        """The rules by which the learning rate goes, if it goes by any."""
+        return self._rate.control
 
     def follow(self, rules: LearningRate) -> None:
         """Let the learning rate go by these rules: it is set before each update of the parameters.
@@ -132,7 +168,7 @@ class TrainingState(ABC):
         Raises:
             UserError: the rules do not fit the batch policy, or the optimizer.
         """
-        self.rate = RateControl(rules, self._own_rate(), fixed_batch=self._job.policy.fixed)
+        self._rate.control = RateControl(rules, self.settings.own_rate(), fixed_batch=self._job.policy.fixed)
 
     def commit(self) -> None:
         """Declare everything up to here safe; cheap. Make it the last thing of each step.
@@ -144,26 +180,22 @@ class TrainingState(ABC):
         """
         self._job.post(p.Trigger.COMMIT)
 
-    def save(self, part: p.SaveScope) -> None:
-        if part is p.SaveScope.AT_COMMIT:
-            self._saved["values"] = copied(self._dump_values(), self._saved["values"], self._copy_tensor)
-            self._saved["settings"] = self._dump_settings()
-        elif self.rate is not None:
-            self._saved["rate"] = self.rate.state
+    # -- all pieces --
+
+    def save(self, scope: p.SaveScope) -> None:
+        for piece in self.pieces:
+            # With a snapshot nothing is kept but at commits: it goes back as a whole.
+            if piece.kept_with is scope or (self._snapshot and scope is p.SaveScope.AT_COMMIT):
+                piece.keep()
 
     def restore(self) -> None:
         """Go back to what was saved."""
-        self._restore_own()
-        self._load_values(copy.deepcopy(self._saved["values"]))
-        self._load_settings(copy.deepcopy(self._saved["settings"]))
-        if self.sampler is not None:
-            self.sampler.drop()
-        if self.rate is not None:
-            self.rate.state = self._saved["rate"]
+        for piece in self.pieces:
+            piece.undo()
 
     def keep_settings(self) -> None:
         """What has been set of the optimizer since the last commit stays if a step is torn: it won't be set again."""
-        self._saved["settings"] = self._dump_settings()
+        self.settings.keep()
 
     def sync(self, world: World) -> None:
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
@@ -174,45 +206,34 @@ class TrainingState(ABC):
         """
         if world.needs_sync and world.size > 1:
             require_same(self._data_facts(), self._job.collective)
-            received = self._broadcast()
-            if not world.stands_with_root(world.rank):
+            is_root = world.rank == 0
+            own = dump_all((each for each in self.pieces if each.travels), to_send=True) if is_root else {}
+            received = self._tensors.broadcast(own)
+            if not is_root and not world.stands_with_root(world.rank):
                 with memory_of_the_worker("the training state"):
                     self.load_state_dict(received)
 
+    def take_over(self) -> None:
+        """On all members, be at rank 0's model."""
+        making = [each for each in self.pieces if each.makes_model]
+        load_all(making, self._tensors.broadcast(dump_all(making, to_send=True), to_all=True))
+
     def state_dict(self) -> dict[str, Any]:
         """Everything; the content of a checkpoint."""
-        return {**self._dump_own(), **self._dump_rest()}
-
-    def sent(self) -> dict[str, Any]:
-        """All that another worker of the job is given, as it is between two steps."""
-        return self.state_dict()
-
-    def _data_facts(self) -> DataFacts:
-        order = self.sampler.order if self.sampler is not None else None
-        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
-
-    def _dump_rest(self) -> dict[str, Any]:
-        return {
-            "values": self._dump_values(),
-            "progress": asdict(self.progress),
-            "rate": asdict(self.rate.state) if self.rate else None,
-        }
+        return dump_all(each for each in self.pieces if each.travels and each.in_checkpoints)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._load_own(state)
-        self._load_values(state["values"])
-        if self.rate is not None and state["rate"] is not None:
-            self.rate.state = RateState(**state["rate"])
-        self._job.post(p.Loaded(Progress(**state["progress"])))
+        self.values.update({name: value for name, value in state["values"].items() if name not in self.values})
+        load_all((each for each in self.pieces if each.travels), {**state.get("held", {}), **state})
 
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
         beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
-        self._dump_to({**self.sent(), **beside, **more}, file)
+        self._tensors.write({**dump_all(each for each in self.pieces if each.travels), **beside, **more}, file)
 
     def unpack(self, file: IO[bytes]) -> Any:
         """What `write` has written; nothing is loaded."""
-        return self._load_from(file)
+        return self._tensors.read(file)
 
     def read(self, file: IO[bytes]) -> None:
         """Load what another worker has written, into the job's own folder."""
@@ -223,15 +244,24 @@ class TrainingState(ABC):
         if self.beside is not None and BESIDE in unpacked:
             self.beside[1](unpacked[BESIDE])
 
+    def misfit(self, saved: dict[str, Any]) -> str:
+        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
+        there = (each.misfit(saved[each.name]) for each in self._framework_pieces if each.name in saved)
+        return next(filter(None, there), "")
+
+    def _stands_at(self, progress: Progress) -> None:
+        """A state was loaded that stands there."""
+        self._job.post(p.Loaded(progress))
+
     @property
     def origin(self) -> dict[str, Any]:
         """What a position within an epoch depends on, as far as it is known."""
         order = self.sampler.order if self.sampler is not None else None
         return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle} if order is not None else {}
 
-    def misfit(self, saved: dict[str, Any]) -> str:
-        """Why the state that was saved is not one of this model and optimizer; empty if nothing speaks against it."""
-        return difference(saved["model"], self._dump_own()["model"])
+    def _data_facts(self) -> DataFacts:
+        order = self.sampler.order if self.sampler is not None else None
+        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
 
     @property
     def was_given_batches(self) -> bool:
@@ -255,81 +285,11 @@ class TrainingState(ABC):
         planned = self.sampler.planned_epochs if self.sampler is not None else 0
         return self._position.oversights(planned, self._job.world.size)
 
-    # -- what differs between frameworks --
-
-    @abstractmethod
-    def _own_rate(self) -> float:
-        """The optimizer's rate as the user has given it, before rules apply."""
-
-    @abstractmethod
-    def _set_rate(self, rate: float) -> None: ...
-
-    @abstractmethod
-    def _dump_own(self) -> dict[str, Any]:
-        """``model`` and ``optimizer``."""
-
-    @abstractmethod
-    def _load_own(self, state: dict[str, Any]) -> None: ...
+    # -- the end --
 
     @abstractmethod
     def _cast_end_vote(self, state: int) -> Vote:
         """The collectives of a step, without gradients. ``state``: checksum of the model, 0 for none."""
-
-    @abstractmethod
-    def settings(self) -> Mapping[str, Any]:
-        """As the next three, see `elasticdl.elastic.training.pieces.Compared`."""
-
-    @abstractmethod
-    def model_parts(self) -> Mapping[str, Any]: ...
-
-    @abstractmethod
-    def marks_of(self, arrays: Sequence[Any]) -> Marks: ...
-
-    @abstractmethod
-    def host_array(self, value: Any) -> Array: ...
-
-    @abstractmethod
-    def _dump_settings(self) -> Any:
-        """Copies of what an optimizer is told, and does not work out itself: its rate, momentum, weight decay."""
-
-    @abstractmethod
-    def _load_settings(self, settings: Any) -> None: ...
-
-    @abstractmethod
-    def _restore_own(self) -> None:
-        """Undo what a torn step has done to the model."""
-
-    @abstractmethod
-    def _copy_tensor(self, value: Any, before: Any) -> Any:
-        """See `elasticdl.elastic.training.copies.CopyTensor`."""
-
-    @abstractmethod
-    def _broadcast(self) -> dict[str, Any]:
-        """Rank 0's state, as of `sent`, on members that stand elsewhere."""
-
-    @abstractmethod
-    def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's, as of `_dump_own`, and its ``values``, on all members."""
-
-    def _makes_the_model(self, value: Any) -> bool:
-        """Whether this value, given along, decides what becomes of the parameters."""
-        return False
-
-    # -- what the members compare --
-
-    def other_parts(self) -> Mapping[str, Any]:
-        return others_of({n: v for n, v in self.values.items() if not self._makes_the_model(v)}, self._shown_name)
-
-    def _shown_name(self, name: str) -> str:
-        """Of a value, for people."""
-        return name
-
-    def take_over(self) -> None:
-        held = {name: value for name, value in self.values.items() if self._makes_the_model(value)}
-        received = self._broadcast_model({name: value.state_dict() for name, value in held.items()})
-        self._load_own(received)
-        for name, value in held.items():
-            value.load_state_dict(received["values"][name])
 
     def last_step_made(self) -> None:
         """There may be no further step, and what the script does with the model from here on is its own affair."""
@@ -345,6 +305,10 @@ class TrainingState(ABC):
         return vote
 
     # -- a step --
+
+    def _step_begins(self) -> None:
+        """Nothing of the state has been touched for it."""
+        self._check.begin(self.progress)
 
     @property
     def _wants_to_stop(self) -> bool:
@@ -371,7 +335,7 @@ class TrainingState(ABC):
         if self.rate is not None:
             plan = self._position.batch
             step, epoch = (plan.step, plan.epoch) if plan else (self.step + 1, self.progress.epoch)
-            self._set_rate(self.rate.at(step, epoch, self._job.world))
+            self.settings.set_rate(self.rate.at(step, epoch, self._job.world))
 
     def _step_made(self) -> None:
         """The parameters have changed."""
@@ -381,16 +345,3 @@ class TrainingState(ABC):
             self.rate.made()
         self._job.post(p.StepMade(self.learning_rate, self._check.workers))
         self._check.step_made()
-
-    # -- saving --
-
-    def _dump_values(self) -> dict[str, Any]:
-        return {name: v.state_dict() if is_stateful(v) else v for name, v in self.values.items()}
-
-    def _load_values(self, saved: dict[str, Any]) -> None:
-        for name, value in saved.items():
-            present = self.values.get(name)
-            if isinstance(present, Stateful):
-                present.load_state_dict(value)
-            else:
-                self.values[name] = value

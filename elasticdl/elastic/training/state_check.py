@@ -15,7 +15,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from elasticdl.common.option_values import CHECK_OFF, CHECK_REPAIR
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.training.pieces import SETTINGS, Compared, Survey, distance, leaves, plain_mark, shown
+from elasticdl.elastic.training.fingerprint import Survey, distance, leaves, plain_mark, shown
+from elasticdl.elastic.training.pieces import SETTINGS, Piece, Settings, Tensors, survey_of
 
 # Part of the largest value of a piece by which it may differ for no other reason than other processors.
 ROUNDING = 1e-3
@@ -84,19 +85,38 @@ class Found:
         return all(each.distance <= ROUNDING for each in self.model)
 
 
+class HasPieces(Protocol):
+    """A training state."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+
 class StateCheck:
     """Of one training state; on all members at the same steps."""
 
     def __init__(
-        self, how: str, worker_id: int, collective: Collective, state: Compared, tell: Callable[[str], None]
+        self,
+        how: str,
+        worker_id: int,
+        collective: Collective,
+        state: HasPieces,
+        tensors: Tensors,
+        take_over: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
-        """``how``: as ``--check_state``. ``tell``: for the journal."""
+        """``how``: as ``--check_state``. ``take_over``: on all members, be at rank 0's model. ``tell``: for the journal."""
         self._each = int(how) if how.isdigit() else 0
         self._is_on = how != CHECK_OFF
         self._always_repairs = how == CHECK_REPAIR
         self._worker_id = worker_id
         self._collective = collective
         self._state = state
+        self._tensors = tensors
+        self._take_over = take_over
         self._tell = tell
         self._seen = (-1, -1)  # world and epoch, or number of steps, of the last comparison
         self._step = -1  # after which the members vote
@@ -119,13 +139,13 @@ class StateCheck:
         self._survey = None
         if self._compares and place != self._seen:
             self._seen = place
-            self._survey = Survey.of(self._state, progress.step)
+            self._survey = survey_of(self._state.pieces, self._tensors, progress.step)
 
     def ballot(self) -> int:
         """For the vote of this step: 0 if nothing is compared."""
         if not self._compares:
             return 0
-        self._settings = self._state.settings()
+        self._settings = self._state.settings.told()
         checksum = zlib.crc32(repr(self._settings).encode())
         return checksum if self._survey is None else checksum ^ self._survey.checksum()
 
@@ -156,7 +176,7 @@ class StateCheck:
             return
         self._takes_over = False
         try:
-            self._state.take_over()
+            self._take_over()
         except WorldBroken as failure:
             log.info("rank 0's state was not taken over: %s", failure)
 
@@ -164,7 +184,7 @@ class StateCheck:
 
     def last_step_made(self, step: int) -> None:
         """There may be no further step: what is compared at the end is as it is now."""
-        self._last = Survey.of(self._state, step, others=False) if self._compares else None
+        self._last = survey_of(self._state.pieces, self._tensors, step, others=False) if self._compares else None
 
     def last_ballot(self, step: int) -> int:
         """For the vote by which training ends after this step."""
@@ -244,7 +264,7 @@ class StateCheck:
         return found
 
     def _distance(self, name: str, held: Mapping[str, Any]) -> float:
-        array = self._state.host_array(held[name]) if name in held else None
+        array = self._tensors.host_array(held[name]) if name in held else None
         return distance(self._from_root(array), array)
 
     def _gathered(self, value: Any, name: str) -> list[Any]:

@@ -134,7 +134,8 @@ class Participant:
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = TrainersState(self.job, trainer.model, optimizer, values, self._passed.agree)
+        state = TrainersState(self.job, trainer.model, optimizer, values)
+        state.before_sum = self._passed.agree
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = self._batches, self.begins_as_told

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
@@ -49,37 +46,21 @@ class Passed:
         if given.part.samples:  # else it is another worker's
             self._found[number, int(made)] = 1.0
 
-    def agree(self) -> None:
-        """Raises:
-        UserError: workers differ.
-        WorldBroken: nothing is known.
+    def agree(self, objective: torch.Tensor) -> torch.Tensor:
+        """What workers say to each other before they sum gradients. ``objective``: is returned.
+
+        Raises:
+            UserError: workers differ.
+            WorldBroken: nothing is known.
         """
         if not self._may_skip or self._job.size == 1:
-            return
+            return objective
         total = self._found.clone()
         self._job.collective.sum_([total], "elasticdl.passes")
         if bool(total.all(dim=1).any()):
             raise UserError(DIFFER)
+        return objective
 
 
 class TrainersState(LoopState):
-    """``agree``: what workers say to each other before they sum gradients."""
-
-    def __init__(
-        self,
-        job: ElasticContext,
-        model: torch.nn.Module,
-        optimizer: Any,
-        values: dict[str, Any],
-        agree: Callable[[], None],
-    ) -> None:
-        self._agree_on_passes = agree
-        super().__init__(job, model, optimizer, values)
-
-    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
-        self._agree_on_passes()
-        super().reduce(plan, objective, samples)
-
-    def _cast_end_vote(self, state: int) -> Vote:
-        self._agree_on_passes()
-        return super()._cast_end_vote(state)
+    """What `transformers.Trainer` trains."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch_kit.data.parts import RandomStreams
-from elasticdl.elastic.training.pieces import OfElasticDL
+from elasticdl.elastic.training.pieces import Piece
 
 # Of `TrainerState`: what each worker knows of itself.
 OWN = ("is_local_process_zero", "is_world_process_zero")
@@ -32,28 +31,17 @@ class Boundary:
     tokens: int = 0
 
 
-class _Now:
-    """Is pickled as what it is then: so a commit costs nothing, and who comes later is sent what holds."""
-
-    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
-        self._read = read
-
-    def __deepcopy__(self, memo: Any) -> _Now:
-        return self
-
-    def __reduce__(self) -> Any:
-        return dict, (self._read(),)
-
-
-class TrainerSnapshot(OfElasticDL):
+class TrainerSnapshot(Piece):
     """Travels with the training state; what is received waits for `apply`, as the trainer may be in the middle of a step."""
+
+    name = "trainer"
+    is_value = True
 
     def __init__(self, trainer: Any) -> None:
         self.received: dict[str, Any] | None = None
         self.boundary = Boundary()
         self.outside = b""  # random streams, as the script knows them outside of batches
         self._trainer = trainer
-        self._now = _Now(self._read)
 
     def note(self, epoch: int, batch: int) -> None:
         """The trainer is between two steps."""
@@ -71,7 +59,13 @@ class TrainerSnapshot(OfElasticDL):
         made = step * size * args.gradient_accumulation_steps
         return Progress(at.epoch, at.batch * size, step, made) if step else None
 
-    # -- as a value of the training state --
+    # -- as a piece of the training state --
+
+    def keep(self) -> None:
+        self._kept = self.received
+
+    def undo(self) -> None:
+        self.received = self._kept or self.received
 
     def compared(self) -> dict[str, Any]:
         if self.received is not None:
@@ -85,12 +79,11 @@ class TrainerSnapshot(OfElasticDL):
             **RandomStreams.compared(held["outside"]),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"now": self._now if self.received is None else self.received}
+    def dump(self) -> dict[str, Any]:
+        return {"now": self._read()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not isinstance(state["now"], _Now):  # which rank 0 of the first world is sent by itself
-            self.received = state["now"]
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.received = dumped["now"]
 
     # -- details --
 

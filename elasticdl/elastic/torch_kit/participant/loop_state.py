@@ -14,19 +14,41 @@ from torch.optim.lr_scheduler import LRScheduler
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch_kit.participant.answers import Answers
 from elasticdl.elastic.torch_kit.pieces.kept import Noted
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.pieces import OfElasticDL
+from elasticdl.elastic.training.pieces import Copied, Piece
 
-PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
+
+class Received(Copied):
+    """A piece that is undone to what was received, until the worker that has received it stands where the job stands."""
+
+    def __init__(self, piece: Piece, attributes: Attributes) -> None:
+        super().__init__(piece)
+        self._attributes = attributes  # which have been loaded before
+        self._received: Any = None
+
+    def keep(self) -> None: ...
+
+    def load(self, dumped: Any) -> None:
+        super().load(dumped)
+        self._received = dumped if self._attributes.is_on_its_way else None
+
+    def undo(self) -> None:
+        if self._received is not None:
+            self.piece.load(self._received)
+
+    def arrive(self) -> None:
+        self._received = None
 
 
 class LoopState(TorchState):
@@ -34,6 +56,7 @@ class LoopState(TorchState):
 
     _leaves_absent_gradients = True
     _makes_one_pass = True
+    _begins_steps_itself = True
     _ends_with_function = False
     _remedy = "the workers' loops go different ways: they must call optimizer.step() after the same batches"
 
@@ -51,13 +74,15 @@ class LoopState(TorchState):
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
-        self._received: dict[str, Any] | None = None  # of that what makes the model, while the script is on its way
+        # What the workers tell each other before they sum, of what this worker adds to the loss; returns that.
+        self.before_sum: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def _undone(self, piece: Piece) -> Piece:
+        return super()._undone(piece) if self._begins_again else Received(piece, self.attributes)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.was_loaded = True
-        parts = [name for name in ("model", "optimizer", "outside") if name in state]
-        self._received = {name: state[name] for name in parts} if self.attributes.is_on_its_way else None
 
     def sync(self, world: World) -> None:
         super().sync(world)
@@ -73,11 +98,11 @@ class LoopState(TorchState):
             WorldBroken: nothing has changed.
         """
         own = {name: each for name, each in self.values.items() if isinstance(each, LRScheduler)}
-        mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self._dump_settings()))
+        mine = pickle.dumps(({name: each.state_dict() for name, each in own.items()}, self.settings.dump()))
         states, settings = pickle.loads(self._job.collective.broadcast_bytes(mine, "elasticdl.schedulers"))
         for name, state in states.items():
             own[name].load_state_dict(state)
-        self._load_settings(settings)
+        self.settings.load(settings)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -88,10 +113,9 @@ class LoopState(TorchState):
         return {**samples, "batches": len(loader)}
 
     def restore(self) -> None:
-        """After a torn step the script goes on with what it has."""
-
-    def _shown_name(self, name: str) -> str:
-        return type(self.values[name]).__name__ if name.startswith(PREPARED) else name
+        """After a torn step the script goes on with what it has, unless it begins the step again."""
+        if self._begins_again:
+            self.go_back()
 
     @contextlib.contextmanager
     def as_one_pass(self, pieces: int) -> Iterator[Callable[[int, float], None]]:
@@ -126,8 +150,6 @@ class LoopState(TorchState):
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
         self._reducer.drop_gradients()
-        if self._received is not None:
-            self._load_own(self._received)
         super().restore()  # gradients that are part of the state come back
 
     @property
@@ -137,13 +159,15 @@ class LoopState(TorchState):
     def arrive(self) -> None:
         """The script stands where the job stands."""
         self.go_back()
-        self._received = None
+        for piece in self.pieces:
+            if isinstance(piece, Received):
+                piece.arrive()
         self.attributes.arrive()
 
     def begin_step(self) -> None:
         self._was_given = True
-        self._check.begin(self.progress)
         self._reducer.begin_counting()
+        self._step_begins()
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()
@@ -154,6 +178,9 @@ class LoopState(TorchState):
         Raises:
             WorldBroken: the step is torn; gradients are gone.
         """
+        if self.before_sum is not None:
+            self._job.advance(Activity.WAIT)
+            objective = self.before_sum(objective)
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
         # The script has made a pass also where none of the samples is this worker's.
@@ -166,6 +193,11 @@ class LoopState(TorchState):
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
+
+    def _cast_end_vote(self, state: int) -> Vote:
+        if self.before_sum is not None:
+            self.before_sum(torch.zeros(()))  # as the others do before they vote on a step
+        return super()._cast_end_vote(state)
 
 
 @dataclass(slots=True)
@@ -228,8 +260,11 @@ class EpochBegin:
     draws: bytes
 
 
-class ScriptPosition(OfElasticDL):
+class ScriptPosition(Piece):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
+
+    name = "place"
+    is_value = True
 
     def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
         """``began_with``: of the optimizers, as the script has given them."""
@@ -260,14 +295,14 @@ class ScriptPosition(OfElasticDL):
         """The random streams with which the present epoch began, as the script knows them."""
         return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
         return {**kept, "began_with": self.began_with}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
-        self.answers.load_state_dict(state["answers"])
-        self.began_with = state.get("began_with", self.began_with)
+    def load(self, dumped: dict[str, Any]) -> None:
+        self.streams, self.draws = dict(dumped["streams"]), dict(dumped["draws"])
+        self.answers.load_state_dict(dumped["answers"])
+        self.began_with = dumped.get("began_with", self.began_with)
 
 
 def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:

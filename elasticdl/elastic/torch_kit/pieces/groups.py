@@ -3,47 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
+from elasticdl.elastic.torch_kit.pieces.tensors import Modules
+from elasticdl.elastic.training.pieces import Piece
 
 Names = list[list[str]]  # of each group, those of its parameters; empty for one that no module has
 
 
-def dump_groups(modules: Sequence[torch.nn.Module], optimizer: Any) -> list[Names]:
-    """Of each optimizer."""
-    names = {id(parameter): name for name, parameter in _named(modules)}
-    return [
-        [[names.get(id(parameter), "") for parameter in group["params"]] for group in each.param_groups]
-        for each in each_of(optimizer)
-    ]
+class Groups(Piece):
+    """Those of each optimizer. They are made before what else the optimizers hold is loaded."""
 
+    name = "groups"
+    in_checkpoints = False
 
-def load_groups(dumped: list[Names], modules: Sequence[torch.nn.Module], optimizer: Any) -> None:
-    """Have the groups that another worker has, as far as they come after those that are here. What else they hold is loaded next.
+    def __init__(self, modules: Modules, optimizer: Any, *, may_be_undone: bool) -> None:
+        """``may_be_undone``: a step that is torn is begun again as a whole, and adds its groups again."""
+        self._modules = modules
+        self._optimizers = each_of(optimizer)
+        self._may_be_undone = may_be_undone
 
-    Raises:
-        UserError: they are others.
-    """
-    here = dump_groups(modules, optimizer)
-    if here == dumped:
-        return
-    by_name = dict(_named(modules))
-    for mine, theirs, each in zip(here, dumped, each_of(optimizer), strict=True):
-        added = theirs[len(mine) :]
-        is_known = all(name in by_name for group in added for name in group)
-        if theirs[: len(mine)] != mine or not is_known:
-            raise UserError(
-                f"the optimizer {type(each).__name__} has groups of {_sizes(mine)} parameters here, and of {_sizes(theirs)} where "
-                "the state comes from: a worker that comes later can add groups of the model's parameters at the end; make all others "
-                "when the optimizer is made"
-            )
-        for group in added:
-            each.add_param_group({"params": [by_name[name] for name in group]})
+    def keep(self) -> None:
+        self._kept = [len(each.param_groups) for each in self._optimizers]
+
+    def undo(self) -> None:
+        for each, number in zip(self._optimizers, self._kept, strict=True) if self._may_be_undone else ():
+            del each.param_groups[number:]
+
+    def dump(self) -> list[Names]:
+        names = {id(parameter): name for name, parameter in self._named()}
+        return [
+            [[names.get(id(parameter), "") for parameter in group["params"]] for group in each.param_groups]
+            for each in self._optimizers
+        ]
+
+    def load(self, dumped: list[Names]) -> None:
+        """Have the groups that another worker has, as far as they come after those that are here.
+
+        Raises:
+            UserError: they are others.
+        """
+        here = self.dump()
+        if here == dumped:
+            return
+        by_name = dict(self._named())
+        for mine, theirs, each in zip(here, dumped, self._optimizers, strict=True):
+            added = theirs[len(mine) :]
+            is_known = all(name in by_name for group in added for name in group)
+            if theirs[: len(mine)] != mine or not is_known:
+                raise UserError(
+                    f"the optimizer {type(each).__name__} has groups of {_sizes(mine)} parameters here, and of {_sizes(theirs)} where "
+                    "the state comes from: a worker that comes later can add groups of the model's parameters at the end; make all others "
+                    "when the optimizer is made"
+                )
+            for group in added:
+                each.add_param_group({"params": [by_name[name] for name in group]})
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for number, root in enumerate(self._modules()):
+            for name, parameter in root.named_parameters():
+                yield f"{number}:{name}", parameter
 
 
 @contextlib.contextmanager
@@ -62,7 +86,7 @@ def groups_are_there(optimizer: Any) -> Iterator[None]:
 def unless_known(
     optimizer: torch.optim.Optimizer, add: Callable[[dict[str, Any]], None], is_catching_up: Callable[[], bool]
 ) -> Callable[[dict[str, Any]], None]:
-    """``add``, which does nothing for parameters that the optimizer has, where ``is_behind`` holds."""
+    """``add``, which does nothing for parameters that the optimizer has, where ``is_catching_up`` holds."""
 
     def add_param_group(param_group: dict[str, Any]) -> None:
         if is_catching_up():
@@ -75,12 +99,6 @@ def unless_known(
         add(param_group)
 
     return add_param_group
-
-
-def _named(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    for number, root in enumerate(modules):
-        for name, parameter in root.named_parameters():
-            yield f"{number}:{name}", parameter
 
 
 def _sizes(groups: Names) -> str:

@@ -1,4 +1,4 @@
-"""A number that stands for a tensor's bits: `elasticdl.elastic.training.pieces.mark`, computed where the tensor is."""
+"""A number that stands for a tensor's bits: `elasticdl.elastic.training.fingerprint.mark`, computed where the tensor is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from elasticdl.elastic.torch_kit.gpu import HostCopy
-from elasticdl.elastic.training.pieces import COLUMNS, WEIGHTS, WORD, Marks, mark
+from elasticdl.elastic.training.fingerprint import COLUMNS, WEIGHTS, WORD, Marks, mark
 
 _UNSIGNED = (1 << 64) - 1
 

@@ -17,7 +17,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
-from elasticdl.elastic.training.pieces import OfElasticDL
+from elasticdl.elastic.training.pieces import Piece
 
 NONE = (0, 0)  # no gradient
 
@@ -90,8 +90,11 @@ class WeighedGradients:
         return {key: NONE if gradient is None else (id(gradient), gradient._version) for key, gradient in every}
 
 
-class LoopGradients(OfElasticDL):
-    """Of all optimizers that were prepared."""
+class LoopGradients(Piece):
+    """Of all optimizers that were prepared. They are sums, and this worker's own until they are summed, so nothing is compared."""
+
+    name = "gradients"
+    is_value = True
 
     def __init__(self, optimizer: Any, warn: Callable[[str], None], *, may_be_summed: bool) -> None:
         """``may_be_summed``: there may be other workers."""
@@ -173,10 +176,7 @@ class LoopGradients(OfElasticDL):
 
     # -- as a part of the training state --
 
-    def compared(self) -> dict[str, Any]:
-        return {}  # sums, and this worker's own until they are summed
-
-    def state_dict(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         if self._is_begun:
             return {"accumulated": dict(self._accumulated)}
         waiting = {
@@ -186,11 +186,11 @@ class LoopGradients(OfElasticDL):
         }
         return {"accumulated": waiting}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load(self, dumped: dict[str, Any]) -> None:
         self.close_step()
         self._last_stepped = set(range(len(self._optimizers)))
         for number, (optimizer, parameter) in enumerate(self._parameters()):
-            gradient = state["accumulated"].get(number)
+            gradient = dumped["accumulated"].get(number)
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
             if gradient is not None:
                 self._last_stepped.discard(optimizer)

@@ -1,0 +1,231 @@
+"""The pieces of a training state of PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.reason import one_line
+from elasticdl.elastic.core.agreement import plain_text
+from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
+from elasticdl.elastic.torch_kit.pieces.optimizers import each_of, is_other_kind
+from elasticdl.elastic.torch_kit.pieces.tensors import copy_tensor
+from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.copies import UNCHANGING
+from elasticdl.elastic.training.kept_state import difference
+from elasticdl.elastic.training.pieces import Piece, Settings, Value
+
+# Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+OF_EACH_WORKER = ("params", "foreach", "fused", "capturable")
+MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
+
+
+class Model(Piece):
+    """Parameters and persistent buffers. Parameters change only when a step can't be torn any more, so nothing is kept."""
+
+    name = "model"
+    makes_model = True
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> dict[str, Any]:
+        return self._model.state_dict()
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        try:
+            self._model.load_state_dict(dumped)
+        except RuntimeError as error:
+            raise UserError(
+                f"the model here can't take that of the others: {one_line(error)}; what is put into a model while it trains, as by "
+                "pruning, does not reach a worker that comes later: make it with the model"
+            ) from error
+
+    def compared(self) -> Mapping[str, Any]:
+        return {self.name: self.dump()}
+
+    def misfit(self, dumped: Any) -> str:
+        return difference(dumped, self.dump())
+
+
+class Slots(Piece):
+    """What an optimizer works out itself, as momentum. It is dumped with the optimizer's settings, as PyTorch does it."""
+
+    name = "optimizer"
+    makes_model = True
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, optimizer: Any, job: ElasticContext) -> None:
+        self._optimizer = optimizer
+        self._job = job
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> dict[str, Any]:
+        dumped: dict[str, Any] = self._optimizer.state_dict()
+        return dumped
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        if self._job.device.type != "cpu":
+            self._optimizer.state.clear()  # else the old slots and the new ones are on the device at once
+        self._optimizer.load_state_dict(dumped)
+
+    def compared(self) -> Mapping[str, Any]:
+        slots = [
+            {name: each for name, each in one.state_dict().items() if name != "param_groups"}
+            for one in each_of(self._optimizer)
+        ]
+        return {self.name: slots if len(slots) > 1 else slots[0]}
+
+    def misfit(self, dumped: Any) -> str:
+        return "its optimizer is of another kind" if is_other_kind(dumped, self.dump()) else ""
+
+
+class GroupSettings(Settings):
+    """Those of an optimizer's parameter groups. Rules apply to the first group's rate, and the others keep their ratio to it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._own_rates: list[float] = []  # of the groups, before rules apply
+
+    def dump(self) -> list[dict[str, Any]]:
+        return [
+            {
+                key: value if type(value) in UNCHANGING else copy.deepcopy(value)
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def load(self, dumped: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self._optimizer.param_groups, dumped, strict=False):  # one may have been added since
+            for key, value in saved.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # a scheduler, or a compiled step, may hold on to it
+                else:
+                    group[key] = value
+
+    def told(self) -> Mapping[str, Any]:
+        groups = [
+            {key: _as_set(value) for key, value in group.items() if key not in OF_EACH_WORKER}
+            for group in self._optimizer.param_groups
+        ]
+        return {"optimizer.param_groups": groups}
+
+    @property
+    def rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def own_rate(self) -> float:
+        # Kept in each group as torch's schedulers do: it may come from a checkpoint.
+        groups = self._optimizer.param_groups
+        self._own_rates = [float(group.setdefault("initial_lr", float(group["lr"]))) for group in groups]
+        return self._own_rates[0]
+
+    def set_rate(self, rate: float) -> None:
+        groups = self._optimizer.param_groups
+        for group in groups[len(self._own_rates) :]:  # added since
+            self._own_rates.append(float(group.setdefault("initial_lr", float(group["lr"]))))
+        first = self._own_rates[0]
+        for group, own in zip(groups, self._own_rates, strict=True):
+            value = rate if own == first or not first else own * (rate / first)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+
+class HeldAttributes(Piece):
+    """What modules and callbacks hold in attributes."""
+
+    name = "attributes"
+    in_checkpoints = False
+
+    def __init__(self, attributes: Attributes, job: ElasticContext) -> None:
+        self._attributes = attributes
+        self._job = job
+
+    def keep(self) -> None:
+        self._attributes.commit(may_be_torn=self._job.size > 1)
+
+    def undo(self) -> None:
+        self._attributes.restore()
+
+    def dump(self) -> dict[str, Any]:
+        return self._attributes.dump()
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        self._attributes.load(dumped)
+
+
+class MovedByPasses(Piece):
+    """Buffers, and parameters that follow others. As they were before the step in hand, the reducer has them."""
+
+    name = "moved by passes"
+    kept_with = SaveScope.WITH_PARAMETERS
+    travels = False  # but with the model
+
+    def __init__(self, reducer: GradientReducer, *, begins_steps: bool) -> None:
+        """``begins_steps``: nobody else tells the reducer of a step's beginning, so a step begins where the last one ends."""
+        self._reducer = reducer
+        self._begins_steps = begins_steps
+        self._is_in_hand = False  # a step
+
+    def begin_step(self) -> None:
+        """The reducer knows of it."""
+        self._is_in_hand = True
+
+    def keep(self) -> None:
+        if self._begins_steps:
+            self._reducer.begin_counting()
+        self._is_in_hand = self._begins_steps
+
+    def undo(self) -> None:
+        if self._is_in_hand:
+            self._reducer.reset_buffers()
+
+    def dump(self) -> None: ...
+
+    def load(self, dumped: None) -> None: ...
+
+
+class TorchValue(Value):
+    """See `elasticdl.elastic.training.pieces.Value`."""
+
+    copy_tensor = staticmethod(copy_tensor)
+
+    @property
+    def makes_model(self) -> bool:
+        # A scheduler that is wrapped, as by accelerate, is of another class.
+        value = self.value
+        return isinstance(value, MAKE_THE_MODEL) or (hasattr(value, "optimizer") and hasattr(value, "state_dict"))
+
+    @property
+    def title(self) -> str:
+        if not self.makes_model:
+            return type(self.value).__name__ if self.name.startswith(PREPARED) else self.name
+        if isinstance(self.value, torch.nn.Module | torch.optim.Optimizer):
+            return self.name
+        return "scaler" if isinstance(self.value, torch.amp.GradScaler) else "scheduler"
+
+
+def _as_set(value: Any) -> Any:
+    """A setting as it can be written out; of one on a GPU nobody asks at each step."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.device.type == "cpu" else None
+    return value if type(value) in UNCHANGING or type(value) is tuple else plain_text(value)
