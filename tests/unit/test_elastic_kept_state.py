@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from elastic_kit import Board, Trainee
+from elastic_kit import Board, Trainee, make_data
 from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
@@ -11,6 +11,8 @@ from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
 
@@ -137,18 +139,24 @@ def test_half_a_file_is_one_line_and_stays(tmp_path):
         assert path.read_bytes() == damaged
 
 
+def rebuilt(job, model, kind=torch.optim.SGD):
+    """The job's state is one of this model and kind of optimizer."""
+    optimizer = kind(model.parameters(), lr=0.1)
+    job.state = TorchState(job.context, model, optimizer, ElasticDataLoader(job.context, make_data()), {"seen": 7})
+
+
 def other_model(job):
-    job.state.model = torch.nn.Linear(8, 5)
+    rebuilt(job, torch.nn.Linear(8, 5))
     return "is of another training: it has no weight"
 
 
 def other_shape(job):
-    job.state.model = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))
+    rebuilt(job, torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3)))
     return "is of another training: 0.weight has shape (16, 8) there and (17, 8) here"
 
 
 def other_optimizer(job):
-    job.state.optimizer = torch.optim.Adam(job.state.model.parameters())
+    rebuilt(job, job.state.model, torch.optim.Adam)
     return "is of another training: its optimizer is of another kind"
 
 

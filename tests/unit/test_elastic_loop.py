@@ -513,7 +513,7 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.steps.state.state_dict()))
+            kept.append(copy.deepcopy(view.steps.state.sent()))
 
     train_on(loader, model, optimizer, watch)
     joined_at = []
@@ -588,7 +588,7 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.steps.state.state_dict()))
+            kept.append(copy.deepcopy(view.steps.state.sent()))
         orders[view.drawn[0].epoch] = [batch.indices for batch in view.drawn]
 
     train_on(loader, model, optimizer, watch)
@@ -664,7 +664,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
     """It has judged what is not the job's; at ``told`` it would have joined."""
     model, optimizer, loader, view = begun((0, 0))
     kept = []
-    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.steps.state.state_dict())))
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.steps.state.sent())))
 
     def join(state):
         state.load_state_dict(kept[6])  # that after the third step of the second epoch

@@ -207,8 +207,7 @@ class TrainingState(ABC):
         if world.needs_sync and world.size > 1:
             require_same(self._data_facts(), self._job.collective)
             is_root = world.rank == 0
-            own = dump_all((each for each in self.pieces if each.travels), to_send=True) if is_root else {}
-            received = self._tensors.broadcast(own)
+            received = self._tensors.broadcast(self.sent() if is_root else {})
             if not is_root and not world.stands_with_root(world.rank):
                 with memory_of_the_worker("the training state"):
                     self.load_state_dict(received)
@@ -222,6 +221,10 @@ class TrainingState(ABC):
         """Everything; the content of a checkpoint."""
         return dump_all(each for each in self.pieces if each.travels and each.in_checkpoints)
 
+    def sent(self, *, to_file: bool = False) -> dict[str, Any]:
+        """All that another worker of the job is given, as it is between two steps."""
+        return dump_all((each for each in self.pieces if each.travels), to_send=not to_file)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.values.update({name: value for name, value in state["values"].items() if name not in self.values})
         load_all((each for each in self.pieces if each.travels), {**state.get("held", {}), **state})
@@ -229,7 +232,7 @@ class TrainingState(ABC):
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
         beside = {BESIDE: self.beside[0]()} if self.beside is not None else {}
-        self._tensors.write({**dump_all(each for each in self.pieces if each.travels), **beside, **more}, file)
+        self._tensors.write({**self.sent(to_file=True), **beside, **more}, file)
 
     def unpack(self, file: IO[bytes]) -> Any:
         """What `write` has written; nothing is loaded."""

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,7 +16,6 @@ from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
 from elasticdl.elastic.torch_kit.participant.answers import Answers
@@ -27,6 +26,10 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.pieces import Copied, Piece
+
+
+if TYPE_CHECKING:
+    from elasticdl.elastic.torch.tape import Tape
 
 
 class Received(Copied):
@@ -223,7 +226,7 @@ class OpenBatch:
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""
         if not self.remade:  # whose ids are those of tensors that the tape keeps
-            self.sample, self.tape = None, Tape(None)
+            self.sample, self.tape = None, type(self.tape)(None)
 
 
 def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
