@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.torch_kit.pieces.marks import device_marks, marks_of
-from elasticdl.elastic.training.fingerprint import COLUMNS, array_marks, as_array, distance, leaves, mark, plain_mark, shown
+from elasticdl.elastic.training.fingerprint import (
+    COLUMNS,
+    array_marks,
+    as_array,
+    distance,
+    leaves,
+    mark,
+    plain_mark,
+    shown,
+)
 
 
 @dataclasses.dataclass

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 DIFFER = (
