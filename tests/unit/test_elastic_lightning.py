@@ -260,7 +260,7 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
         fit(tmp_path / str(batches), make_strategy(), max_epochs=1, limit_train_batches=batches) for batches in (4, 2)
     )
     states = [each.strategy._host.trainer_state for each in (whole, other)]
-    states[1].load_state_dict(states[0].take(at_batch=True))
+    states[1].load(states[0].take(at_batch=True))
     states[1].arrive()
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
 

@@ -14,22 +14,16 @@ from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.step import SEED_NAME
 from elasticdl.elastic.training.fingerprint import Array, Marks, array_marks, as_array
-from elasticdl.elastic.training.pieces import Piece, Settings
+from elasticdl.elastic.training.pieces import Local, Settings, Trained
 from elasticdl.tensorflow import keras, tf
 
 
-class Variables(Piece):
-    """Some variables, dumped as NumPy arrays in their order. They change only when a step can't be torn any more, so nothing is kept."""
-
-    makes_model = True
+class Variables(Trained):
+    """Some variables, dumped as NumPy arrays in their order."""
 
     def __init__(self, name: str, variables: Callable[[], Sequence[Any]]) -> None:
         self.name = name
         self._variables = variables
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> list[Array]:
         return [np.asarray(variable.numpy()) for variable in self._variables()]
@@ -103,18 +97,15 @@ class RateSetting(Settings):
             self._optimizer.learning_rate = rate
 
 
-class BegunEpoch(Piece):
+class BegunEpoch(Local):
     """The last epoch that callbacks were told of. Before another state is loaded, they are told of the one that it is in."""
 
     name = "begun_epoch"
+    travels = True
 
     def __init__(self) -> None:
         self.epoch = -1
         self.before_load: Callable[[int], None] = lambda epoch: None
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> int:
         return self.epoch
@@ -126,22 +117,13 @@ class BegunEpoch(Piece):
         self.before_load(-1)
 
 
-class CallbacksParts(Piece):
+class CallbacksParts(Local):
     """What callbacks keep, to be compared. It travels by itself."""
 
     name = "callbacks"
-    travels = False
 
     def __init__(self) -> None:
         self.compare: Callable[[], Mapping[str, Any]] = dict
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
-
-    def dump(self) -> None: ...
-
-    def load(self, dumped: None) -> None: ...
 
     def compared(self) -> Mapping[str, Any]:
         return self.compare()

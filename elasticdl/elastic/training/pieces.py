@@ -72,35 +72,43 @@ class Piece(ABC):
         return ""
 
 
-class Copied(Piece):
-    """A piece that by itself is neither kept nor undone, and is so by a copy; or otherwise, as a subclass says."""
+class Trained(Piece):
+    """What an update of the parameters changes. A step that is torn has made no update, so most trainings need no copy of this."""
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
-        self.name = piece.name
-        self.copy_tensor = piece.copy_tensor
+    is_copied = False  # parameters may change otherwise than by an update that the job knows of
+    _received: Any = None
 
     @property
     def makes_model(self) -> bool:
-        return self.piece.makes_model
+        return True
 
-    def dump(self) -> Any:
-        return self.piece.dump()
+    def keep(self) -> None:
+        if self.is_copied:
+            super().keep()
 
-    def load(self, dumped: Any) -> None:
-        self.piece.load(dumped)
+    def undo(self) -> None:
+        if self._received is not None:
+            self.load(self._received)
+        else:
+            super().undo()
 
-    def missing(self) -> None:
-        self.piece.missing()
+    def undo_to(self, received: Any) -> None:
+        """From here on `undo` goes back to this; or to what is kept, with None."""
+        self._received = received
 
-    def sent(self) -> Any:
-        return self.piece.sent()
 
-    def compared(self) -> Mapping[str, Any]:
-        return self.piece.compared()
+class Local(Piece):
+    """A piece that another worker has no use for, or is given in another way, and that need not be copied."""
 
-    def misfit(self, dumped: Any) -> str:
-        return self.piece.misfit(dumped)
+    travels = False
+
+    def keep(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def dump(self) -> Any: ...
+
+    def load(self, dumped: Any) -> None: ...
 
 
 class Value(Piece):
@@ -189,18 +197,15 @@ class FollowedRate(Piece):
             self.control.state = RateState(**dumped)
 
 
-class Standing(Piece):
+class Standing(Local):
     """How far training is. The worker's core keeps and undoes that."""
 
     name = "progress"
+    travels = True
 
     def __init__(self, progress: Callable[[], Progress], loaded: Callable[[Progress], None]) -> None:
         self._progress = progress
         self._loaded = loaded
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> dict[str, Any]:
         return asdict(self._progress())
@@ -209,23 +214,16 @@ class Standing(Piece):
         self._loaded(Progress(**dumped))
 
 
-class InHand(Piece):
+class InHand(Local):
     """What is there only while a step is made: to undo it is to ``drop`` it."""
 
     name = "in hand"
-    travels = False
 
     def __init__(self, drop: Callable[[], None]) -> None:
         self._drop = drop
 
-    def keep(self) -> None: ...
-
     def undo(self) -> None:
         self._drop()
-
-    def dump(self) -> None: ...
-
-    def load(self, dumped: None) -> None: ...
 
 
 # -- all of them --

@@ -16,34 +16,10 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.parts import Batches
-from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.pieces import Copied, Piece
-
-
-class Received(Copied):
-    """A piece that is undone to what was received, until the worker that has received it stands where the job stands."""
-
-    def __init__(self, piece: Piece, attributes: Attributes) -> None:
-        super().__init__(piece)
-        self._attributes = attributes  # which have been loaded before
-        self._received: Any = None
-
-    def keep(self) -> None: ...
-
-    def load(self, dumped: Any) -> None:
-        super().load(dumped)
-        self._received = dumped if self._attributes.is_on_its_way else None
-
-    def undo(self) -> None:
-        if self._received is not None:
-            self.piece.load(self._received)
-
-    def arrive(self) -> None:
-        self._received = None
 
 
 class LoopState(TorchState):
@@ -72,12 +48,12 @@ class LoopState(TorchState):
         # What the workers tell each other before they sum, of what this worker adds to the loss; returns that.
         self.before_sum: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def _undone(self, piece: Piece) -> Piece:
-        return super()._undone(piece) if self._begins_again else Received(piece, self.attributes)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.was_loaded = True
+        is_kept = self._begins_again  # by copies
+        for piece in self._trained:
+            piece.undo_to(state.get(piece.name) if self.attributes.is_on_its_way and not is_kept else None)
 
     def sync(self, world: World) -> None:
         super().sync(world)
@@ -154,9 +130,8 @@ class LoopState(TorchState):
     def arrive(self) -> None:
         """The script stands where the job stands."""
         self.go_back()
-        for piece in self.pieces:
-            if isinstance(piece, Received):
-                piece.arrive()
+        for piece in self._trained:
+            piece.undo_to(None)
         self.attributes.arrive()
 
     def begin_step(self) -> None:

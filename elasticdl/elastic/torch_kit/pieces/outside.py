@@ -10,24 +10,19 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.pieces.tensors import Modules, copy_tensor
 from elasticdl.elastic.torch_kit.reduction.named import NamedBuffers, is_alike, modules_of
-from elasticdl.elastic.training.pieces import Piece
+from elasticdl.elastic.training.pieces import Trained
 
 
-class Outside(Piece):
+class Outside(Trained):
     """It travels beside the model."""
 
     name = "outside"
-    makes_model = True
     copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
         """``parameters``: those of the optimizer."""
         self._modules = modules
         self._parameters = parameters
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> dict[str, Any]:
         """Empty if there is nothing."""

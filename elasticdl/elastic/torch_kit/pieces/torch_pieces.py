@@ -19,27 +19,22 @@ from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.copies import UNCHANGING
 from elasticdl.elastic.training.kept_state import difference
-from elasticdl.elastic.training.pieces import Piece, Settings, Value
+from elasticdl.elastic.training.pieces import Local, Piece, Settings, Trained, Value
 
 # Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
-OF_EACH_WORKER = ("params", "foreach", "fused", "capturable")
+OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
-class Model(Piece):
-    """Parameters and persistent buffers. Parameters change only when a step can't be torn any more, so nothing is kept."""
+class Model(Trained):
+    """Parameters and persistent buffers."""
 
     name = "model"
-    makes_model = True
     copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> dict[str, Any]:
         return self._model.state_dict()
@@ -60,20 +55,15 @@ class Model(Piece):
         return difference(dumped, self.dump())
 
 
-class Slots(Piece):
+class Slots(Trained):
     """What an optimizer works out itself, as momentum. It is dumped with the optimizer's settings, as PyTorch does it."""
 
     name = "optimizer"
-    makes_model = True
     copy_tensor = staticmethod(copy_tensor)
 
     def __init__(self, optimizer: Any, job: ElasticContext) -> None:
         self._optimizer = optimizer
         self._job = job
-
-    def keep(self) -> None: ...
-
-    def undo(self) -> None: ...
 
     def dump(self) -> dict[str, Any]:
         dumped: dict[str, Any] = self._optimizer.state_dict()
@@ -122,7 +112,11 @@ class GroupSettings(Settings):
 
     def told(self) -> Mapping[str, Any]:
         groups = [
-            {key: _as_set(value) for key, value in group.items() if key not in OF_EACH_WORKER}
+            {
+                key: value if type(value) in UNCHANGING else _as_set(value)
+                for key, value in group.items()
+                if key not in OF_EACH_WORKER
+            }
             for group in self._optimizer.param_groups
         ]
         return {"optimizer.param_groups": groups}
@@ -173,12 +167,11 @@ class HeldAttributes(Piece):
         self._attributes.load(dumped)
 
 
-class MovedByPasses(Piece):
-    """Buffers, and parameters that follow others. As they were before the step in hand, the reducer has them."""
+class MovedByPasses(Local):
+    """Buffers, and parameters that follow others. They travel with the model. As they were before the step in hand, the reducer has them."""
 
     name = "moved by passes"
     kept_with = SaveScope.WITH_PARAMETERS
-    travels = False  # but with the model
 
     def __init__(self, reducer: GradientReducer, *, begins_steps: bool) -> None:
         """``begins_steps``: nobody else tells the reducer of a step's beginning, so a step begins where the last one ends."""
@@ -198,10 +191,6 @@ class MovedByPasses(Piece):
     def undo(self) -> None:
         if self._is_in_hand:
             self._reducer.reset_buffers()
-
-    def dump(self) -> None: ...
-
-    def load(self, dumped: None) -> None: ...
 
 
 class TorchValue(Value):
@@ -228,4 +217,4 @@ def _as_set(value: Any) -> Any:
     """A setting as it can be written out; of one on a GPU nobody asks at each step."""
     if isinstance(value, torch.Tensor):
         return value.tolist() if value.device.type == "cpu" else None
-    return value if type(value) in UNCHANGING or type(value) is tuple else plain_text(value)
+    return value if type(value) is tuple else plain_text(value)

@@ -34,7 +34,6 @@ from elasticdl.elastic.torch_kit.reduction.hooks import EVERYBODY
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, sum_of_all
 from elasticdl.elastic.training import state
-from elasticdl.elastic.training.pieces import Copied, Piece
 
 
 class TorchState(state.TrainingState):
@@ -96,18 +95,11 @@ class TorchState(state.TrainingState):
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(lambda *_: self._step_made())
         self._moved = MovedByPasses(self._reducer, begins_steps=sampler is None and not self._begins_steps_itself)
-        self._hold(
-            Groups(self._modules, optimizer, may_be_undone=self._begins_again),
-            HeldAttributes(self.attributes, job),
-            self._moved,
-            self._undone(Model(model)),
-            self._undone(Outside(self._modules, self.parameters)),
-            self._undone(Slots(optimizer, job)),
-        )
-
-    def _undone(self, piece: Piece) -> Piece:
-        """This piece, which an update of the parameters changes, as it is undone."""
-        return Copied(piece) if self._snapshot or self._begins_again else piece
+        self._trained = (Model(model), Outside(self._modules, self.parameters), Slots(optimizer, job))
+        for piece in self._trained:
+            piece.is_copied = snapshot or self._begins_again
+        groups = Groups(self._modules, optimizer, may_be_undone=self._begins_again)
+        self._hold(groups, HeldAttributes(self.attributes, job), self._moved, *self._trained)
 
     def sync(self, world: World) -> None:
         if world.is_first and world.rank == 0:
