@@ -1,4 +1,4 @@
-"""Pieces of a state have names, and numbers that stand for their bits, the same wherever they are computed."""
+"""Values of a state have names, and numbers that stand for their bits, the same wherever they are computed."""
 
 from __future__ import annotations
 
