@@ -17,7 +17,7 @@ from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING,
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
-from elasticdl.elastic.keras.variables import BegunEpoch, CallbacksParts, KerasTensors, RateSetting, Variables
+from elasticdl.elastic.keras.variables import BegunEpoch, CallbacksParts, RateSetting, Variables, tensors_of
 from elasticdl.elastic.training import state
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.pieces import InHand
@@ -40,8 +40,8 @@ class KerasState(state.TrainingState):
         start: Progress | None = None,
         has_state: bool = False,
     ) -> None:
-        tensors, setting = KerasTensors(job), RateSetting(train_step.optimizer)
-        super().__init__(job, tensors, setting, loader.sampler, values, start=start, has_state=has_state)
+        setting = RateSetting(train_step.optimizer)
+        super().__init__(job, tensors_of(job), setting, loader.sampler, values, start=start, has_state=has_state)
         self.model = train_step.model
         self.optimizer = train_step.optimizer
         self.train_step = train_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.step import SEED_NAME
-from elasticdl.elastic.training.fingerprint import Array, Marks, array_marks, as_array
-from elasticdl.elastic.training.pieces import Local, Settings, Trained
+from elasticdl.elastic.training.fingerprint import Array, array_marks, as_array
+from elasticdl.elastic.training.pieces import Local, Settings, Tensors, Trained
 from elasticdl.tensorflow import keras, tf
 
 
@@ -129,28 +129,20 @@ class CallbacksParts(Local):
         return self.compare()
 
 
-class KerasTensors:
-    """See `elasticdl.elastic.training.pieces.Tensors`."""
+def tensors_of(job: ElasticContext) -> Tensors:
+    return Tensors(
+        lambda arrays: array_marks([_host_array(each) for each in arrays]),
+        _host_array,
+        lambda dumped, **to_all: broadcast_state(dumped, job.collective, **to_all),
+        pickle.dump,
+        pickle.load,
+    )
 
-    read = staticmethod(pickle.load)
 
-    def __init__(self, job: ElasticContext) -> None:
-        self._job = job
-
-    def marks_of(self, arrays: Sequence[Any]) -> Marks:
-        return array_marks([self.host_array(each) for each in arrays])
-
-    def host_array(self, value: Any) -> Array:
-        if isinstance(value, keras.Variable | tf.Variable | tf.Tensor):
-            return np.asarray(_read(value).numpy())
-        return value if isinstance(value, np.ndarray) else as_array(value)
-
-    def broadcast(self, dumped: dict[str, Any], *, to_all: bool = False) -> dict[str, Any]:
-        received: dict[str, Any] = broadcast_state(dumped, self._job.collective, to_all=to_all)
-        return received
-
-    def write(self, dumped: dict[str, Any], file: IO[bytes]) -> None:
-        pickle.dump(dumped, file)
+def _host_array(value: Any) -> Array:
+    if isinstance(value, keras.Variable | tf.Variable | tf.Tensor):
+        return np.asarray(_read(value).numpy())
+    return value if isinstance(value, np.ndarray) else as_array(value)
 
 
 def _path(variable: Any) -> str:

@@ -12,7 +12,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
-from elasticdl.elastic.torch_kit.pieces.tensors import copy_tensor
+from elasticdl.elastic.torch_kit.pieces.torch_pieces import copy_tensor
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.pieces import Piece
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import IO, Any, ClassVar, Protocol
+from dataclasses import asdict, dataclass
+from typing import IO, Any, ClassVar
 
 from elasticdl.elastic.core.learning_rate import RateControl, RateState
 from elasticdl.elastic.core.progress import Progress
@@ -229,25 +229,17 @@ class InHand(Local):
 # -- all of them --
 
 
-class Tensors(Protocol):
+@dataclass(frozen=True, slots=True)
+class Tensors:
     """What is done with the tensors of a framework."""
 
-    def marks_of(self, arrays: Sequence[Any]) -> Marks:
-        """For each of these what `fingerprint.mark` is for an array. On a GPU the host goes on meanwhile."""
-
-    def host_array(self, value: Any) -> Array:
-        """Numbers as they are; anything else as text."""
-
-    def broadcast(self, dumped: dict[str, Any], *, to_all: bool = False) -> dict[str, Any]:
-        """Rank 0's, on members that stand elsewhere; or ``to_all``.
-
-        Raises:
-            WorldBroken: nothing was received.
-        """
-
-    def write(self, dumped: dict[str, Any], file: IO[bytes]) -> None: ...
-
-    def read(self, file: IO[bytes]) -> Any: ...
+    marks_of: Callable[
+        [Sequence[Any]], Marks
+    ]  # what `fingerprint.mark` is for an array; on a GPU the host goes on meanwhile
+    host_array: Callable[[Any], Array]  # numbers as they are; anything else as text
+    broadcast: Callable[..., Any]  # rank 0's, on members that stand elsewhere; or ``to_all``
+    write: Callable[[Any, IO[bytes]], object]
+    read: Callable[[IO[bytes]], Any]
 
 
 def dump_all(pieces: Iterable[Piece], *, to_send: bool = False) -> dict[str, Any]:

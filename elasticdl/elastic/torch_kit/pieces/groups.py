@@ -10,7 +10,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
-from elasticdl.elastic.torch_kit.pieces.tensors import Modules
+from elasticdl.elastic.torch_kit.pieces.torch_pieces import Modules
 from elasticdl.elastic.training.pieces import Piece
 
 Names = list[list[str]]  # of each group, those of its parameters; empty for one that no module has

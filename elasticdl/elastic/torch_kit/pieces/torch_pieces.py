@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,19 +13,56 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.torch_kit.collective import broadcast_state
+from elasticdl.elastic.torch_kit.flat import host_array
+from elasticdl.elastic.torch_kit.pieces.marks import marks_of
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of, is_other_kind
-from elasticdl.elastic.torch_kit.pieces.tensors import copy_tensor
+from elasticdl.elastic.torch_kit.reduction.named import NamedBuffers, is_alike, modules_of
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.copies import UNCHANGING
 from elasticdl.elastic.training.kept_state import difference
-from elasticdl.elastic.training.pieces import Local, Piece, Settings, Trained, Value
+from elasticdl.elastic.training.pieces import Local, Piece, Settings, Tensors, Trained, Value
 
 # Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
 OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
+
+
+Modules = Callable[[], Sequence[torch.nn.Module]]  # the model, and others that were given along
+
+
+def tensors_of(job: ElasticContext) -> Tensors:
+    return Tensors(
+        marks_of,
+        host_array,
+        lambda dumped, **to_all: broadcast_state(dumped, job.collective, job.device, **to_all),
+        torch.save,
+        partial(torch.load, map_location="cpu", weights_only=False),
+    )
+
+
+def copy_tensor(value: Any, before: Any) -> torch.Tensor | None:
+    """See `elasticdl.elastic.training.copies.CopyTensor`."""
+    if not _is_whole(value):
+        return None
+    alike = _is_whole(before) and (before.shape, before.dtype) == (value.shape, value.dtype)
+    made: torch.Tensor = before if alike and before.device == value.device else torch.empty_like(value)
+    with torch.no_grad():
+        return made.copy_(value)
+
+
+def _is_whole(value: Any) -> bool:
+    """A plain tensor that shares its memory with no other."""
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    )
 
 
 class Model(Trained):
@@ -53,6 +91,63 @@ class Model(Trained):
 
     def misfit(self, dumped: Any) -> str:
         return difference(dumped, self.dump())
+
+
+class Outside(Trained):
+    """What is in no ``state_dict`` of the model: parameters that only the optimizer has, and buffers that are not persistent."""
+
+    name = "outside"
+    copy_tensor = staticmethod(copy_tensor)
+
+    def __init__(self, modules: Modules, parameters: Callable[[], Iterable[torch.nn.Parameter]]) -> None:
+        """``parameters``: those of the optimizer."""
+        self._modules = modules
+        self._parameters = parameters
+
+    def dump(self) -> dict[str, Any]:
+        """Empty if there is nothing."""
+        modules = self._modules()
+        outside = [each.detach() for each in outside_parameters(modules, self._parameters())]
+        caches = {each.name_in(modules): each.tensor for each in NamedBuffers(modules).find() if each.is_cache}
+        return {**({"parameters": outside} if outside else {}), **({"buffers": caches} if caches else {})}
+
+    @torch.no_grad()
+    def load(self, dumped: dict[str, Any]) -> None:
+        """Raises:
+        UserError: the optimizer has other parameters.
+        """
+        modules = self._modules()
+        outside, theirs = outside_parameters(modules, self._parameters()), dumped.get("parameters", [])
+        own, others = ([tuple(each.shape) for each in some] for some in (outside, theirs))
+        if own != others:
+            raise UserError(
+                f"the optimizer has parameters that are not the model's, here of the shapes {own}, and of {others} where the state comes "
+                "from: make the same on every worker"
+            )
+        for parameter, value in zip(outside, theirs, strict=True):
+            parameter.copy_(value)
+        caches = dumped.get("buffers", {})
+        for named in NamedBuffers(modules).find() if caches else ():
+            value, now = caches.get(named.name_in(modules)) if named.is_cache else None, named.tensor
+            # Where the shapes differ each worker has its own.
+            if value is not None and now is not None and is_alike(now, value.to(now.device)):
+                now.copy_(value)
+
+    def missing(self) -> None:
+        self.load({})
+
+    def compared(self) -> dict[str, Any]:
+        """Buffers that are not persistent may be caches of each worker's own."""
+        outside = outside_parameters(self._modules(), self._parameters())
+        return {self.name: outside} if outside else {}
+
+
+def outside_parameters(
+    modules: Sequence[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]
+) -> list[torch.nn.Parameter]:
+    """Those that the optimizer has and none of the modules."""
+    within = {id(each) for module in modules_of(modules) for each in module._parameters.values()}
+    return list({id(each): each for each in parameters if id(each) not in within}.values())
 
 
 class Slots(Trained):

@@ -18,15 +18,15 @@ from elasticdl.elastic.torch_kit.pieces.further import IS_OUTSIDE, further_modul
 from elasticdl.elastic.torch_kit.pieces.groups import Groups
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of, require_summable
-from elasticdl.elastic.torch_kit.pieces.outside import Outside
-from elasticdl.elastic.torch_kit.pieces.tensors import TorchTensors
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import (
     GroupSettings,
     HeldAttributes,
     Model,
     MovedByPasses,
+    Outside,
     Slots,
     TorchValue,
+    tensors_of,
 )
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
@@ -72,7 +72,7 @@ class TorchState(state.TrainingState):
         for each in each_of(optimizer):
             require_summable(each, "TorchState")
         sampler = data.sampler if isinstance(data, ElasticDataLoader) else data
-        super().__init__(job, TorchTensors(job), GroupSettings(optimizer), sampler, values, snapshot=snapshot)
+        super().__init__(job, tensors_of(job), GroupSettings(optimizer), sampler, values, snapshot=snapshot)
         self.model = model
         self.optimizer = optimizer
         self.loader = data if isinstance(data, ElasticDataLoader) else None
