@@ -16,7 +16,7 @@ from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.pieces import torch_state
+from elasticdl.elastic.torch_kit.pieces import torch_pieces
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
 from elasticdl.worker import main
@@ -130,11 +130,11 @@ def test_a_device_that_fails_costs_only_its_worker(work, error, users):
 
 
 def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, monkeypatch):
-    def broadcast(*_):
+    def broadcast(*_, **__):
         with memory_of_the_worker("the training state"):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch_state, "broadcast_state", broadcast)
+    monkeypatch.setattr(torch_pieces, "broadcast_state", broadcast)
     monkeypatch.setattr(training_state, "require_same", lambda *_: None)  # which asks rank 0
     master = Script()
     master.answer = lambda request: World(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1)

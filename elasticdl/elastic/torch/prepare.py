@@ -26,8 +26,8 @@ from elasticdl.elastic.torch_kit.pieces.owners import owners
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.pieces import is_stateful
 from elasticdl.elastic.training.runtime import ScriptRuntime
-from elasticdl.elastic.training.stateful import Stateful
 
 # By the name of their type, as some are in packages that may not be installed.
 WRAPPERS = {
@@ -107,7 +107,7 @@ class PlainLoop:
             require_plain(model, each)
         batches = Batches(loader)
         for each in others:
-            if not isinstance(each, Stateful):
+            if not is_stateful(each):
                 raise UserError(
                     f"elastic.prepare: a {type(each).__name__} has no state_dict and load_state_dict, by which it could travel to a "
                     "worker that comes later"

@@ -13,7 +13,6 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.training.copies import CopyTensor, copied
 from elasticdl.elastic.training.fingerprint import Array, Marks, Survey, is_array, leaves
-from elasticdl.elastic.training.stateful import is_stateful
 
 # How the names of settings begin, as PyTorch and Keras have them.
 SETTINGS = ("optimizer.param_groups", "optimizer.learning_rate")
@@ -109,6 +108,11 @@ class Local(Piece):
     def dump(self) -> Any: ...
 
     def load(self, dumped: Any) -> None: ...
+
+
+def is_stateful(value: Any) -> bool:
+    """An object that says its state, and takes it: a scheduler of torch, a GradScaler, a metric."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 class Value(Piece):
