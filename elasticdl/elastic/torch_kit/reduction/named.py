@@ -141,7 +141,6 @@ class Followers:
         self._known: list[NamedTensor] = []
         self._looked = 0  # steps
         self._before = Saved()  # the step in hand
-        self._saved = Saved()
 
     @property
     def _looks(self) -> bool:
@@ -150,14 +149,8 @@ class Followers:
     def known(self) -> list[NamedTensor]:
         return [each for each in self._known if (now := each.tensor) is not None and not now.requires_grad]
 
-    def save(self) -> None:
-        """What `restore` goes back to. Copies of those that may be none take no memory of a device."""
-        self._saved.save(self.possible(), on_host=self._looks)
-
-    def restore(self) -> None:
-        self._saved.restore()
-
     def begin(self) -> None:
+        """What `reset` goes back to. Copies of those that may be none take no memory of a device."""
         self._before.save(self.possible(), on_host=self._looks)
 
     def reset(self) -> None:
