@@ -8,45 +8,21 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives.port import Bytes, Collective, memory_of_the_worker
+from elasticdl.elastic.collectives.port import Collective, memory_of_the_worker
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 
 PIECE_BYTES = 16 << 20  # smaller ones take more rounds, larger ones leave the processor's cache
 
 
-class TensorFormat(Protocol):
-    """How a framework's tensors become bytes, and bytes tensors."""
-
-    @property
-    def kind(self) -> type:
-        """The class of the tensors."""
-
-    def size(self, tensor: Any) -> int:
-        """In bytes."""
-
-    def describe(self, tensor: Any) -> Any:
-        """What `from_bytes` needs to know; it is pickled."""
-
-    def new_buffer(self, size: int) -> Bytes:
-        """Memory for what travels, on the host."""
-
-    def to_bytes(self, tensor: Any) -> Any:
-        """What `read` takes parts of, where the tensor is."""
-
-    def read(self, content: Any, cut: slice, place: Bytes) -> None:
-        """Have these bytes copied, which `finish_reading` waits for."""
-
-    def finish_reading(self) -> None: ...
-
-    def from_bytes(self, content: Bytes, description: Any) -> Any: ...
-
-
-def broadcast_state(state: Any, collective: Collective, form: TensorFormat, *, to_all: bool = False) -> Any:
+def broadcast_state(state: Any, collective: Collective, *, on_host: Collection[str] = (), to_all: bool = False) -> Any:
     """Rank 0's nested state, on every member that does not stand with it, or ``to_all``; on the others their own.
+
+    ``on_host``: the parts of the state, a dict, whose tensors need not arrive on a device.
 
     Raises:
         WorldBroken: nothing was received; the caller's own state is untouched.
@@ -58,30 +34,34 @@ def broadcast_state(state: Any, collective: Collective, form: TensorFormat, *, t
     receivers = [rank for rank in range(world.size) if to_all or not world.stands_with_root(rank)]
     with memory_of_the_worker("the training state"):
         if world.rank == 0:
-            _send(state, collective, form, receivers)
+            _send(state, collective, on_host, receivers)
             return state
-        received = _receive(collective, form, receivers)
+        received = _receive(collective, receivers)
         return state if received is None else received
 
 
-def _send(state: Any, collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> None:
+def _send(state: Any, collective: Collective, on_host: Collection[str], receivers: Sequence[int]) -> None:
+    adapter = collective.tensors
     tensors: list[Any] = []
-    tree = take_tensors(state, form.kind, tensors)
-    sizes = [form.size(tensor) for tensor in tensors]
-    packed = pickle.dumps((tree, sizes, [form.describe(tensor) for tensor in tensors]))
-    collective.broadcast_bytes(packed, "elasticdl.tensor_tree")
-    buffer = form.new_buffer(min(sum(sizes), PIECE_BYTES))
+    take_tensors([state[name] for name in on_host if name in state], adapter.kind, tensors)
+    stay = {id(tensor) for tensor in tensors}
+    tensors.clear()
+    tree = take_tensors(state, adapter.kind, tensors)
+    sizes = [adapter.size(tensor) for tensor in tensors]
+    descriptions = [adapter.describe(tensor, on_host=id(tensor) in stay) for tensor in tensors]
+    collective.broadcast_bytes(pickle.dumps((tree, sizes, descriptions)), "elasticdl.tensor_tree")
+    buffer = adapter.new_buffer(min(sum(sizes), PIECE_BYTES))
     present, content = -1, None  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
         for index, cut, place in piece:
             if present != index:
-                present, content = index, form.to_bytes(tensors[index])
-            form.read(content, cut, buffer[place])
-        form.finish_reading()
+                present, content = index, adapter.to_bytes(tensors[index])
+            adapter.read(content, cut, buffer[place])
+        adapter.finish_reading()
         _move(buffer[: piece[-1][2].stop], collective, receivers)
 
 
-def _receive(collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> Any | None:
+def _receive(collective: Collective, receivers: Sequence[int]) -> Any | None:
     keep = collective.world.rank in receivers
     # Comes from another member of the same job, over the job's own connections.
     tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
@@ -94,7 +74,9 @@ def _receive(collective: Collective, form: TensorFormat, receivers: Sequence[int
                 contents[index][cut] = received[place]
     if not keep:
         return None
-    return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
+    return put_tensors(
+        tree, [collective.tensors.from_bytes(*each) for each in zip(contents, descriptions, strict=True)]
+    )
 
 
 def _move(array: Bytes, collective: Collective, receivers: Sequence[int]) -> Bytes:

@@ -1,4 +1,4 @@
-"""All that is done with a GPU beside the model's own arithmetic. Nothing else here or in the worker uses `torch.cuda`.
+"""All that is done with a GPU beside the model's own arithmetic. Nothing else in PyTorch's kit uses `torch.cuda`.
 
 The host never waits for the device but at an event. What leaves the device goes through pinned memory, on a stream of its
 own, so that the stream on which the model computes goes on.
@@ -6,20 +6,14 @@ own, so that the stream on which the model computes goes on.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from elasticdl.common.environment import SHARED_GPU
-from elasticdl.elastic.collectives.port import Bytes
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 
 GPU = "cuda"
-# Aborting a communicator hangs in 2.25.1 (pytorch #149153), non-blocking calls now and then in 2.26 (#154055).
-OLDEST_NCCL = (2, 27, 0)
 
 
 # -- which device --
@@ -33,13 +27,6 @@ def choose_device() -> torch.device:
 def count_gpus() -> int:
     """Those that this process sees."""
     return torch.cuda.device_count()
-
-
-def can_use_nccl(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether tensors of this worker's GPU can travel by torch's own NCCL, which refuses two ranks on one GPU."""
-    if SHARED_GPU in environ or choose_device().type != GPU or not dist.is_nccl_available():
-        return False
-    return tuple(torch.cuda.nccl.version()) >= OLDEST_NCCL  # type: ignore[no-untyped-call]
 
 
 # -- random numbers, waiting --
@@ -104,14 +91,6 @@ def pinned_bytes(size: int, device: torch.device) -> Bytes:
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def event_after(work: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Is reached when ``work``, a collective of torch's, is done on its device. The present stream does not wait for it."""
-    with torch.cuda.stream(stream):
-        work.synchronize()
-        event: torch.cuda.Event = stream.record_event(_new_event())
-        return event
 
 
 class HostCopy:

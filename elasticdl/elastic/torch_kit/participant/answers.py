@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.torch_kit.collective import TorchCollective
+from elasticdl.elastic.collectives.port import Collective
 
 
 class Answers:
@@ -48,7 +48,7 @@ class Answers:
     def add(self, answer: Any) -> None:
         self._known.append(answer)
 
-    def agree(self, collective: TorchCollective) -> bool:
+    def agree(self, collective: Collective) -> bool:
         """Have all members of a new world know what one of them knows. Returns whether any of them `has_own`.
 
         Raises:
