@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,8 +232,17 @@ def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
 def test_the_settings_are_for_the_constructor_alone(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
-    with nccl._environment():
-        assert {name: os.environ[name] for name in nccl.SETTINGS} == nccl.SETTINGS
+    seen = []
+
+    class Group:
+        Options = lambda: SimpleNamespace(config=SimpleNamespace())  # noqa: E731
+
+        def __init__(self, *_):
+            seen.append({name: os.environ[name] for name in nccl.SETTINGS})
+
+    monkeypatch.setattr(nccl.dist, "ProcessGroupNCCL", Group, raising=False)
+    nccl._make_group(None, 0, 2)
+    assert seen == [nccl.SETTINGS]
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
@@ -243,7 +253,7 @@ class TestInAWorld:
     TENSOR = torch.ones(2, device="meta")
 
     def collective(self, monkeypatch, opened):
-        monkeypatch.setattr(torch_distributed._Attempt, "_open", lambda attempt: (object(), opened(attempt)))
+        monkeypatch.setattr(TorchDistributed, "_open_groups", lambda made, *_, **__: (object(), opened(made)))
         made = TorchDistributed(TorchTensors(), Endpoint(store(), "lo"), by_nccl=True)
         self.world = World(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
         return made
@@ -289,9 +299,9 @@ class TestInAWorld:
         work.on_device.set()
         made = TorchDistributed(TorchTensors(), None)
         for tensor, expected in ((self.TENSOR, True), (torch.ones(2), False)):
-            by_gloo, by_nccl = (torch_distributed._Work(work, tensor, by_nccl=each) for each in (False, True))
+            by_gloo = torch_distributed._GlooWork(work, tensor)
             assert made.in_flight(Transfer(tensor, handle=by_gloo)) is expected
-            assert not made.in_flight(Transfer(tensor, handle=by_nccl))
+            assert not made.in_flight(Transfer(tensor, handle=work))
 
     def test_a_group_that_comes_too_late_is_aborted(self, monkeypatch, group):
         go = threading.Event()

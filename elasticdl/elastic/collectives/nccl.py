@@ -8,12 +8,10 @@ An aborted kernel ends as if it had done its work. So whoever waits looks at thi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -172,22 +170,15 @@ class NcclGroup:
 
     def _abort(self) -> None:
         # The thread keeps the group and what its kernels write to, until they have ended.
-        began = time.monotonic()
         try:
             self._group.abort()
+            self._pending.clear()
         except RuntimeError as error:
             log.warning("NCCL's communicator of %s could not be aborted: %s", self._name, error)
-            return
-        self._pending.clear()
-        log.debug("aborted NCCL's communicator of %s in %.2f s", self._name, time.monotonic() - began)
 
 
 def open_group(store: WorldStore, rank: int, size: int, is_given_up: Callable[[], bool]) -> NcclGroup:
-    """A group that is connected.
-
-    Raises:
-        As `NcclGroup.connect`.
-    """
+    """A group that is connected. Raises as `NcclGroup.connect`."""
     device = torch.device(GPU, 0)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     group = NcclGroup(store, _make_group(store, rank, size), device, lambda work: _event_after(work, stream).query)
@@ -210,19 +201,12 @@ def _make_group(store: WorldStore, rank: int, size: int) -> Any:
     options = kind.Options()
     options.config.blocking = 0
     options._timeout = timedelta(seconds=CONNECT_SECONDS)  # after which `abort` raises, once it is over
-    with _environment():
-        return kind(store, rank, size, options)
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in SETTINGS}
     os.environ.update(SETTINGS)
     try:
-        yield
+        return kind(store, rank, size, options)
     finally:
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
+            del os.environ[name]
+            if value is not None:
                 os.environ[name] = value

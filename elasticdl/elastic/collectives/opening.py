@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted, require_horovod
@@ -19,9 +20,8 @@ def open_collective(endpoint: Endpoint | None, engine: str, tensors: TensorAdapt
     """
     if endpoint is None:
         return HorovodCollective(tensors)
-    require_collective(engine, tensors)
-    if is_wanted(engine, tensors):
-        return HorovodCollective(tensors, require_horovod(tensors), endpoint)
+    if (hvd := require_collective(engine, tensors)) is not None:
+        return HorovodCollective(tensors, hvd, endpoint)
     from elasticdl.elastic.collectives.nccl import can_use_nccl
     from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 
@@ -29,13 +29,14 @@ def open_collective(endpoint: Endpoint | None, engine: str, tensors: TensorAdapt
     return TorchDistributed(tensors, endpoint, by_nccl=by_nccl)
 
 
-def require_collective(engine: str, tensors: TensorAdapter) -> None:
-    """Raises:
-    UserError: what ``--collective`` names is not installed.
+def require_collective(engine: str, tensors: TensorAdapter) -> ModuleType | None:
+    """Horovod's module for the framework; None where torch.distributed is to be taken.
+
+    Raises:
+        UserError: what ``--collective`` names is not installed.
     """
     if is_wanted(engine, tensors):
-        require_horovod(tensors)
-        return
+        return require_horovod(tensors)
     try:
         importlib.import_module("torch")
     except ImportError as error:
@@ -43,3 +44,4 @@ def require_collective(engine: str, tensors: TensorAdapter) -> None:
             f"Horovod with {tensors.title}, or PyTorch (--collective torch), is needed; neither can be imported "
             f"({error}): install torch, or build Horovod with `make setup`"
         ) from error
+    return None

@@ -43,8 +43,8 @@ class Transfer:
     """A collective under way."""
 
     tensor: Any  # as the caller has given it
-    begin: Callable[[Any], Any] | None = None  # hands the engine what it works on; returns the engine's handle
-    deliver: Callable[[Any, Any], Any] | None = None  # from the given tensor and the engine's result to the caller's
+    begin: Any = None  # called with what the engine works on, returns the engine's handle
+    deliver: Any = None  # called with the given tensor and the engine's result, returns the caller's
     copy: HostCopy | None = None  # that is yet to be made; the engine can't begin before
     handle: Any = None  # the engine's, once it has begun
 
@@ -255,14 +255,11 @@ class Collective(ABC):
         """Of those whose tensors had to come to the host, once this one has."""
         transfer = self._copying.popleft()
         assert transfer.copy is not None, "it waits for its copy"
-        assert transfer.begin is not None, "it has not begun"
-        lent, transfer.copy = transfer.copy.wait(), None
-        transfer.handle = transfer.begin(lent)
+        transfer.handle, transfer.copy = transfer.begin(transfer.copy.wait()), None
 
     def _finish(self, transfer: Transfer) -> Any:
         while transfer.handle is None:
             self._begin_next()
-        assert transfer.deliver is not None, "it was begun in a world of several"
         return transfer.deliver(transfer.tensor, self._wait(transfer.handle))
 
     def _sum_asked(self, tensor: Any) -> None:

@@ -20,25 +20,6 @@ class HostCopy(Protocol):
         """The copy on the host."""
 
 
-class HorovodOperations(Protocol):
-    """The operations of ``horovod.torch`` that are used here, under its names. Other frameworks' Horovod is made to look so."""
-
-    @property
-    def Sum(self) -> Any: ...
-
-    def allreduce_async_(self, tensor: Any, *, op: Any, name: str) -> Any:
-        """Returns a handle, as the others do. The result may be in the tensor's own memory."""
-
-    def broadcast_async_(self, tensor: Any, *, root_rank: int, name: str) -> Any: ...
-
-    def alltoall_async(self, tensor: Any, splits: Any, name: str) -> Any: ...
-
-    def poll(self, handle: Any) -> bool: ...
-
-    def synchronize(self, handle: Any) -> Any:
-        """The result; of ``alltoall_async`` the tensor and the numbers of rows that have come from each rank."""
-
-
 class TensorAdapter(Protocol):
     """How an engine gets at a framework's tensors, and how those become bytes. NumPy arrays are taken for tensors, too."""
 
@@ -54,8 +35,9 @@ class TensorAdapter(Protocol):
     def has_gpu(self) -> bool:
         """This worker computes on one."""
 
-    def operations(self, module: ModuleType, *, on_gpu: bool) -> HorovodOperations:
-        """Those of Horovod's module. ``on_gpu``: tensors on a GPU are reduced there."""
+    def operations(self, module: ModuleType, *, on_gpu: bool) -> Any:
+        """What of Horovod's module is used, by the names that ``horovod.torch`` has: Sum, allreduce_async_, broadcast_async_,
+        alltoall_async, poll, synchronize. ``on_gpu``: tensors on a GPU are reduced there."""
 
     # -- sums and exchanges --
 
@@ -83,15 +65,10 @@ class TensorAdapter(Protocol):
     def describe(self, tensor: Any, *, on_host: bool) -> Any:
         """What `from_bytes` needs to know; it is pickled. ``on_host``: the tensor need not arrive on a device."""
 
-    def new_buffer(self, size: int) -> Bytes:
-        """Memory on the host, for what travels."""
-
     def to_bytes(self, tensor: Any) -> Any:
         """What `read` takes parts of, where the tensor is."""
 
-    def read(self, content: Any, cut: slice, place: Bytes) -> None:
-        """Have these bytes copied; `finish_reading` waits for it."""
-
-    def finish_reading(self) -> None: ...
+    def read(self, content: Any, cut: slice) -> Bytes:
+        """On the host."""
 
     def from_bytes(self, content: Bytes, description: Any) -> Any: ...

@@ -13,11 +13,13 @@ passes over it). That collective is left to itself, too: its thread stays until 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -71,74 +73,71 @@ Groups = tuple[Any, nccl.NcclGroup | None]  # for the host; for the device
 
 
 class _Attempt:
-    """To connect one world."""
+    """To connect one world, in a thread of its own."""
 
-    def __init__(self, endpoint: Endpoint, world: World, device: object, *, by_nccl: bool, scope: str = "gloo") -> None:
-        self._endpoint, self._world, self._device = endpoint, world, device
-        self._by_nccl, self._scope = by_nccl, scope
-        self.thread = threading.Thread(target=self._connect, name=f"elasticdl-connect-{world.version}", daemon=True)
-        self._changed = threading.Condition()
-        self._over = self._given_up = False
-        self._groups: Groups | None = None
-        self._error: Exception | None = None
+    def __init__(self, world: World, connect: Callable[[Callable[[], bool]], Groups]) -> None:
+        """``connect`` is told whether the world is no longer wanted."""
+        self._world = world
+        self._outcome: Future[Groups] = Future()
+        name = f"elasticdl-connect-{world.version}"
+        self.thread = threading.Thread(target=self._connect, args=(connect,), name=name, daemon=True)
 
-    def run(self) -> Groups:
+    def run(self, seconds: float) -> Groups:
         """Raises:
         WorldBroken: it could not be connected, or was given up.
         UserError: it never can be.
         """
         self.thread.start()
-        with self._changed:
-            # The store's and Gloo's timeouts come one after the other.
-            longest = 3 * CONNECT_SECONDS + DEVICE_SECONDS * self._by_nccl
-            self._changed.wait_for(lambda: self._over or self._given_up, longest)
-            groups, self._groups = self._groups, None
-            self._given_up = True
-        if isinstance(self._error, UserError):
-            raise self._error
-        if groups is None:
-            why = self._error or "it is broken"
-            raise WorldBroken(f"world {self._world.version} could not be connected: {why}") from self._error
-        return groups
+        try:
+            with contextlib.suppress(TimeoutError):
+                return self._outcome.result(seconds)
+            self.give_up()
+            return self._outcome.result()
+        except UserError:
+            raise
+        except Exception as error:
+            raise WorldBroken(f"world {self._world.version} could not be connected: {error}") from error
 
     def give_up(self) -> None:
-        with self._changed:
-            self._given_up = True
-            self._changed.notify_all()
+        with contextlib.suppress(InvalidStateError):  # it is over already
+            self._outcome.set_exception(WorldBroken("it is broken"))
 
-    def _connect(self) -> None:
-        groups, error = None, None
+    def _connect(self, connect: Callable[[Callable[[], bool]], Groups]) -> None:
         try:
-            groups = self._open()
-        except Exception as failure:  # noqa: BLE001  whatever it is, the world has not come about
-            error = failure
-        with self._changed:
-            self._over, self._error = True, error
-            is_wanted = not self._given_up
-            self._groups = groups if is_wanted else None
-            self._changed.notify_all()
-        if groups and groups[1] and not is_wanted:
-            groups[1].abort()
-
-    def _open(self) -> Groups:
-        options = Group._Options()
-        options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        options._devices, options._threads = [self._device], 1
-        version, rank, size = self._world.version, self._world.rank, self._world.size
-        group = Group(WorldStore(self._endpoint.store, version, self._scope), rank, size, options)
-        if not self._by_nccl:
-            return group, None
-        store = WorldStore(self._endpoint.store, version, "device")
-        return group, nccl.open_group(store, rank, size, lambda: self._given_up)
+            groups = connect(self._outcome.done)
+        except Exception as error:  # noqa: BLE001  whatever it is, the world has not come about
+            with contextlib.suppress(InvalidStateError):
+                self._outcome.set_exception(error)
+            return
+        try:
+            self._outcome.set_result(groups)
+        except InvalidStateError:
+            if groups[1] is not None:
+                groups[1].abort()
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _GlooWork:
     """A collective under way."""
 
-    work: Any  # torch's, or NCCL's group's
+    work: Any  # torch's
     result: torch.Tensor
-    by_nccl: bool = False
+
+    def is_completed(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def is_over(self) -> bool:
+        """Waits a little for it. Raises what has made it fail."""
+        try:
+            self.work.wait(LOOK)
+        except RuntimeError:
+            if not self.work.is_completed():
+                return False
+            self.work.wait()  # it has failed, or was done just now
+        return True
+
+
+Work = _GlooWork | nccl.NcclWork
 
 
 class TorchDistributed(Collective):
@@ -158,7 +157,7 @@ class TorchDistributed(Collective):
         self._left_alone: list[threading.Thread] = []  # they connect to worlds that were given up, or close others
         self._group: Any = None
         self._group_asked: Any = None  # for what scripts ask for, from the first time in a world on
-        self._works: list[_Work] = []  # begun by Gloo and not waited for
+        self._works: list[_GlooWork] = []  # begun by Gloo and not waited for
         self._broken_since: float | None = None
 
     # -- worlds --
@@ -171,27 +170,40 @@ class TorchDistributed(Collective):
             return
         if self._device is None:
             self._device = Group.create_device(interface=self._endpoint.interface)
-        group, device_group = self._connect(by_nccl=self._by_nccl)
+        group, device_group = self._connect("gloo", by_nccl=self._by_nccl)
         with self._changing:
             self._group, self._device_group = group, device_group
             is_broken = self._broken_since is not None
         if is_broken and device_group is not None:
             device_group.abort()
 
-    def _connect(self, *, by_nccl: bool, scope: str = "gloo") -> Groups:
-        assert self._endpoint is not None, "there may be other members"
-        attempt = _Attempt(self._endpoint, self.world, self._device, by_nccl=by_nccl, scope=scope)
+    def _connect(self, scope: str, *, by_nccl: bool) -> Groups:
+        seconds = (
+            3 * CONNECT_SECONDS + DEVICE_SECONDS * by_nccl
+        )  # the store's and Gloo's timeouts come one after the other
+        attempt = _Attempt(self.world, lambda is_given_up: self._open_groups(scope, is_given_up, by_nccl=by_nccl))
         with self._changing:
             self._attempt = attempt
         try:
-            return attempt.run()
+            return attempt.run(seconds)
         finally:
             with self._changing:
                 self._attempt = None
             self._leave_alone(attempt.thread)
 
+    def _open_groups(self, scope: str, is_given_up: Callable[[], bool], *, by_nccl: bool) -> Groups:
+        assert self._endpoint is not None, "there may be other members"
+        options = Group._Options()
+        options._timeout = timedelta(seconds=CONNECT_SECONDS)
+        options._devices, options._threads = [self._device], 1
+        store, world = self._endpoint.store, self.world
+        group = Group(WorldStore(store, world.version, scope), world.rank, world.size, options)
+        if not by_nccl:
+            return group, None
+        return group, nccl.open_group(WorldStore(store, world.version, "device"), world.rank, world.size, is_given_up)
+
     def stop(self) -> None:
-        if any(not begun.work.is_completed() for begun in self._works):
+        if not all(begun.is_completed() for begun in self._works):
             for group in (self._group, self._group_asked):  # their destructors would wait for what is under way
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         with self._changing:
@@ -235,34 +247,35 @@ class TorchDistributed(Collective):
         return replace(told, last=(*told.last, *flight_record()))
 
     def in_flight(self, transfer: Transfer) -> bool:
-        if transfer.handle is None:
-            return False
+        work = transfer.handle
         # Gloo has done its work when it has begun to copy the sum back; memory that is freed is kept until it is there.
-        copies_back = transfer.handle.result.device.type != "cpu" and not transfer.handle.by_nccl
-        return copies_back or not transfer.handle.work.is_completed()
+        copies_back = isinstance(work, _GlooWork) and work.result.device.type != "cpu"
+        return work is not None and (copies_back or not work.is_completed())
 
     def _is_failure(self, error: Exception) -> bool:
         # NCCL's errors are `DistBackendError`s.
-        return isinstance(error, RuntimeError) and (
-            "gloo" in str(error).lower() or isinstance(error, dist.DistBackendError)
-        )
+        from_gloo = isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+        return from_gloo or isinstance(error, dist.DistBackendError)
 
-    def _begin_sum(self, lent: Any, name: str) -> _Work:
+    def _begin_sum(self, lent: Any, name: str) -> Work:
         return self._begin_work(all_reduce, lent)
 
-    def _begin_broadcast(self, lent: Any, name: str) -> _Work:
+    def _begin_broadcast(self, lent: Any, name: str) -> Work:
         return self._begin_work(broadcast, lent)
 
-    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> _Work:
+    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Work:
         return self._begin_work(all_to_all, lent, sent, received)
 
-    def _begin_work(self, begin: Callable[..., Begun], lent: Any, *sizes: list[int]) -> _Work:
+    def _begin_work(self, begin: Callable[..., Begun], lent: Any, *sizes: list[int]) -> Work:
         assert self._group is not None, "a world of several workers is connected"
         tensor = _as_torch(lent)
         if tensor.device.type != "cpu" and self._device_group is not None:
-            work = self._device_group.begin(begin, tensor, *sizes)
-            return _Work(work, work.result, by_nccl=True)
-        return self._note(begin(self._group, tensor, *sizes))
+            return self._device_group.begin(begin, tensor, *sizes)
+        return self._begin_by_gloo(begin(self._group, tensor, *sizes))
+
+    def _begin_by_gloo(self, begun: Begun) -> _GlooWork:
+        self._works.append(_GlooWork(*begun))
+        return self._works[-1]
 
     def _sum_asked(self, tensor: torch.Tensor) -> None:
         """It travels by a group of its own: a member that does not ask meets nothing of another size, which ends its process."""
@@ -270,36 +283,21 @@ class TorchDistributed(Collective):
         with self._guard():
             if self._group_asked is None:
                 self._asked.meet()
-                self._group_asked, _ = self._connect(by_nccl=False, scope="asked.gloo")
-            self._wait(self._note(all_reduce(self._group_asked, tensor)))
+                self._group_asked, _ = self._connect("asked.gloo", by_nccl=False)
+            self._wait(self._begin_by_gloo(all_reduce(self._group_asked, tensor)))
 
-    def _note(self, begun: Begun) -> _Work:
-        self._works.append(_Work(*begun))
-        return self._works[-1]
-
-    def _wait(self, handle: _Work) -> torch.Tensor:
-        if handle.by_nccl:
-            handle.work.wait()
+    def _wait(self, handle: Work) -> torch.Tensor:
+        if isinstance(handle, nccl.NcclWork):
+            handle.wait()
             return handle.result
         began = time.monotonic()
-        while not self._is_over(handle.work):
+        while not handle.is_over():
             if self._broken_since is None:
                 self._look_for_asked(began)
             elif time.monotonic() - self._broken_since >= GRACE_SECONDS:
                 raise WorldBroken(f"world {self.world.version} broke in the middle of a transfer")
         self._works.remove(handle)
         return handle.result
-
-    @staticmethod
-    def _is_over(work: Any) -> bool:
-        """Waits a little for it. Raises what has made it fail."""
-        try:
-            work.wait(LOOK)
-        except RuntimeError:
-            if not work.is_completed():
-                return False
-            work.wait()  # it has failed, or was done just now
-        return True
 
 
 def _as_torch(lent: Any) -> torch.Tensor:

@@ -50,14 +50,13 @@ def _send(state: Any, collective: Collective, on_host: Collection[str], receiver
     sizes = [adapter.size(tensor) for tensor in tensors]
     descriptions = [adapter.describe(tensor, on_host=id(tensor) in stay) for tensor in tensors]
     collective.broadcast_bytes(pickle.dumps((tree, sizes, descriptions)), "elasticdl.tensor_tree")
-    buffer = adapter.new_buffer(min(sum(sizes), PIECE_BYTES))
+    buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     present, content = -1, None  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
         for index, cut, place in piece:
             if present != index:
                 present, content = index, adapter.to_bytes(tensors[index])
-            adapter.read(content, cut, buffer[place])
-        adapter.finish_reading()
+            buffer[place] = adapter.read(content, cut)
         _move(buffer[: piece[-1][2].stop], collective, receivers)
 
 

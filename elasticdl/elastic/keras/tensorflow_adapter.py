@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives.tensor_adapter import Bytes, HorovodOperations
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 from elasticdl.elastic.keras.backend import count_gpus
 from elasticdl.tensorflow import tf
 
@@ -27,7 +27,7 @@ class TensorFlowTensors:
     def has_gpu(self) -> bool:
         return count_gpus() > 0
 
-    def operations(self, module: ModuleType, *, on_gpu: bool) -> HorovodOperations:
+    def operations(self, module: ModuleType, *, on_gpu: bool) -> Any:
         return _Operations(module, on_gpu=on_gpu)
 
     def lend(self, tensor: Any, *, natively: bool) -> Any:
@@ -51,17 +51,11 @@ class TensorFlowTensors:
     def describe(self, tensor: tf.Tensor, *, on_host: bool) -> tuple[tuple[int, ...], str]:
         return tuple(tensor.shape), tensor.dtype.name
 
-    def new_buffer(self, size: int) -> Bytes:
-        return np.empty(size, np.uint8)
-
     def to_bytes(self, tensor: tf.Tensor) -> Bytes:
         return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
 
-    def read(self, content: Bytes, cut: slice, place: Bytes) -> None:
-        place[:] = content[cut]
-
-    def finish_reading(self) -> None:
-        """It is done."""
+    def read(self, content: Bytes, cut: slice) -> Bytes:
+        return content[cut]
 
     def from_bytes(self, content: Bytes, description: tuple[tuple[int, ...], str]) -> tf.Tensor:
         shape, dtype = description

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-
-from elasticdl.elastic.collectives.tensor_adapter import Bytes
 
 GPU = "cuda"
 
@@ -44,13 +41,6 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def reached(device: torch.device) -> None:
-    """Until what the present stream was told so far is done."""
-    if device.type == GPU:
-        event = torch.cuda.current_stream(device).record_event(_new_event())
-        event.synchronize()
-
-
 class PassTimer:
     """How long the passes of a step take by the device's clock. On a CPU, which has none of its own: 0."""
 
@@ -79,14 +69,6 @@ class PassTimer:
 
 
 # -- from the device to the host --
-
-
-def pinned_bytes(size: int, device: torch.device) -> Bytes:
-    """Host memory that ``device`` copies to without a detour; plain memory for a CPU."""
-    if device.type != GPU:
-        return np.empty(size, np.uint8)
-    made: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return made
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -10,7 +10,7 @@ import torch
 
 from elasticdl.elastic.collectives.tensor_adapter import Bytes
 from elasticdl.elastic.torch_kit.flat import in_memory_order, strides_of
-from elasticdl.elastic.torch_kit.gpu import HostCopy, choose_device, new_stream, pinned_bytes, reached
+from elasticdl.elastic.torch_kit.gpu import HostCopy, choose_device, new_stream
 
 _Description = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, bool]  # shape, strides, type, whether on the device
 
@@ -57,17 +57,14 @@ class TorchTensors:
     def describe(self, tensor: torch.Tensor, *, on_host: bool) -> _Description:
         return tuple(tensor.shape), strides_of(tensor), tensor.dtype, not on_host and tensor.device.type != "cpu"
 
-    def new_buffer(self, size: int) -> Bytes:
-        return pinned_bytes(size, self._device)
-
     def to_bytes(self, tensor: torch.Tensor) -> torch.Tensor:
         return in_memory_order(tensor.detach()).view(torch.uint8)
 
-    def read(self, content: torch.Tensor, cut: slice, place: Bytes) -> None:
-        torch.from_numpy(place).copy_(content[cut], non_blocking=True)
-
-    def finish_reading(self) -> None:
-        reached(self._device)
+    def read(self, content: torch.Tensor, cut: slice) -> Bytes:
+        part = content[cut]
+        copy = self.copy_to_host(part)
+        read: Bytes = (copy.wait() if copy else part).numpy()
+        return read
 
     def from_bytes(self, content: Bytes, description: _Description) -> torch.Tensor:
         shape, strides, dtype, on_device = description

@@ -342,9 +342,7 @@ class TorchState(state.TrainingState):
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {**self._dump_own(), "values": values}
-        received: dict[str, Any] = broadcast_state(
-            own, self._job.collective, on_host=COPIED_WHEN_LOADED, to_all=True
-        )
+        received: dict[str, Any] = broadcast_state(own, self._job.collective, on_host=COPIED_WHEN_LOADED, to_all=True)
         return received
 
     def save(self, part: p.SaveScope) -> None:
