@@ -250,12 +250,13 @@ def test_who_leaves_is_no_harm_to_those_who_leave_later(group: Group) -> None:
 def test_a_blocked_collective_is_broken_off_from_another_thread(group: Group) -> None:
     members = group.add(2)
     group.form(members)
-    members[0].tell("barrier")
-    time.sleep(0.2)
-    group.break_world(members[:1])
-    require_broken([members[0].result()])
-    group.break_world(members[1:])
-    require_next_world(group, members)
+    for work in (("barrier",), ("exchange_for_ever", 1000)):
+        members[0].tell(*work)
+        time.sleep(0.2)
+        group.break_world(members[:1])
+        require_broken([members[0].result()])
+        group.break_world(members[1:])
+        require_next_world(group, members)
 
 
 def test_a_late_break_of_the_world_before_does_no_harm(group: Group) -> None:
