@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from elasticdl.elastic.collectives.tensor_adapter import Bytes
 PIECE_BYTES = 16 << 20  # smaller ones take more rounds, larger ones leave the processor's cache
 
 
-def broadcast_state(state: Any, collective: Collective, *, on_host: Collection[str] = (), to_all: bool = False) -> Any:
+def broadcast_state(
+    state: dict[str, Any], collective: Collective, *, on_host: Collection[str] = (), to_all: bool = False
+) -> dict[str, Any]:
     """Rank 0's nested state, on every member that does not stand with it, or ``to_all``; on the others their own.
 
-    ``on_host``: the parts of the state, a dict, whose tensors need not arrive on a device.
+    ``on_host``: the parts of the state whose tensors need not arrive on a device.
 
     Raises:
         WorldBroken: nothing was received; the caller's own state is untouched.
@@ -40,15 +43,15 @@ def broadcast_state(state: Any, collective: Collective, *, on_host: Collection[s
         return state if received is None else received
 
 
-def _send(state: Any, collective: Collective, on_host: Collection[str], receivers: Sequence[int]) -> None:
+def _send(state: dict[str, Any], collective: Collective, on_host: Collection[str], receivers: Sequence[int]) -> None:
     adapter = collective.tensors
     tensors: list[Any] = []
-    take_tensors([state[name] for name in on_host if name in state], adapter.kind, tensors)
-    stay = {id(tensor) for tensor in tensors}
+    take_tensors([part for name, part in state.items() if name not in on_host], adapter.kind, tensors)
+    elsewhere = {id(tensor) for tensor in tensors}
     tensors.clear()
     tree = take_tensors(state, adapter.kind, tensors)
     sizes = [adapter.size(tensor) for tensor in tensors]
-    descriptions = [adapter.describe(tensor, on_host=id(tensor) in stay) for tensor in tensors]
+    descriptions = [adapter.describe(tensor, on_host=id(tensor) not in elsewhere) for tensor in tensors]
     collective.broadcast_bytes(pickle.dumps((tree, sizes, descriptions)), "elasticdl.tensor_tree")
     buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     present, content = -1, None  # the tensor whose bytes are at hand
@@ -60,7 +63,7 @@ def _send(state: Any, collective: Collective, on_host: Collection[str], receiver
         _move(buffer[: piece[-1][2].stop], collective, receivers)
 
 
-def _receive(collective: Collective, receivers: Sequence[int]) -> Any | None:
+def _receive(collective: Collective, receivers: Sequence[int]) -> dict[str, Any] | None:
     keep = collective.world.rank in receivers
     # Comes from another member of the same job, over the job's own connections.
     tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
@@ -73,9 +76,9 @@ def _receive(collective: Collective, receivers: Sequence[int]) -> Any | None:
                 contents[index][cut] = received[place]
     if not keep:
         return None
-    return put_tensors(
-        tree, [collective.tensors.from_bytes(*each) for each in zip(contents, descriptions, strict=True)]
-    )
+    tensors = [collective.tensors.from_bytes(*each) for each in zip(contents, descriptions, strict=True)]
+    state: dict[str, Any] = put_tensors(tree, tensors)
+    return state
 
 
 def _move(array: Bytes, collective: Collective, receivers: Sequence[int]) -> Bytes:
@@ -102,41 +105,40 @@ def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:
         yield piece
 
 
+@dataclass(frozen=True, slots=True)
 class _Slot:
     """Stands for a tensor that is sent outside the pickle."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
 
 def take_tensors(value: Any, kind: type | tuple[type, ...], tensors: list[Any]) -> Any:
     """A copy of the nested value with slots for the tensors (instances of ``kind``), which are appended to the list."""
-    if isinstance(value, kind):
-        tensors.append(value)
+
+    def take(tensor: Any) -> _Slot:
+        tensors.append(tensor)
         return _Slot(len(tensors) - 1)
-    if isinstance(value, dict):
-        return _filled(value, [(key, take_tensors(item, kind, tensors)) for key, item in value.items()])
-    if type(value) in (list, tuple):
-        return type(value)(take_tensors(item, kind, tensors) for item in value)
-    return value
 
-
-def _filled(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict like this one with other items: one with a default, or a module's of torch, which notes the versions of its parts."""
-    if type(value) is dict:
-        return dict(items)
-    made = copy.copy(value)
-    made.clear()
-    made.update(items)
-    return made
+    return _mapped(value, kind, take)
 
 
 def put_tensors(value: Any, tensors: list[Any]) -> Any:
     """The inverse of `take_tensors`."""
-    if isinstance(value, _Slot):
-        return tensors[value.index]
+    return _mapped(value, _Slot, lambda slot: tensors[slot.index])
+
+
+def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, dict):
-        return _filled(value, [(key, put_tensors(item, tensors)) for key, item in value.items()])
+        items = {key: _mapped(item, kind, change) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        # One with a default, or a module's of torch, which notes the versions of its parts.
+        made = copy.copy(value)
+        made.clear()
+        made.update(items)
+        return made
     if type(value) in (list, tuple):
-        return type(value)(put_tensors(item, tensors) for item in value)
+        return type(value)(_mapped(item, kind, change) for item in value)
     return value

@@ -234,13 +234,11 @@ class KerasState(state.TrainingState):
 
     def _broadcast(self) -> dict[str, Any]:
         own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
-        return received
+        return broadcast_state({**self._dump_rest(), **own}, self._job.collective)
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
-        return received
+        return broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
 
     def settings(self) -> Mapping[str, Any]:
         return {LEARNING_RATE: self._dump_settings()}

@@ -337,13 +337,11 @@ class TorchState(state.TrainingState):
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        received: dict[str, Any] = broadcast_state(self.sent(), self._job.collective, on_host=COPIED_WHEN_LOADED)
-        return received
+        return broadcast_state(self.sent(), self._job.collective, on_host=COPIED_WHEN_LOADED)
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {**self._dump_own(), "values": values}
-        received: dict[str, Any] = broadcast_state(own, self._job.collective, on_host=COPIED_WHEN_LOADED, to_all=True)
-        return received
+        return broadcast_state(own, self._job.collective, on_host=COPIED_WHEN_LOADED, to_all=True)
 
     def save(self, part: p.SaveScope) -> None:
         super().save(part)
