@@ -135,7 +135,8 @@ class HorovodCollective(Collective):
     def __init__(self, tensors: TensorAdapter, hvd: ModuleType | None = None, endpoint: Endpoint | None = None) -> None:
         """``hvd``: Horovod's module for the framework; without it only worlds of one are possible."""
         super().__init__(tensors, endpoint.store if endpoint else None)
-        self._hvd, self._operations = hvd, None
+        self._hvd = hvd
+        self._operations: Any = None  # of the framework
         if hvd:
             # NCCL refuses two ranks on one GPU.
             self.takes_gpu = tensors.has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ
@@ -169,27 +170,22 @@ class HorovodCollective(Collective):
     def _is_failure(self, error: Exception) -> bool:
         return is_failure(error)
 
-    @property
-    def _horovod(self) -> Any:
-        assert self._operations is not None, "a world of several workers needs Horovod"
-        return self._operations
-
     def _begin_sum(self, lent: Any, name: str) -> Any:
-        return self._horovod.allreduce_async_(lent, op=self._horovod.Sum, name=name)
+        return self._operations.allreduce_async_(lent, op=self._operations.Sum, name=name)
 
     def _begin_broadcast(self, lent: Any, name: str) -> Any:
-        return self._horovod.broadcast_async_(lent, root_rank=0, name=name)
+        return self._operations.broadcast_async_(lent, root_rank=0, name=name)
 
     def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any:
         splits = self.tensors.lend(np.array(sent, np.int32), natively=True)
-        return self._horovod.alltoall_async(lent, splits, name)
+        return self._operations.alltoall_async(lent, splits, name)
 
     def _wait(self, handle: Any) -> Any:
         """``synchronize`` alone spins, on a core that the transfer itself may need."""
         began = time.monotonic()
         for _ in naps():
-            if self._horovod.poll(handle):
+            if self._operations.poll(handle):
                 break
             self._look_for_asked(began)
-        result = self._horovod.synchronize(handle)
+        result = self._operations.synchronize(handle)
         return result[0] if isinstance(result, tuple) else result  # of an exchange, beside what has come from whom

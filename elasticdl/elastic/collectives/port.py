@@ -142,7 +142,8 @@ class Collective(ABC):
     def exchange(self, tensor: Any, sent: Sequence[int], received: Sequence[int], name: str) -> Any:
         """The parts of the tensor go to the ranks in turn, one to each. Returns what has come from the ranks in turn.
 
-        ``sent``, ``received``: by rank, how many rows of the tensor's first dimension; parts may be unequal, or empty.
+        ``sent``, ``received``: by rank, how many rows of the tensor's first dimension; parts may be unequal, or empty. What
+        one member sends to another is what that one expects from it.
         """
         return self.finish([self.begin_exchange(tensor, sent, received, name)])[0]
 
