@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -235,7 +236,7 @@ def test_the_settings_are_for_the_constructor_alone(monkeypatch):
     seen = []
 
     class Group:
-        Options = lambda: SimpleNamespace(config=SimpleNamespace())  # noqa: E731
+        Options = partial(SimpleNamespace, config=SimpleNamespace())
 
         def __init__(self, *_):
             seen.append({name: os.environ[name] for name in nccl.SETTINGS})
