@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -178,29 +179,31 @@ class TorchDistributed(Collective):
             device_group.abort()
 
     def _connect(self, scope: str, *, by_nccl: bool) -> Groups:
-        seconds = (
-            3 * CONNECT_SECONDS + DEVICE_SECONDS * by_nccl
-        )  # the store's and Gloo's timeouts come one after the other
-        attempt = _Attempt(self.world, lambda is_given_up: self._open_groups(scope, is_given_up, by_nccl=by_nccl))
+        assert self._endpoint is not None, "there may be other members"
+        # The thread may be left alone: it is given all that another world has otherwise.
+        store = WorldStore(self._endpoint.store, self.world.version, scope)
+        attempt = _Attempt(self.world, partial(self._open_groups, store, self.world, self._device, by_nccl=by_nccl))
         with self._changing:
             self._attempt = attempt
         try:
-            return attempt.run(seconds)
+            # The store's and Gloo's timeouts come one after the other.
+            return attempt.run(3 * CONNECT_SECONDS + DEVICE_SECONDS * by_nccl)
         finally:
             with self._changing:
                 self._attempt = None
             self._leave_alone(attempt.thread)
 
-    def _open_groups(self, scope: str, is_given_up: Callable[[], bool], *, by_nccl: bool) -> Groups:
-        assert self._endpoint is not None, "there may be other members"
+    @staticmethod
+    def _open_groups(
+        store: WorldStore, world: World, device: object, is_given_up: Callable[[], bool], *, by_nccl: bool
+    ) -> Groups:
         options = Group._Options()
         options._timeout = timedelta(seconds=CONNECT_SECONDS)
-        options._devices, options._threads = [self._device], 1
-        store, world = self._endpoint.store, self.world
-        group = Group(WorldStore(store, world.version, scope), world.rank, world.size, options)
+        options._devices, options._threads = [device], 1
+        group = Group(store, world.rank, world.size, options)
         if not by_nccl:
             return group, None
-        return group, nccl.open_group(WorldStore(store, world.version, "device"), world.rank, world.size, is_given_up)
+        return group, nccl.open_group(store.beside("device"), world.rank, world.size, is_given_up)
 
     def stop(self) -> None:
         if not all(begun.is_completed() for begun in self._works):

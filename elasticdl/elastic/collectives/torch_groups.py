@@ -24,6 +24,10 @@ class WorldStore(dist.Store):  # type: ignore[misc, name-defined]
         self._store = store
         self._scope = scope
 
+    def beside(self, scope: str) -> WorldStore:
+        """The same world's entries for another group."""
+        return WorldStore(self._store, self.version, scope)
+
     def set(self, key: str, value: str | bytes) -> None:
         self._store.put((self._scope, key), value.encode() if isinstance(value, str) else bytes(value), self.version)
 
