@@ -12,6 +12,7 @@ from elastic_kit import Board, SumOfThreads
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import port, transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted
+from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
@@ -64,6 +65,13 @@ def test_a_collective_is_waited_for_without_spinning():
 def test_a_horovod_without_gloo_is_taken_only_where_it_is_asked_for(monkeypatch, has_gloo, engine, wanted):
     monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(gloo_built=lambda: has_gloo))
     assert is_wanted(engine, TorchTensors()) == wanted
+
+
+def test_who_has_neither_engine_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"Horovod with PyTorch, or PyTorch .*neither can be imported"):
+        require_collective("auto", TorchTensors())
 
 
 class HorovodInternalError(RuntimeError):
