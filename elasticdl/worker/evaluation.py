@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import Bytes
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.job import JobContext

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.collective import TorchCollective, Transfer
+from elasticdl.elastic.collectives.port import Collective, Transfer
 from elasticdl.elastic.torch_kit.flat import aligned, by_kind, flat_views, strides_of
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook
 
@@ -63,7 +63,7 @@ class Buckets:
     """The gradients of some parameters, and small tensors beside them, on their way through the world."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], tail: Sequence[torch.Tensor], collective: TorchCollective
+        self, parameters: Sequence[torch.nn.Parameter], tail: Sequence[torch.Tensor], collective: Collective
     ) -> None:
         """``tail``: tensors that are summed in place; complete before the last backward pass of a step."""
         self._collective = collective

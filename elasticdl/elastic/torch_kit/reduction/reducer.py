@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.vote import (
     ENDED,
     LEAVING,
@@ -22,7 +23,6 @@ from elasticdl.elastic.core.vote import (
     Vote,
     mark,
 )
-from elasticdl.elastic.torch_kit.collective import TorchCollective
 from elasticdl.elastic.torch_kit.flat import strides_of
 from elasticdl.elastic.torch_kit.gpu import HostCopy, PassTimer
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
@@ -44,7 +44,7 @@ class GradientReducer:
         self,
         parameters: Callable[[], Iterable[torch.nn.Parameter]],
         modules: Iterable[torch.nn.Module],
-        collective: TorchCollective,
+        collective: Collective,
         *,
         leaves_missing_grads_none: bool = False,
         may_be_summed: bool = True,
