@@ -304,7 +304,7 @@ class StillModule(Module):
             "val_check_interval is a time",
             marks=pytest.mark.skipif(lightning.__version__ < "2.6", reason="Lightning 2.5 has no such thing"),
         ),
-        (Module, DataLoader(Endless()), {}, "an IterableDataset can't be divided"),
+        (Module, DataLoader(Endless()), {}, "what is only iterated over can't be divided"),
         (
             Module,
             DataLoader(make_data(), sampler=DistributedSampler(make_data(), 2, 0)),

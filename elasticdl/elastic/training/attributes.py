@@ -10,8 +10,10 @@ Each has a path: names and keys with dots between them; before that of a content
 from __future__ import annotations
 
 import argparse
-import dis
+import ast
+import contextlib
 import functools
+import inspect
 import io
 import logging
 import os
@@ -20,13 +22,14 @@ import re
 import stat
 import sys
 import sysconfig
+import textwrap
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,38 +151,25 @@ def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
     """What to set in the place of ``present``, which others may hold as well: itself with another content, where that can be."""
     if type(present) is not type(value) or present is value:
         return value
-    match present:
-        case list():
-            present[:] = value
-        case dict():
-            if isinstance(present, defaultdict) and present.default_factory is not value.default_factory:
-                return value
-            mapping = dict(value)
-            present.clear()
-            present.update(mapping)  # no pairs: a Counter would count them
-        case set():
-            items = list(value)
-            present.clear()
-            present.update(items)
-        case deque() if present.maxlen == value.maxlen:
-            items = list(value)
-            present.clear()
-            present.extend(items)
-        case _:
-            return kinds.assigned(present, value)
+    alike = all(getattr(present, name, None) == getattr(value, name, None) for name in ("default_factory", "maxlen"))
+    if not isinstance(present, list | dict | set | deque) or not alike:
+        return kinds.assigned(present, value)
+    items = dict(value) if isinstance(value, dict) else list(value)  # no pairs: a Counter would count them
+    present.clear()
+    (present.extend if isinstance(present, list | deque) else present.update)(items)
     return present
 
 
 @functools.cache
 def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
-    """Names of the attributes that the functions of these packages set, of all classes that ``kind`` is derived from."""
+    """Names of the attributes that the source of these packages sets, in all classes that ``kind`` is derived from."""
     names: set[str] = set()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] in packages:
-            for member in vars(each).values():
-                for function in (member, *(getattr(member, name, None) for name in ("fget", "fset", "__func__"))):
-                    if isinstance(function, FunctionType):
-                        names |= {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_ATTR"}
+            with contextlib.suppress(OSError):  # it is installed without its source
+                nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(each))))
+                attributes = (node for node in nodes if isinstance(node, ast.Attribute))
+                names |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     return frozenset(names)
 
 

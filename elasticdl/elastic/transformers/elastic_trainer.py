@@ -20,7 +20,7 @@ from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.participant import Participant
-from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
+from elasticdl.elastic.transformers.refusals import SEARCH, WHO, require_elastic
 from elasticdl.elastic.transformers.told_evaluations import tell_checkpoint, tell_evaluation
 
 # What a worker resumes from that has come later: not a checkpoint.
@@ -161,7 +161,7 @@ class Elastic:
         return super()._finalize_training(*args)  # type: ignore[misc]
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError(f"elastic.transformers: {SEARCH}")
+        raise UserError(f"{WHO}: {SEARCH}")
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:

@@ -17,10 +17,12 @@ SMALL = 4096  # elements of an array
 FEW = 1000  # items of a collection, with those within
 
 
+class TooLargeError(Exception):
+    """A value has more than `FEW` items, or an array of more than `SMALL` elements."""
+
+
 def small_copy(value: Any) -> Any:
     """A copy, or the value itself if it is large or never changes."""
-    if type(value) in UNCHANGING:
-        return value
     try:
         return copy_of_small(value)
     except TooLargeError:
@@ -31,44 +33,35 @@ def copy_of_small(value: Any) -> Any:
     """Raises:
     TooLargeError: it is large.
     """
-    return _Copier().copy(value)
+    if type(value) in UNCHANGING:  # most are: they are copied before each step
+        return value
+    left = FEW
 
-
-class TooLargeError(Exception):
-    """It has more than `FEW` items, or an array of more than `SMALL` elements."""
-
-
-@dataclass(slots=True)
-class _Copier:
-    left: int = FEW
-
-    def copy(self, value: Any) -> Any:
+    def copied(value: Any) -> Any:
+        nonlocal left
         kind = type(value)
         if kind in UNCHANGING:
             return value
-        if isinstance(value, torch.Tensor):
-            self._require(value.numel() <= SMALL)
-            return value.detach().clone()
-        if isinstance(value, np.ndarray):
-            self._require(value.size <= SMALL)
-            return value.copy()
+        if isinstance(value, torch.Tensor | np.ndarray):
+            elements = value.numel() if isinstance(value, torch.Tensor) else value.size
+            if elements > SMALL:
+                raise TooLargeError
+            return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
         if not isinstance(value, dict | list | tuple | set | frozenset | deque):
             return copy.copy(value)
-        self.left -= len(value)
-        self._require(self.left >= 0)
+        left -= len(value)
+        if left < 0:
+            raise TooLargeError
         if isinstance(value, dict):
             made = copy.copy(value)
-            made.update({key: self.copy(item) for key, item in value.items()})
+            made.update({key: copied(item) for key, item in value.items()})
             return made
-        items = [self.copy(item) for item in value]
+        items = [copied(item) for item in value]
         if isinstance(value, deque):
             return deque(items, value.maxlen)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
-    @staticmethod
-    def _require(condition: bool) -> None:
-        if not condition:
-            raise TooLargeError
+    return copied(value)
 
 
 @dataclass(slots=True)
