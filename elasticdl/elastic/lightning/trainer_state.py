@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.tree import mapped
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch_kit.data.parts import stream_parts
 from elasticdl.elastic.training.pieces import OfElasticDL
@@ -129,7 +130,11 @@ class TrainerState(OfElasticDL):
             (connector._current_fx, connector._first_loop_iter),
             trainer.should_stop,
             streams(),
-            {callback.state_key: _copied(state) for callback in trainer.callbacks if (state := callback.state_dict())},
+            {
+                callback.state_key: mapped(lambda leaf: leaf, state)
+                for callback in trainer.callbacks
+                if (state := callback.state_dict())
+            },
             [{name: values[name] for name in names} for values, names in self._saved],
         )
 
@@ -182,7 +187,7 @@ class TrainerState(OfElasticDL):
         trainer.should_stop = snapshot.should_stop
         for callback in trainer.callbacks:
             if callback.state_key in snapshot.callbacks:
-                callback.load_state_dict(_copied(snapshot.callbacks[callback.state_key]))
+                callback.load_state_dict(mapped(lambda leaf: leaf, snapshot.callbacks[callback.state_key]))
         for (values, _), theirs in zip(self._saved, snapshot.saved, strict=True):
             values.update(theirs)
         restore_streams(snapshot.streams)
@@ -252,15 +257,6 @@ def _counts_of(loops: Sequence[Any]) -> Iterator[Any]:
 
 def _same(one: Any, other: Any) -> bool:
     return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
-
-
-def _copied(state: Any) -> Any:
-    """Containers are copied, what they hold is not."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state
 
 
 class Window:
