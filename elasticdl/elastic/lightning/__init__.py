@@ -19,8 +19,7 @@ import elasticdl.elastic.torch  # noqa: F401 - the kit imports a module of it, a
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
-from elasticdl.elastic.torch_kit.first_seed import seed_torch
-from elasticdl.elastic.torch_kit.gpu import count_gpus
+from elasticdl.elastic.torch_kit.gpu import count_gpus, seed_torch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 

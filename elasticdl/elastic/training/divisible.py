@@ -116,6 +116,6 @@ def _shown(value: Any) -> str:
     return f"{flat[0]:.4g}" if flat.size == 1 else f"[{flat[0]:.4g}, ...]"
 
 
-def rows_of(value: Any, rows: slice) -> Any:
+def rows_of(value: Any, rows: slice | list[int]) -> Any:
     """These rows of all arrays in a nested value."""
     return mapped(lambda leaf: leaf[rows] if getattr(leaf, "shape", None) else leaf, value)

@@ -119,19 +119,6 @@ def put_together(outline: Any, arrays: Mapping[str, Any]) -> Any:
     return outline
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Whether both plain values would be written alike."""
-    if type(one) in AS_THEY_ARE:
-        return type(other) is type(one) and repr(one) == repr(other)
-    outlines, arrays = zip(*map(take_apart, (one, other)), strict=True)
-    if json.dumps(outlines[0]) != json.dumps(outlines[1]):
-        return False
-    return all(
-        (array.dtype, array.shape, array.tobytes()) == (twin.dtype, twin.shape, twin.tobytes())
-        for array, twin in zip(arrays[0].values(), arrays[1].values(), strict=True)
-    )
-
-
 def size_of(value: Any, most: int) -> int:
     """Bytes of a plain value, about; no more is counted than somewhat above ``most``."""
     if isinstance(value, np.ndarray):
