@@ -184,7 +184,7 @@ class PlainLoop:
 
 def _accumulated(optimizer: Any) -> tuple[Any, int]:
     """The optimizer that makes the steps, and of how many batches it makes one. Of what nobody has imported, nothing is imported."""
-    known = sys.modules.get("elasticdl.ga.torch.optimizer")
+    known = sys.modules.get("elasticdl.ga.torch.optim")
     if known is None or not isinstance(optimizer, known.Optimizer):
         return optimizer, 1
     return optimizer.optimizer, optimizer.steps
