@@ -1,10 +1,9 @@
-"""What the objects of a script keep in their attributes: what of it travels to other workers, and how.
+"""Values that a script's objects keep in their attributes: which of them are sent to other workers, and how.
 
-Plain data travel as what they are. Objects whose content can be taken and put (variables, metrics, random streams) stay the
-objects that they are here, with the content of the other's. Objects of the script's own classes are gone into. Of the rest, what is
-the script's is named.
+Plain data are sent whole. Of variables, metrics and random streams only the content is sent: the receiver puts it into its own object.
+Objects of the script's own classes are searched in turn. Nothing else can be sent; what of it a user may count on is named.
 
-Each has a path: names and keys with dots between them; before that of a content stands `CONTENT`.
+A path says where a value is kept: attribute names and keys with dots between them. `CONTENT` stands before the path of a content.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ OF_THE_PROCESS = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of a kind of objects: how it is taken, and put."""
+    """How the content of a kind of objects is taken, and put."""
 
     take: Callable[[Any], Any]
     put: Callable[[Any, Any], object]
@@ -58,10 +57,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What a framework's objects are to those that hold them.
+    """How the objects of a framework are treated.
 
-    ``assigned``: given what stands somewhere and what is to stand there, an array of the framework's, what to set. ``holders``: are gone
-    into as objects of the script's own are, but for their attributes of the ``foreign`` names.
+    ``assigned``: given a present value and an array of the framework's that is to replace it, returns what to set. ``holders``: are searched
+    as objects of the script's own are, but for their attributes of the ``foreign`` names.
     """
 
     content_of: Callable[[Any], Content | None] = lambda _: None
@@ -95,9 +94,9 @@ def spots(
     others: Iterable[Any] = (),
     entered: list[tuple[Any, Any, Any]] | None = None,
 ) -> Iterator[Spot]:
-    """All that an object keeps but for attributes of these names, and for ``others``.
+    """All that an object keeps, without the attributes of the ``foreign`` names and without ``others``.
 
-    ``entered`` is added the objects that are gone into: where they are kept, and what.
+    ``entered``: gets each object that is searched, with its owner and key.
     """
     names = [name for name in vars(holder) if name not in foreign]
     walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
@@ -121,13 +120,13 @@ def take(holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, copy: bool =
 
 
 def left_behind(found: Iterable[Spot], kinds: Kinds) -> Iterator[Spot]:
-    """What does not travel, and which some user may count on."""
+    """What does not travel, although a user may count on it."""
     silent = (*OF_THE_PROCESS, *kinds.of_the_process)
     return (spot for spot in found if not (spot.travels or callable(spot.value) or isinstance(spot.value, silent)))
 
 
 def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
-    """Have an object keep there what `take` gave, of another worker perhaps. False: there is no such place here."""
+    """Put a value that `take` gave, perhaps on another worker, at this path of an object. False: the object has no such place."""
     *steps, last = path.removeprefix(CONTENT).split(".")
     owner: Any = vars(holder)
     for step in steps:
@@ -148,7 +147,7 @@ def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
 
 
 def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
-    """What to set in the place of ``present``, which others may hold as well: itself with another content, where that can be."""
+    """What to set in the place of ``present``: where possible ``present`` itself with the new content, as other objects may hold it, too."""
     if type(present) is not type(value) or present is value:
         return value
     alike = all(getattr(present, name, None) == getattr(value, name, None) for name in ("default_factory", "maxlen"))
@@ -166,7 +165,7 @@ def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     names: set[str] = set()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] in packages:
-            with contextlib.suppress(OSError):  # it is installed without its source
+            with contextlib.suppress(OSError, TypeError):  # there is no source, or the class is compiled
                 nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(each))))
                 attributes = (node for node in nodes if isinstance(node, ast.Attribute))
                 names |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
@@ -218,7 +217,7 @@ class _Walk:
             return False
 
     def _within(self, value: Any) -> tuple[Any, list[Any]] | None:
-        """What it holds, and the keys of that; None if that is nobody's business."""
+        """The dict or list of what a value holds, and its keys that are searched; None if the value is not searched."""
         if type(value) in (list, tuple):
             return value, list(range(len(value)))
         if type(value) is dict:

@@ -1,8 +1,8 @@
-"""What modules, callbacks and trainers keep in their attributes: a worker that comes later has it as the others do.
+"""What modules, callbacks and trainers keep in their attributes is sent to workers that come later.
 
-Counts of an annealing, flags that a hook has set, a moving average of weights in a callback, and which parameters are trained: what
-has changed since training began travels beside the state. What is small is noted before each step, so that a step that is torn is made
-again from there, and counted once.
+Examples are the count of an annealing, a flag that a hook has set, a moving average of weights in a callback, and ``requires_grad`` of parameters.
+What has changed since training began is sent with the state. Small values are copied before each step: a torn step is made again from the
+copies, so it is counted once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REMEDY_OF_A_MODULE = "give it get_extra_state and set_extra_state"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An object that keeps something. ``name``: the same on all workers. ``foreign``: attributes that are a library's."""
+    """An object whose attributes are sent. ``name``: the same on all workers. ``foreign``: names of attributes that are a library's."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def holders_of_callbacks(
     *,
     is_noted: bool = True,
 ) -> Iterator[Holder]:
-    """Of the script's own. Those of these packages have a state of their own, or need none."""
+    """One for each callback of the script's own. Callbacks of these packages have a state of their own, or need none."""
     numbers: dict[str, Iterator[int]] = defaultdict(count)
     for callback in callbacks:
         kind: Any = type(callback)
@@ -114,12 +114,11 @@ class Attributes:
 
     @property
     def is_on_its_way(self) -> bool:
-        """This worker has what others had in the middle of training, and is yet to come there."""
+        """This worker has received the attributes, and its script has not yet come to where the job stands."""
         return self._received is not None
 
     def begin(self) -> None:
-        """The first step comes next. What hooks have told each worker at the start, such as whether it writes and to which
-        file, is its own."""
+        """The first step comes next. Flags, texts and file numbers that hooks have set until now stay each worker's own."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -143,18 +142,18 @@ class Attributes:
         self._noted = dict(zip([slot[:2] for slot in self._slots], kept, strict=False)) if may_be_torn else {}
 
     def restore(self) -> None:
-        """To what was received, or noted at the last commit."""
+        """Go back to what was received, or to what was noted at the last commit."""
         if self._received is not None:
             self._put(self._received)
         else:
             self.put_back(self._noted_all)
 
     def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
-        """``since``: what was noted later; what has been added till then goes."""
+        """``since``: noted later; entries that it has and ``noted`` has not are removed."""
         noted.put_back(self._kinds, since)
 
     def arrive(self) -> None:
-        """This worker stands where the job stands, and goes on from there."""
+        """This worker's script stands where the job stands."""
         self._received = None
         self._tell_missing()
 
@@ -166,7 +165,7 @@ class Attributes:
     # -- to and from other workers --
 
     def dump(self) -> dict[str, Any]:
-        """What has changed since training began, as of the last commit. Tensors by reference."""
+        """What has changed between the beginning of training and the last commit. Tensors are given by reference."""
         changed: dict[str, dict[str, Any]] = {}
         for holder in self._holders():
             first = self._first.get(holder.name, {})
@@ -236,7 +235,7 @@ class Attributes:
                 yield spot
 
     def _look(self) -> None:
-        """Anew for what is noted, if something has come or gone."""
+        """Find again what is to be noted, if something was added or removed."""
         same = all(len(owner) == size for owner, size in self._sizes)
         if self._is_known and same and all(owner[key] is value for owner, key, value in self._entered):
             return
@@ -270,7 +269,7 @@ class Attributes:
         return checksum(value, is_tensor, host_array)
 
     def _name(self, holder: Holder, spot: Spot, first: _First | None) -> None:
-        """What does not travel, and a newcomer has otherwise than the others."""
+        """Warn of a value that can't be sent, so that a newcomer has another one."""
         is_new = first is None or first.mark != LEFT or first.copy != id(spot.value)
         if is_new and any(attributes.left_behind([spot], self._kinds)) and _is_data(spot.value):
             what = f"{spot.path}, a {type(spot.value).__name__}"

@@ -1,4 +1,4 @@
-"""Optimizers that a script steps beside those that are trained with: nobody sums the gradients that they step by."""
+"""Refuses optimizers that a script steps beside those that it has given: the workers do not sum the gradients of their parameters."""
 
 from __future__ import annotations
 
