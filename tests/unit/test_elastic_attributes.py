@@ -1,5 +1,6 @@
 """Which attributes of an object are a package's, and how nested values are gone through."""
 
+import importlib
 import logging
 from collections import OrderedDict, namedtuple
 
@@ -27,6 +28,16 @@ def test_attributes_that_the_source_of_a_package_sets_are_the_packages():
     assert "mine" not in set_by(OwnHandler, ("logging",))
     assert set_by(OwnHandler, ("another",)) == frozenset()
     assert set_by(HasNoSource, ("logging",)) == frozenset()
+
+
+def test_what_an_example_in_a_text_sets_is_the_scripts(monkeypatch, tmp_path):
+    (tmp_path / "packaged.py").write_text(
+        'class Base:\n    """As in\n        self.outputs = []\n    """\n    def __init__(self):\n        self.a, self.b = 1, 2\n'
+        "        self.c: dict[str, int] = {}\n        self.d.e += self.f == 1\n\n\nclass Another:\n    def __init__(self):\n        self.g = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    packaged = importlib.import_module("packaged")
+    assert set_by(type("Own", (packaged.Base,), {}), ("packaged",)) == {"a", "b", "c", "e"}
 
 
 def test_each_leaf_is_replaced_and_collections_keep_their_kinds():

@@ -9,7 +9,6 @@ A path says where a value is kept: attribute names and keys with dots between th
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import functools
 import inspect
@@ -21,7 +20,6 @@ import re
 import stat
 import sys
 import sysconfig
-import textwrap
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +38,11 @@ MOST_NESTED = 4
 OF_THE_WORKER = re.compile(
     r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
 )  # by its name
+TEXTS = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)  # of documentation, with examples
+# Of one attribute or several: what stands before the sign.
+ASSIGNMENT = re.compile(
+    r"^[ \t]*((?:[\w.]+\s*,\s*)*[\w.]*\.\w+)(?:[ \t]*:[^=\n]+)?[ \t]*[-+*/%|&^@]*=(?!=)", re.MULTILINE
+)
 LAST_STANDARD_FILE = 2  # the number of stderr
 HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
 OF_THE_PROCESS = (
@@ -165,10 +168,12 @@ def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     names: set[str] = set()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] in packages:
-            with contextlib.suppress(OSError, TypeError):  # there is no source, or the class is compiled
-                nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(each))))
-                attributes = (node for node in nodes if isinstance(node, ast.Attribute))
-                names |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+            with contextlib.suppress(OSError, TypeError, KeyError):  # there is no source, or the class is compiled
+                # Text alone: in Python 3.11 two threads that parse at once fail, and `inspect` parses to find a class.
+                module = TEXTS.sub('""', inspect.getsource(sys.modules[each.__module__]))
+                found = re.search(rf"^class {each.__name__}\b.*?(?=^[@\w]|\Z)", module, re.MULTILINE | re.DOTALL)
+                for targets in ASSIGNMENT.findall(found[0] if found else ""):
+                    names.update(re.findall(r"\.(\w+)\s*(?=,|$)", targets))
     return frozenset(names)
 
 
