@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,20 +64,29 @@ def copy_of_small(value: Any) -> Any:
     return copied(value)
 
 
+class Slot(NamedTuple):
+    """Where a value is kept. ``path``: within what the holder of this name keeps."""
+
+    holder: str
+    path: str
+    owner: Any
+    key: Any
+
+
 @dataclass(slots=True)
 class Noted:
     """What was kept at some moment, and the way back to it."""
 
-    values: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)  # owner and key, what stood there, its copy
+    values: list[tuple[Slot, Any, Any]] = field(default_factory=list)  # what stood there, and its copy
     trained: list[tuple[torch.nn.Parameter, bool]] = field(default_factory=list)
 
     def put_back(self, kinds: Kinds, since: Noted | None) -> None:
         if since is not None:
-            there = {(id(owner), key) for owner, key, _, _ in self.values}
-            for owner, key, _, _ in since.values:
-                if (id(owner), key) not in there and isinstance(owner, dict):
-                    owner.pop(key, None)
-        for owner, key, value, kept in self.values:
-            owner[key] = value if kept is value else assigned(value, small_copy(kept), kinds)
+            there = {(id(slot.owner), slot.key) for slot, _, _ in self.values}
+            for slot, _, _ in since.values:
+                if (id(slot.owner), slot.key) not in there and isinstance(slot.owner, dict):
+                    slot.owner.pop(slot.key, None)
+        for slot, value, kept in self.values:
+            slot.owner[slot.key] = value if kept is value else assigned(value, small_copy(kept), kinds)
         for parameter, was_trained in self.trained:
             parameter.requires_grad_(was_trained)

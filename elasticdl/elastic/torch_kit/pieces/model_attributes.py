@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.elastic.torch_kit.flat import host_array
-from elasticdl.elastic.torch_kit.pieces.kept import Noted, TooLargeError, copy_of_small, small_copy
+from elasticdl.elastic.torch_kit.pieces.kept import Noted, Slot, TooLargeError, copy_of_small, small_copy
 from elasticdl.elastic.training import attributes
 from elasticdl.elastic.training.attributes import (
     OF_THE_PROCESS,
@@ -90,10 +90,9 @@ class Attributes:
         self._others: list[Holder] = []
         self._first: dict[str, dict[str, _First]] = {}
         self._has_begun = False
-        self._noted: dict[tuple[str, str], Any] = {}  # at the last commit, what is small: by holder and path
-        self._noted_all = Noted()
+        self._noted = Noted()  # at the last commit
         self._is_known = False  # what is noted
-        self._slots: list[tuple[str, str, Any, Any]] = []  # of what is noted: holder, path, owner and key
+        self._slots: list[Slot] = []  # of what is noted
         self._sizes: list[tuple[Any, int]] = []  # of these owners
         self._entered: list[tuple[Any, Any, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # or not
@@ -132,21 +131,19 @@ class Attributes:
     def note(self) -> Noted:
         """What is small, as it is now."""
         self._look()
-        values = [(owner, key, value := owner[key], small_copy(value)) for _, _, owner, key in self._slots]
+        values = [(slot, value := slot.owner[slot.key], small_copy(value)) for slot in self._slots]
         return Noted(values, [(parameter, parameter.requires_grad) for parameter in self._trained])
 
     def commit(self, *, may_be_torn: bool) -> None:
         """All is as it is between two steps."""
-        self._noted_all = self.note() if may_be_torn else Noted()
-        kept = (each[-1] for each in self._noted_all.values)
-        self._noted = dict(zip([slot[:2] for slot in self._slots], kept, strict=False)) if may_be_torn else {}
+        self._noted = self.note() if may_be_torn else Noted()
 
     def restore(self) -> None:
         """Go back to what was received, or to what was noted at the last commit."""
         if self._received is not None:
             self._put(self._received)
         else:
-            self.put_back(self._noted_all)
+            self.put_back(self._noted)
 
     def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
         """``since``: noted later; entries that it has and ``noted`` has not are removed."""
@@ -167,17 +164,18 @@ class Attributes:
     def dump(self) -> dict[str, Any]:
         """What has changed between the beginning of training and the last commit. Tensors are given by reference."""
         changed: dict[str, dict[str, Any]] = {}
+        noted = {(slot.holder, slot.path): kept for slot, _, kept in self._noted.values}
         for holder in self._holders():
             first = self._first.get(holder.name, {})
             for spot in self._spots(holder):
                 if not spot.travels:
                     self._name(holder, spot, first.get(spot.path))
                     continue
-                value = self._noted.get((holder.name, spot.path), spot) if spot.content is None else spot
-                value = spot.taken() if value is spot else value
+                place = (holder.name, spot.path)
+                value = noted[place] if place in noted and spot.content is None else spot.taken()
                 if spot.path not in first or self._mark(value) != first[spot.path].mark:
                     changed.setdefault(holder.name, {})[spot.path] = value
-        trained = {id(parameter): was for parameter, was in self._noted_all.trained}
+        trained = {id(parameter): was for parameter, was in self._noted.trained}
         flags = {name: trained.get(id(each), each.requires_grad) for name, each in self._parameters()}
         outline, arrays = take_apart(changed, is_tensor)
         arrays = {name: each.detach() if is_tensor(each) else each for name, each in arrays.items()}
@@ -248,8 +246,8 @@ class Attributes:
                 owners[id(vars(holder.what))] = vars(holder.what)
                 for spot in self._spots(holder, self._entered):
                     if spot.travels and spot.content is None and not isinstance(spot.owner, tuple):
-                        self._slots.append((holder.name, spot.path, spot.owner, spot.key))
-        owners |= {id(owner): owner for _, _, owner, _ in self._slots}
+                        self._slots.append(Slot(holder.name, spot.path, spot.owner, spot.key))
+        owners |= {id(slot.owner): slot.owner for slot in self._slots}
         self._sizes = [(owner, len(owner)) for owner in owners.values()]
 
     def _note_first(self, holder: Holder) -> None:
