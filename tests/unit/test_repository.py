@@ -25,11 +25,6 @@ KNOWN_CIRCLES = [
         f"elasticdl.elastic.training.{name}"
         for name in ("cursor", "job", "kept_state", "left_behind", "state", "worker_files")
     },
-    {
-        "elasticdl.elastic.torch",
-        *(f"elasticdl.elastic.torch.{name}" for name in ("loop_participant", "newcomer", "order", "prepare", "replay")),
-        *(f"elasticdl.elastic.torch_kit.participant.{name}" for name in ("loop_state", "means", "steps")),
-    },
 ]
 KNOWN_PRIVATE = {("elasticdl.elastic.transformers.elastic_trainer", "elasticdl.elastic.torch._job")}
 KNOWN_TWINS = {"collective"}

@@ -15,7 +15,6 @@ from elasticdl.common.triton_first import require_triton_first
 
 require_triton_first("elasticdl.elastic.lightning")
 
-import elasticdl.elastic.torch  # noqa: F401 - the kit imports a module of it, and fails while that package is half imported
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy

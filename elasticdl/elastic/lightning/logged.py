@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
-from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
@@ -272,7 +272,7 @@ def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -
 
 
 def gathered(
-    steps: Steps,
+    participant: Participant,
     open_batches: Sequence[GivenBatch],
     logged: Logged,
     objective: torch.Tensor,
@@ -285,7 +285,7 @@ def gathered(
     Raises:
         WorldBroken: nothing is summed.
     """
-    alone = steps.job.size == 1
+    alone = participant.job.size == 1
     if alone and not any(each.logged for each in open_batches):
         return objective
     own = sum({_bit(number) for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out})
@@ -295,11 +295,11 @@ def gathered(
         return objective
     for given in left_out:
         given.is_left_out = True
-    steps.state.drop_gradients()
+    participant.state.drop_gradients()
     if len(left_out) < len(open_batches):  # which have been added to those of the others
-        steps.state.reset_buffers()
-        steps.state.begin_step()
-        steps.remake()
+        participant.state.reset_buffers()
+        participant.state.begin_step()
+        participant.remake()
         restore_streams()
     kept = [each.objective for each in open_batches if not each.is_left_out]
     return sum(kept, torch.zeros(()))

@@ -13,7 +13,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import storage_of
 from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 
 Moved = tuple[int, float]
 _CLOSE = 1e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, RandomStreams
-from elasticdl.elastic.torch_kit.participant.loop_state import EpochBegin, ScriptPosition
+from elasticdl.elastic.torch_kit.participant.script_position import EpochBegin, ScriptPosition
 
 
 class Order:
