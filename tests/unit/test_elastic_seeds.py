@@ -93,7 +93,7 @@ def test_init_leaves_keras_as_the_script_has_seeded_it():
 def test_init_leaves_torch_as_the_script_has_seeded_it():
     import torch
 
-    from elasticdl.elastic.torch_kit.gpu import seed_torch
+    from elasticdl.elastic.torch_kit.first_seed import seed_torch
 
     with torch.random.fork_rng():
         torch.manual_seed(7)

@@ -40,7 +40,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.data.loaders import Collate, ElasticDataLoader, ElasticSampler, StepBatch
-from elasticdl.elastic.torch_kit.gpu import count_gpus, seed_torch
+from elasticdl.elastic.torch_kit.first_seed import seed_torch
+from elasticdl.elastic.torch_kit.gpu import count_gpus
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState as _State
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime

@@ -16,12 +16,8 @@ import torch.distributed as dist
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.elastic.collectives.port import Bytes
-from elasticdl.elastic.training.seeds import SEED
 
 GPU = "cuda"
-LEAST_DRAWN = (
-    2**32
-)  # of the seed that torch itself draws at its start, of 64 bits; people give less, as NumPy takes no more
 # Aborting a communicator hangs in 2.25.1 (pytorch #149153), non-blocking calls now and then in 2.26 (#154055).
 OLDEST_NCCL = (2, 27, 0)
 
@@ -47,13 +43,6 @@ def can_use_nccl(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 # -- random numbers, waiting --
-
-
-def seed_torch(seed: int) -> None:
-    """Seed all of torch's generators, from which a script's model is drawn; unless the script has done so."""
-    present = torch.initial_seed()
-    if present == SEED or present >= LEAST_DRAWN:
-        torch.manual_seed(seed)
 
 
 def seed_generators(seed: int) -> None:
