@@ -251,7 +251,7 @@ def test_numbers_ride_along_and_come_back_summed():
         worker.reducer.ride("table", [[float("-inf"), 0.0], [1.0, 2.0]] if worker.rank else np.zeros((2, 2)))
         worker.backward(*ONES, last=True)
         outcome = worker.close()
-        return outcome.ridden("loss").item(), outcome.ridden("table").tolist(), worker.collective.beside
+        return outcome.rides["loss"].item(), outcome.rides["table"].tolist(), worker.collective.beside
 
     for loss, table, beside in together(work):
         assert loss == 3 * value
@@ -268,7 +268,7 @@ def test_more_numbers_than_there_is_room_for_cost_one_collective_once():
             worker.open()
             worker.reducer.ride("many", np.arange(2.0 * ROOM))
             worker.backward(*ONES, last=True)
-            ridden = worker.close().ridden("many")
+            ridden = worker.close().rides["many"]
             found.append((ridden == 2 * np.arange(2.0 * ROOM)).all())
             assert worker.gradients == [2.0] * 4
         return found, worker.collective.beside
@@ -287,7 +287,7 @@ def test_workers_that_tell_different_numbers_are_told(name, numbers):
         worker.backward(*ONES, last=True)
         outcome = worker.close()
         with pytest.raises(UserError, match="the workers tell each other different numbers") as told:
-            outcome.ridden("loss")
-        return outcome.rides, worker.gradients, "\n" in str(told.value)
+            _ = outcome.rides["loss"]
+        return outcome.rides.are_alike, worker.gradients, "\n" in str(told.value)
 
-    assert together(work) == [(None, [2.0] * 4, False)] * 2
+    assert together(work) == [(False, [2.0] * 4, False)] * 2

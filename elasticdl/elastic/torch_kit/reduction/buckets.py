@@ -42,11 +42,12 @@ class _Bucket:
         ]
 
     @torch.no_grad()
-    def fill(self) -> None:
-        """Move the gradients here. A parameter without one counts as having a gradient of zero."""
+    def fill(self, present: dict[int, bool]) -> None:
+        """Move the gradients here. A parameter without one counts as having a gradient of zero. ``present``: takes, by its id, whether it has one."""
         gradients, places = list(self._tail), list(self._tail_views)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             gradient, parameter.grad = parameter.grad, None
+            present[id(parameter)] = gradient is not None
             if gradient is None:
                 view.zero_()
             else:
@@ -207,8 +208,7 @@ class Buckets:
     def _begin_next(self) -> None:
         number = len(self._transfers)
         bucket = self._buckets[number]
-        self._present.update((id(each), each.grad is not None) for each in bucket.parameters)
-        bucket.fill()
+        bucket.fill(self._present)
         self._transfers.append(self._collective.begin_sum(bucket.flat, f"{STEP}.{number}"))
 
 

@@ -5,13 +5,12 @@ All of it travels in one go. A collective only moves what it is given: the order
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -36,8 +35,8 @@ from elasticdl.elastic.torch_kit.reduction.buckets import Buckets, sum_once
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
 
-Numbers = npt.NDArray[np.float64]
 # Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients, made by the pass
 # that has launched; its passes, and their square; the checksum of the names and shapes of what rides.
 CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(VOTE_SIZE, VOTE_SIZE + 6)
@@ -50,19 +49,8 @@ class Outcome:
     """What a step's sums have told."""
 
     vote: Vote
+    rides: Rides
     seconds: float  # that the passes took by the device's clock, or 0
-    rides: Mapping[str, Numbers] | None  # summed over the workers; None: the workers ride different ones
-
-    def ridden(self, name: str) -> Numbers:
-        """Raises:
-        UserError: the workers ride different numbers.
-        """
-        if self.rides is None:
-            raise UserError(
-                f"the workers tell each other different numbers with a step's gradients, this one {name} among others: let what is logged or "
-                "counted in a step not depend on what one worker has seen of a batch"
-            )
-        return self.rides[name]
 
 
 class GradientReducer:
@@ -97,7 +85,7 @@ class GradientReducer:
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
-        self._rides: dict[str, Numbers] = {}
+        self._rides = Rides()
         self._room = ROOM
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
@@ -127,7 +115,7 @@ class GradientReducer:
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
         self._votes = [0.0] * BALLOT
-        self._rides = {}
+        self._rides = Rides()
         self._made = self._launched_at = 0
         if self._loss is not None:
             self._loss.zero_()
@@ -186,15 +174,16 @@ class GradientReducer:
         self._made += 1
         if last is None:
             last = self._made == self._expected
-        is_summed = self._buckets is not None and self._agreed == self._collective.world.version
-        with self.hooks.aside(), contextlib.ExitStack() as within:
-            if self._collective.world.size == 1:
-                if last and self._loss is not None:
-                    # It comes to the host while the device is on the backward pass, which is not waited for.
-                    self._read_loss = HostCopy(self._loss)
-            elif last and is_summed and self._overlaps and not self._batch and self._buckets is not None:
-                self._launched_at = self._made
-                within.enter_context(self._buckets.launching())
+        world = self._collective.world
+        launching: AbstractContextManager[None] = nullcontext()
+        if last and world.size == 1 and self._loss is not None:
+            # It comes to the host while the device is on the backward pass, which is not waited for.
+            self._read_loss = HostCopy(self._loss)
+        elif (
+            last and self._overlaps and not self._batch and self._buckets is not None and self._agreed == world.version
+        ):
+            self._launched_at, launching = self._made, self._buckets.launching()
+        with self.hooks.aside(), launching:
             run()
 
     def withdraw(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -204,7 +193,7 @@ class GradientReducer:
 
     def ride(self, name: str, numbers: npt.ArrayLike) -> None:
         """Have a few numbers summed with this step's gradients. All members give the same names and shapes in a step."""
-        self._rides[name] = np.asarray(numbers, np.float64)
+        self._rides.add(name, numbers)
 
     def close(
         self,
@@ -230,14 +219,13 @@ class GradientReducer:
         mark(self._votes, batch, state)
         self._buffers.close(share)
         self.passes.end()
-        rides: Mapping[str, Numbers] | None = self._rides
         if self._collective.world.size == 1:
             self._complete_alone(scale)
         else:
-            rides = self._sum(scale)
+            self._sum(scale)
         self._buffers.update(round(self._votes[SAMPLES]))
         self._count_passes()
-        return Outcome(self._vote(), self.passes.seconds, rides)
+        return Outcome(self._vote(), self._rides, self.passes.seconds)
 
     def end(self, state: int = 0) -> Vote:
         """Take part in a step without anything to add: this worker's training is over. ``state``: as for `close`.
@@ -289,8 +277,7 @@ class GradientReducer:
             if scale != 1.0:
                 parameter.grad.mul_(scale)
 
-    def _sum(self, scale: float) -> Mapping[str, Numbers] | None:
-        """Returns what has ridden along, summed; None if the workers ride different numbers."""
+    def _sum(self, scale: float) -> None:
         if self._agreed != self._collective.world.version:
             self._agree()
             self._agreed, self._overlaps = self._collective.world.version, True
@@ -298,23 +285,21 @@ class GradientReducer:
             self._small = torch.zeros(BALLOT + self._room + len(self._trained))
             tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
             self._buckets = Buckets(self._trained, tail, self._collective)
-        buckets, size = self._buckets, self._collective.world.size
+        buckets, riding = self._buckets, self._rides.numbers()
         if self._batch and self._votes[SAMPLES]:  # its gradients are b_i / B times the mean over its samples
             self._votes[SQUARES] = _square(self._trained) / self._votes[SAMPLES]
         self._votes[CHANGED] = self._has_changed()
         self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
         self._votes[LATE] = is_late = buckets.begin_early()
         self._votes[TWICE] = is_late and self._launched_at == self._made
-        riding, form = _packed(self._rides)
+        if riding:
+            self._votes[RIDES:] = agreement.pieces(self._rides.form())
         fits = len(riding) <= self._room
-        if form:
-            self._votes[RIDES:] = agreement.pieces(form)
-        room = [*(riding if fits else []), *[0.0] * (self._room - fits * len(riding))]
+        room = riding + [0.0] * (self._room - len(riding)) if fits else [0.0] * self._room
         self._small.numpy()[:] = [*self._votes, *room, *buckets.present()]
         buckets.finish(scale)
         sums = self._small.tolist()
         self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
-        alike = agreement.all_equal(self._votes[RIDES:], size)
         if self._votes[LATE]:
             workers = buckets.sum_late(scale, workers)
             self._overlaps = not self._votes[
@@ -326,13 +311,13 @@ class GradientReducer:
         if self._votes[CHANGED]:
             self._sum_changed(scale)
             self._batch = 0  # the squares were those of other gradients
-        if not (alike and riding):
-            return {} if alike else None
-        ridden = torch.tensor(sums[BALLOT : BALLOT + len(riding)] if fits else riding)
-        if not fits:
-            self._collective.sum_([ridden], "elasticdl.rides")
-            self._make_room(len(riding))
-        return _unpacked(ridden, self._rides)
+        if not agreement.all_equal(self._votes[RIDES:], self._collective.world.size):
+            self._rides.differ()
+        elif riding:
+            if not fits:
+                self._collective.sum_([ridden := torch.tensor(riding)], "elasticdl.rides")
+                self._make_room(len(riding))
+            self._rides.summed(sums[BALLOT : BALLOT + len(riding)] if fits else ridden.tolist())
 
     def _make_room(self, numbers: int) -> None:
         if numbers != self._room:
@@ -345,11 +330,7 @@ class GradientReducer:
         return [parameter for parameter in self._all() if parameter.requires_grad]
 
     def _has_changed(self) -> bool:
-        return self._has_other(self._present(), self._trained) or self._has_other(self._buffers.deltas, self._deltas)
-
-    @staticmethod
-    def _has_other(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
-        return [*map(id, present)] != [*map(id, before)]
+        return _differ(self._present(), self._trained) or _differ(self._buffers.deltas, self._deltas)
 
     def _agree(self) -> None:
         """From now on the present parameters are reduced."""
@@ -389,7 +370,7 @@ class GradientReducer:
         new = [parameter for parameter in self._trained if before.pop(id(parameter), None) is None]
         for parameter in before.values():  # which are frozen now
             parameter.grad = None
-        moves = self._deltas if self._has_other(self._deltas, deltas) else []
+        moves = self._deltas if _differ(self._deltas, deltas) else []
         if new or moves:
             sum_once(new, moves, self._collective, scale)
 
@@ -399,22 +380,8 @@ class GradientReducer:
         self._buckets = None
 
 
-def _packed(rides: Mapping[str, Numbers]) -> tuple[list[float], int]:
-    """Each number as two of float32, which together hold nearly what one of float64 does; and a checksum of names and shapes."""
-    if not rides:
-        return [], 0
-    names = sorted(rides)
-    every = np.concatenate([rides[name].ravel() for name in names])
-    high = every.astype(np.float32)
-    low = np.subtract(every, high, out=np.zeros_like(every), where=np.isfinite(high))
-    return [*high.tolist(), *low.tolist()], zlib.crc32(repr([(name, rides[name].shape) for name in names]).encode())
-
-
-def _unpacked(numbers: torch.Tensor, rides: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """``rides``: of these names and shapes."""
-    every, names = numbers.double().view(2, -1).sum(0).numpy(), sorted(rides)
-    ends = np.cumsum([rides[name].size for name in names])
-    return {name: part.reshape(rides[name].shape) for name, part in zip(names, np.split(every, ends), strict=False)}
+def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    return [*map(id, present)] != [*map(id, before)]
 
 
 def _four_bytes(value: object) -> bytes:
