@@ -263,18 +263,17 @@ class GradientReducer:
 
     def _count_passes(self) -> None:
         """What is expected of the next step. Where workers differ, they do of nothing."""
-        members = self._collective.world.size
-        made = self._made if members * self._votes[PASSES_SQUARED] == self._votes[PASSES] ** 2 else 0
+        are_alike = self._collective.world.size * self._votes[PASSES_SQUARED] == self._votes[PASSES] ** 2
+        made = self._made if are_alike else 0
         self._before, self._expected = made, made if made == self._before else 0
 
     def _complete_alone(self, scale: float) -> None:
         for parameter in self._present():
             if parameter.grad is None:
                 parameter.grad = None if self._leaves_missing_grads_none else torch.zeros_like(parameter)
-                continue
-            if parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
-                parameter.grad = parameter.grad.to_dense()
-            if scale != 1.0:
+            elif parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
+                parameter.grad = parameter.grad.to_dense() * scale
+            elif scale != 1.0:
                 parameter.grad.mul_(scale)
 
     def _sum(self, scale: float) -> None:
@@ -294,17 +293,14 @@ class GradientReducer:
         self._votes[TWICE] = is_late and self._launched_at == self._made
         if riding:
             self._votes[RIDES:] = agreement.pieces(self._rides.form())
-        fits = len(riding) <= self._room
-        room = riding + [0.0] * (self._room - len(riding)) if fits else [0.0] * self._room
-        self._small.numpy()[:] = [*self._votes, *room, *buckets.present()]
+        room = riding if len(riding) <= self._room else []
+        self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (self._room - len(room)), *buckets.present()]
         buckets.finish(scale)
         sums = self._small.tolist()
         self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
         if self._votes[LATE]:
             workers = buckets.sum_late(scale, workers)
-            self._overlaps = not self._votes[
-                TWICE
-            ]  # which it would have to do in each step, as with reentrant checkpoints
+            self._overlaps = not self._votes[TWICE]  # else each step takes two sums, as with reentrant checkpoints
         if self._leaves_missing_grads_none:
             for parameter, number in zip(self._trained, workers, strict=True):
                 parameter.grad = parameter.grad if number else None
@@ -312,12 +308,14 @@ class GradientReducer:
             self._sum_changed(scale)
             self._batch = 0  # the squares were those of other gradients
         if not agreement.all_equal(self._votes[RIDES:], self._collective.world.size):
-            self._rides.differ()
+            self._rides.are_alike = False
         elif riding:
-            if not fits:
-                self._collective.sum_([ridden := torch.tensor(riding)], "elasticdl.rides")
+            ridden = sums[BALLOT : BALLOT + len(room)]
+            if not room:
+                self._collective.sum_([beside := torch.tensor(riding)], "elasticdl.rides")
                 self._make_room(len(riding))
-            self._rides.summed(sums[BALLOT : BALLOT + len(riding)] if fits else ridden.tolist())
+                ridden = beside.tolist()
+            self._rides.summed(ridden)
 
     def _make_room(self, numbers: int) -> None:
         if numbers != self._room:
@@ -399,5 +397,4 @@ def _square(parameters: Iterable[torch.nn.Parameter]) -> float:
     if not gradients:
         return 0.0
     with torch.no_grad():
-        norms = [norm.float() for norm in torch._foreach_norm(gradients)]
-        return float(torch.stack(norms).square().sum())
+        return float(torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).square().sum())
