@@ -99,7 +99,7 @@ def test_gradients_that_come_after_their_sum_has_begun_are_added(workers, late_o
         whole = workers + late * torch.tensor([10.0, 0.0, 100.0, 1000.0])
         assert first == (whole / 2).tolist()
         assert second == [workers / 2] * 4
-        assert early == [0, 3, 3]  # the first step agrees on the parameters; the last bucket waits for what rides
+        assert early == [0, 3, 0]  # the first step agrees on the parameters; the last bucket waits for what rides
 
 
 @pytest.mark.parametrize("last", [True, False, None])
@@ -127,6 +127,15 @@ def test_the_last_pass_is_expected_where_the_last_two_steps_were_alike():
     for found, early in together(work):
         assert found == [2.0 * number for number in passes]
         assert early == [0, 0, 3, 3, 0, 0, 3, 0, 0]
+
+
+def test_passes_are_counted_after_one_that_was_wrongly_called_the_last():
+    def work(worker):
+        for _ in range(4):
+            worker.step(ONES, ONES, last=True)
+        return worker.gradients, worker.early, worker.collective.begun
+
+    assert together(work) == [([4.0] * 4, [0, 3, 3, 3], 4 * 4 + 3)] * 2
 
 
 def test_workers_that_make_different_numbers_of_passes_expect_nothing():

@@ -157,8 +157,7 @@ class LoopState(TorchState):
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
         # The script has made a pass also where none of the samples is this worker's.
-        own = objective.item() if objective.device.type == "cpu" else objective
-        mean = own * (plan.batch / samples) if samples else 0.0
+        mean = objective * (plan.batch / samples) if samples else 0.0
         is_first = self._job.world.rank == 0
         self._reducer.add(mean, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
         self._job.advance(Activity.WAIT)

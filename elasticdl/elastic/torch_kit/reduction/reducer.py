@@ -15,19 +15,8 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core.vote import (
-    ENDED,
-    LEAVING,
-    LOSS,
-    SAMPLES,
-    SQUARES,
-    STOPPING,
-    VOTE_SIZE,
-    GradientNoise,
-    Vote,
-    mark,
-)
+from elasticdl.elastic.core import agreement, vote
+from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.torch_kit.collective import TorchCollective
 from elasticdl.elastic.torch_kit.flat import strides_of
 from elasticdl.elastic.torch_kit.gpu import HostCopy, PassTimer
@@ -38,8 +27,8 @@ from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 
 # Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients, made by the pass
-# that has launched; its passes, and their square; the checksum of the names and shapes of what rides.
-CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(VOTE_SIZE, VOTE_SIZE + 6)
+# that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
+CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
 BALLOT = RIDES + agreement.SIZE
 ROOM = 64  # numbers that may ride before a step needs a second collective, once
 
@@ -93,10 +82,11 @@ class GradientReducer:
         self._batch = 0  # samples of this step, if the noise of its gradients is measured
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
-        self._made = self._launched_at = 0  # backward passes of this step; the last of them that has launched
+        self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
-        self._overlaps = True
-        self._cast: dict[str, Any] = {}
+        self._overlaps = self._is_trusted = (
+            True  # in this world: sums begin within passes; a pass that is called the last is it
+        )
 
     @property
     def followers(self) -> Followers:
@@ -149,11 +139,11 @@ class GradientReducer:
         Raises:
             UserError: a buffer has come, gone or changed its shape.
         """
-        self._votes[SAMPLES] += samples
+        self._votes[vote.SAMPLES] += samples
         if not isinstance(loss, torch.Tensor):
-            self._votes[LOSS] += loss * samples
+            self._votes[vote.LOSS] += loss * samples
         elif self._loss is None:
-            self._votes[LOSS] += loss.item() * samples
+            self._votes[vote.LOSS] += loss.item() * samples
         else:
             self._loss += loss.detach().to(self._loss) * samples
         self._read_loss = None
@@ -169,11 +159,11 @@ class GradientReducer:
         """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
 
         ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
-        workers. A further pass costs a second sum then. A world that breaks meanwhile is told of by `close`.
+        workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
         """
         self._made += 1
-        if last is None:
-            last = self._made == self._expected
+        if last is None or not self._is_trusted:
+            last = last is not False and self._made == self._expected
         world = self._collective.world
         launching: AbstractContextManager[None] = nullcontext()
         if last and world.size == 1 and self._loss is not None:
@@ -182,7 +172,7 @@ class GradientReducer:
         elif (
             last and self._overlaps and not self._batch and self._buckets is not None and self._agreed == world.version
         ):
-            self._launched_at, launching = self._made, self._buckets.launching()
+            self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
         with self.hooks.aside(), launching:
             run()
 
@@ -215,15 +205,15 @@ class GradientReducer:
             UserError: the workers train different parameters.
             WorldBroken: gradients are gone; parameters and buffers are untouched.
         """
-        self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
-        mark(self._votes, batch, state)
+        self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
+        vote.mark(self._votes, batch, state)
         self._buffers.close(share)
         self.passes.end()
         if self._collective.world.size == 1:
             self._complete_alone(scale)
         else:
             self._sum(scale)
-        self._buffers.update(round(self._votes[SAMPLES]))
+        self._buffers.update(round(self._votes[vote.SAMPLES]))
         self._count_passes()
         return Outcome(self._vote(), self._rides, self.passes.seconds)
 
@@ -235,8 +225,8 @@ class GradientReducer:
         """
         self.open()
         self.drop_gradients()
-        self._votes[ENDED] = 1.0
-        mark(self._votes, 0, state)
+        self._votes[vote.ENDED] = 1.0
+        vote.mark(self._votes, 0, state)
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._vote()
@@ -246,7 +236,7 @@ class GradientReducer:
     begin_counting = open
 
     def cast_vote(self, **votes: Any) -> None:
-        self._cast = votes
+        self._cast: dict[str, Any] = votes
 
     def reduce(self, scale: float = 1.0) -> Vote:
         return self.close(**self._cast, scale=scale).vote
@@ -255,10 +245,10 @@ class GradientReducer:
 
     def _vote(self) -> Vote:
         if self._loss is not None:
-            self._votes[LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
-        if not self._batch or self._batch != round(self._votes[SAMPLES]):  # of others nothing was measured
+            self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
+        if not self._batch or self._batch != round(self._votes[vote.SAMPLES]):  # of others nothing was measured
             return Vote.of(self._votes)
-        squares, reduced = self._votes[SQUARES] * self._batch**2, _square(self._trained)
+        squares, reduced = self._votes[vote.SQUARES] * self._batch**2, _square(self._trained)
         return Vote.of(self._votes, GradientNoise.of(squares, reduced, self._batch, self._collective.world.size))
 
     def _count_passes(self) -> None:
@@ -279,14 +269,14 @@ class GradientReducer:
     def _sum(self, scale: float) -> None:
         if self._agreed != self._collective.world.version:
             self._agree()
-            self._agreed, self._overlaps = self._collective.world.version, True
+            self._agreed, self._overlaps, self._is_trusted = self._collective.world.version, True, True
         if self._buckets is None:
             self._small = torch.zeros(BALLOT + self._room + len(self._trained))
             tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
             self._buckets = Buckets(self._trained, tail, self._collective)
         buckets, riding = self._buckets, self._rides.numbers()
-        if self._batch and self._votes[SAMPLES]:  # its gradients are b_i / B times the mean over its samples
-            self._votes[SQUARES] = _square(self._trained) / self._votes[SAMPLES]
+        if self._batch and self._votes[vote.SAMPLES]:  # its gradients are b_i / B times the mean over its samples
+            self._votes[vote.SQUARES] = _square(self._trained) / self._votes[vote.SAMPLES]
         self._votes[CHANGED] = self._has_changed()
         self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
         self._votes[LATE] = is_late = buckets.begin_early()
@@ -300,7 +290,8 @@ class GradientReducer:
         self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
         if self._votes[LATE]:
             workers = buckets.sum_late(scale, workers)
-            self._overlaps = not self._votes[TWICE]  # else each step takes two sums, as with reentrant checkpoints
+            # Else each step would take two sums, as with reentrant checkpoints.
+            self._overlaps, self._is_trusted = not self._votes[TWICE], False
         if self._leaves_missing_grads_none:
             for parameter, number in zip(self._trained, workers, strict=True):
                 parameter.grad = parameter.grad if number else None
