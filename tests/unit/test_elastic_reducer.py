@@ -220,6 +220,19 @@ def test_one_pass_that_makes_gradients_twice_is_summed_and_not_tried_again():
         assert early == [0, 1, 0]
 
 
+def test_a_parameter_may_be_frozen_in_a_step_with_late_gradients():
+    def work(worker):
+        worker.step(ONES)
+        worker.open()
+        worker.backward(*ONES, last=True)
+        worker.parameters[3].requires_grad_(False)
+        worker.backward(None, None, 5.0, None, last=False)
+        worker.close()
+        return worker.gradients
+
+    assert together(work) == [[2.0, 2.0, 12.0, None]] * 2
+
+
 def test_a_late_gradient_may_be_sparse():
     def work(rank):
         table, other = torch.nn.Embedding(4, 1, sparse=True), torch.nn.Parameter(torch.zeros(1))

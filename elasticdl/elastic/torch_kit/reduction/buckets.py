@@ -71,9 +71,14 @@ class Buckets:
     """The gradients of some parameters, and small tensors beside them, on their way through the world."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], tail: Sequence[torch.Tensor], collective: TorchCollective
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        tail: Sequence[torch.Tensor],
+        collective: TorchCollective,
+        *,
+        launches: bool = True,
     ) -> None:
-        """``tail``: tensors that are summed in place; complete when `finish` is called."""
+        """``tail``: tensors that are summed in place; complete when `finish` is called. ``launches``: sums may begin within backward passes."""
         self._collective = collective
         self._parameters = parameters
         rest = by_kind(tail)
@@ -96,7 +101,7 @@ class Buckets:
         own = OwnHook(self._accumulated)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
-            for parameter in self._early
+            for parameter in (self._early if launches else ())
         ]
 
     @contextlib.contextmanager
@@ -164,9 +169,9 @@ class Buckets:
         marks = torch.tensor(
             [[id(e) in self._withdrawn for _, e in every], [i in self._late for i, _ in every]]
         ).float()
-        for number, parameter in every:
+        for number, parameter in every:  # some of which may be frozen by now
             parameter.grad = self._late.get(number)
-        sum_once(self._early, [marks], self._collective, scale)
+        Buckets(self._early, [marks], self._collective, launches=False).finish(scale)
         given = dict(zip(map(id, self._parameters), workers, strict=True))
         for parameter, before, withdrawn, late in zip(self._early, sums, *marks.tolist(), strict=True):
             if withdrawn and withdrawn != given[id(parameter)]:
@@ -210,24 +215,6 @@ class Buckets:
         bucket = self._buckets[number]
         bucket.fill(self._present)
         self._transfers.append(self._collective.begin_sum(bucket.flat, f"{STEP}.{number}"))
-
-
-def sum_once(
-    parameters: Sequence[torch.nn.Parameter],
-    tensors: Sequence[torch.Tensor],
-    collective: TorchCollective,
-    scale: float,
-) -> None:
-    """The gradients of these parameters, times ``scale``, and further tensors, in memory of their own.
-
-    Raises:
-        WorldBroken: gradients are gone.
-    """
-    buckets = Buckets(parameters, tensors, collective)
-    try:
-        buckets.finish(scale)
-    finally:
-        buckets.close()
 
 
 def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

@@ -20,7 +20,7 @@ from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.torch_kit.collective import TorchCollective
 from elasticdl.elastic.torch_kit.flat import strides_of
 from elasticdl.elastic.torch_kit.gpu import HostCopy, PassTimer
-from elasticdl.elastic.torch_kit.reduction.buckets import Buckets, sum_once
+from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers
@@ -361,7 +361,7 @@ class GradientReducer:
             parameter.grad = None
         moves = self._deltas if _differ(self._deltas, deltas) else []
         if new or moves:
-            sum_once(new, moves, self._collective, scale)
+            Buckets(new, moves, self._collective, launches=False).finish(scale)
 
     def _drop_buckets(self) -> None:
         if self._buckets is not None:
