@@ -91,14 +91,14 @@ class Board:
 
 def break_alone(state, board):
     """A worker that is alone sums nothing; have its steps fail with the board nevertheless."""
-    real = state._reducer.reduce
+    real = state._reducer.close
 
-    def reduce(scale=1.0):
+    def close(**votes):
         if board.fail:
             raise WorldBroken("a collective failed")
-        return real(scale)
+        return real(**votes)
 
-    state._reducer.reduce = reduce
+    state._reducer.close = close
 
 
 class Trainee:

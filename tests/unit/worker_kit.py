@@ -145,13 +145,13 @@ class BreakingCollective(HorovodCollective):
 
     def break_at_steps(self, reducer):
         """Also in a world of one, which sums nothing."""
-        reduce, end = reducer.reduce, reducer.end
+        close, end = reducer.close, reducer.end
 
         def counted(work):
             self._count(STEP)
             return work()
 
-        reducer.reduce = lambda scale=1.0: counted(lambda: reduce(scale))
+        reducer.close = lambda **votes: counted(lambda: close(**votes))
         reducer.end = lambda: counted(end)
 
     def _count(self, name):

@@ -103,8 +103,7 @@ class StepBatch(cursor.StepBatch):
         """
         backward: Callable[[], object] = self.weigh(loss).backward
         if self.untaken:
-            backward()
-            self._reducer.hooks.put_back()
+            self._reducer.backward(backward, last=False)
             self._weighed.note()
         else:
             self._reduce(backward)
@@ -159,7 +158,8 @@ class ElasticSampler(cursor.DataCursor, Sampler[list[int]]):
         try:
             for plan in plans:
                 seed_step(self.order.seed, plan.step, rank)
-                self._reducer.begin()
+                self._reducer.open()
+                self._reducer.drop_gradients()
                 self._weighed.begin()
                 batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce, self._weighed)
                 yield self.begin(batch)
