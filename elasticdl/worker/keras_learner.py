@@ -19,13 +19,11 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callbacks
 from elasticdl.elastic.keras.backend import require_backend
-from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
 from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.coupling import couplings, with_added
+from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
@@ -34,10 +32,10 @@ from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
+from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
@@ -51,7 +49,7 @@ CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
-class KerasCallbacks(callbacks.KerasCallbacks, Callback):
+class Driver(KerasDriver, Callback):
     """Keras's own callbacks where the trainer calls ours."""
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
@@ -116,63 +114,56 @@ class KerasLearner(Learner):
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
-        theirs = [each for each in made if isinstance(each, keras.callbacks.Callback)]
-        self._schedulers = [each for each in theirs if isinstance(each, keras.callbacks.LearningRateScheduler)]
-        self._rate = KerasRate(optimizer)
-        # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
-        steps = self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum)
-        params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
-        ours = [each for each in made if isinstance(each, Callback)]
-        self._own_callbacks = OwnCallbacks(ours, context.collective)
-        self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
-        self.callbacks = [*ours, self._keras_callbacks]
+        self._ours = [each for each in made if isinstance(each, Callback)]
+        self._own_callbacks = OwnCallbacks(self._ours, context.collective)
+        self._driver = Driver(
+            context,
+            self.state,
+            [each for each in made if isinstance(each, keras.callbacks.Callback)],
+            epochs=spec.num_epochs,
+            steps=self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum),
+        )
+        self.callbacks = [*self._ours, self._driver]
 
     def follow_rules(self) -> None:
         """If there are several schedules, the last of Keras's own counts, else the last of ours."""
-        ours = [each for each in self.callbacks if isinstance(each, LearningRateScheduler)]
-        for scheduler in (*ours, *self._schedulers):
-            self._rate.follow(scheduler.schedule, may_take_rate=scheduler in self._schedulers)
-        rules = rate_rules(self._spec, (), self._rate)
-        if self._rate.has_schedule or rules.scaling:
-            self.state.follow(rules)
+        for callback in self._ours:
+            if isinstance(callback, LearningRateScheduler):
+                self._driver.rate.follow(callback.schedule, may_take_rate=False)
+        self._driver.follow(rate_rules(self._spec, (), self._driver.rate))
 
     def make_step(self, batch: StepBatch) -> float:
-        self._keras_callbacks.before_step()
-        return self.state.make_step(batch)
+        return self._driver.make_step(batch)
 
     def evaluate(self) -> Evaluation | None:
         if self.evaluator is None:
             return None
-        with self._keras_callbacks.testing() as logs:
-            evaluation = self.evaluator.evaluate(self._keras_callbacks.tell)
+        with self._driver.testing() as logs:
+            evaluation = self.evaluator.evaluate(self._driver.tell)
             logs.update(evaluation.metrics)
         return evaluation
 
     def enter(self, world: World) -> None:
-        self._keras_callbacks.enter(world)
+        self._driver.enter(world)
         self._own_callbacks.enter(world)
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
         self._own_callbacks.catch_up(begin_epoch)
 
     def agree(self, *, entering: bool) -> bool:
-        self._context.advance(Activity.WAIT)
-        agreed = self._keras_callbacks.agree(self._context.collective, entering=entering)
-        self._context.advance(Activity.UPDATE)
-        return agreed
+        return self._driver.agree(entering=entering)
 
     def stops_after_step(self) -> bool:
-        return self._keras_callbacks.stop_after_step(self._context.collective)
+        return self._driver.stops_after_step()
 
     def complete(self) -> None:
-        self.state.optimizer.finalize_variable_values(self._model.trainable_variables)
-        self._keras_callbacks.end()
+        self._driver.complete()
 
     def _extra(self) -> dict[str, Any]:
-        return {"callbacks": self._keras_callbacks.pack()}
+        return {"callbacks": self._driver.pack()}
 
     def _load_extra(self, extra: dict[str, Any]) -> None:
-        self._keras_callbacks.unpack(extra["callbacks"])
+        self._driver.unpack(extra["callbacks"])
 
     def save_model(self, folder: Path) -> Path:
         """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""

@@ -17,11 +17,11 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.checkpoint_store import Checkpoint
 from elasticdl.elastic.training.cursor import ElasticLoader
 from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import open_store
-from elasticdl.worker.evaluation import Evaluation, Evaluator
 from elasticdl.worker.zoo import ModelModule
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
-from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.agreement import from_root
 from elasticdl.elastic.training.attributes import is_open_file
 
 
@@ -32,9 +32,9 @@ class OwnCallbacks:
             return
         pairs = zip(self._callbacks, self._first, strict=True)
         mine = [callback_state.changed(callback, first) for callback, first in pairs] if world.rank == 0 else []
-        sent = self._collective.broadcast_bytes(plain_data.dumps(mine), "elasticdl.own_callbacks")
+        roots = from_root(self._collective, mine, "elasticdl.own_callbacks")
         if not world.stands_with_root(world.rank):
-            self._received = plain_data.loads(sent)
+            self._received = roots
 
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
         """The callbacks have begun training. The files that they have opened there are this worker's."""

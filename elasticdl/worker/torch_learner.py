@@ -27,9 +27,9 @@ from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, why_no_mean
+from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.evaluation import Array, Evaluator, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner

@@ -27,9 +27,9 @@ def outcome(value):
     return model, SimpleNamespace(pack=lambda: pack), [{"told": value, "kept": {}}], Progress(step=value)
 
 
-def after(stages):
+def after(stages, **options):
     """A process that has trained to the end of so many."""
-    made = Stages()
+    made = Stages(**options)
     for number in range(1, stages + 1):
         made.begin()
         made.end(*outcome(number), advance)
@@ -96,10 +96,31 @@ def test_a_later_stage_does_not_begin_without_its_state(size):
 def test_what_a_stage_ended_with_is_kept_on_disk_and_nowhere_else():
     """A script may call ``fit`` a thousand times."""
     records = after(2)._records
-    assert [os.fstat(record.fileno()).st_nlink for record in records] == [0, 0], (
-        "files without a name end with the process"
-    )
-    assert all(os.fstat(record.fileno()).st_size > 100 for record in records)
+    stats = [os.fstat(file.fileno()) for file in records._files]
+    assert [each.st_nlink for each in stats] == [0, 0], "files without a name end with the process"
+    assert all(each.st_size > 100 for each in stats)
+
+
+def test_of_many_stages_the_weights_of_the_newest_are_kept(caplog):
+    whole = len(after(1)._records.get(0))
+    root = after(5, most_bytes=3 * whole)
+    sizes = [len(root._records.get(number)) for number in range(5)]
+    assert sum(sizes) <= 3 * whole
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == whole
+    newcomer = Stages(most_bytes=1)
+    assert meet([root, newcomer], [True, False]) == [WorldChanged, StageSuperseded]
+    found = []
+    while newcomer.overtaken:
+        model, callback = make_model(), Kept()
+        before = model.get_weights()
+        newcomer.repeat(model, [callback])
+        stage = newcomer.present - 1
+        assert callback.seen == [stage], "what callbacks keep is known of all stages"
+        same = all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
+        found.append(0 if same else int(model.get_weights()[0].flat[0]))
+    assert found == [0, 0, 0, 0, 5]
+    assert "after fit() number 4 this worker, which has joined later, has not the weights" in caplog.text
 
 
 def test_a_full_disk_is_one_line(monkeypatch):

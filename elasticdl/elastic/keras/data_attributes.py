@@ -15,6 +15,7 @@ import numpy as np
 from elasticdl.elastic.keras.callback_state import KINDS
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import attributes, plain_data
+from elasticdl.elastic.training.agreement import from_root, of_all
 from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, is_scripts_own
 
 MOST_BYTES = 2**24  # of an attribute that is sent
@@ -81,15 +82,13 @@ class DataAttributes:
         """
         if self.is_empty or collective.world.size == 1:
             return
-        mine = plain_data.dumps(self.taken())
-        mark = plain_data.checksum(plain_data.loads(mine))
-        is_root = collective.world.rank == 0
-        sent = collective.broadcast_bytes(mark.to_bytes(4, "big") if is_root else b"", "elasticdl.data.mark")
-        roots = int.from_bytes(sent, "big")
-        if np.asarray(collective.sum(np.array([float(mark != roots)]), "elasticdl.data.marks"))[0]:
-            received = collective.broadcast_bytes(mine if is_root else b"", "elasticdl.data.attributes")
-            if not is_root and mark != roots:
-                self.put(plain_data.loads(received))
+        mine = plain_data.loads(plain_data.dumps(self.taken()))  # as the others receive it
+        mark = plain_data.checksum(mine)
+        differs = mark != from_root(collective, mark, "elasticdl.data.mark")
+        if any(of_all(collective, differs, "elasticdl.data.marks")):
+            roots = from_root(collective, mine, "elasticdl.data.attributes")
+            if differs:
+                self.put(roots)
 
     def _spots(self) -> Iterator[Spot]:
         if self.is_empty:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.data_attributes import DataAttributes
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
@@ -51,11 +50,6 @@ class Samples:
         self.tell(stands["told"], seed)
         if self.attributes is not None:
             self.attributes.put(stands["kept"])
-
-    def agree(self, collective: KerasCollective) -> None:
-        """See `DataAttributes.agree`."""
-        if self.attributes is not None:
-            self.attributes.agree(collective)
 
     def __len__(self) -> int:
         return len(self.dataset)

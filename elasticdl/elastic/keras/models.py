@@ -166,7 +166,7 @@ class Model:
                 call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
                 return
         advance = context.advance if job.under_master else None
-        stages.end(self.model, fit.callbacks, call.data.stands, fit.state.progress, advance)
+        stages.end(self.model, fit.driver, call.data.stands, fit.state.progress, advance)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:

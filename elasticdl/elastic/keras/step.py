@@ -19,9 +19,18 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
-from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
+from elasticdl.elastic.keras.forward import (
+    NOTHING_MASKED,
+    ForwardScope,
+    Share,
+    captured,
+    has_losses_of_batches,
+    reads,
+    refuse_changes,
+    refuse_foreign,
+    share_of,
+)
 from elasticdl.elastic.keras.layout import Layout, Sums
-from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, reads, share_of
 from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
@@ -192,13 +201,13 @@ class TrainStep:
 
     def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
-        return self._normalized(self._call("whole", self._whole, inputs, labels, part).numpy())
+        return self._read(self._call("whole", self._whole, inputs, labels, part).numpy())
 
     def read_report(self, sums: tf.Tensor) -> Any:
         """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
-        return self._normalized(self._layout.read_report(sums))
+        return self._read(self._layout.read_report(sums))
 
-    def _normalized(self, report: Any) -> Any:
+    def _read(self, report: Any) -> Any:
         if not self._masked:
             return report
         report[-1 - VOTE_SIZE] /= report[0] or 1.0
