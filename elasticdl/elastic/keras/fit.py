@@ -73,11 +73,10 @@ class FitStep(TrainStep):
         if they are weighted, labels and weights."""
         self._weighted = weighted
         self._loss_means = self._build(model, inputs, targets)
-        self._variables = [variable for metric in model.metrics for variable in metric.variables]
-        self._first = [np.array(variable) for variable in self._variables]
-        self._traced_deltas: Sums = []
         self.last_deltas: Deltas = []
-        super().__init__(model, model.compute_loss, model.optimizer)
+        variables = [variable for metric in model.metrics for variable in metric.variables]
+        counted = [(variable, np.array(variable)) for variable in variables]
+        super().__init__(model, model.compute_loss, model.optimizer, counted)
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
 
     def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
@@ -85,15 +84,11 @@ class FitStep(TrainStep):
         the changes of the metrics."""
         return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
-    @property
-    def delta_shapes(self) -> list[tuple[int, ...]]:
-        return [value.shape for value in self._first]
-
     def logs(self, loss: float, deltas: Sequence[Any]) -> dict[str, Any]:
         """As ``fit`` reports them: the loss, and each metric by its name."""
         if not deltas:
             return {"loss": loss}
-        for variable, first, delta in zip(self._variables, self._first, deltas, strict=True):
+        for (variable, first), delta in zip(self.counted, deltas, strict=True):
             variable.assign(first + delta)
         found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
         self.model.reset_metrics()
@@ -129,11 +124,8 @@ class FitStep(TrainStep):
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
         return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
-    def _more_values(self) -> list[tuple[Any, Any]]:
-        return list(zip(self._variables, self._first, strict=True))
-
     def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tuple[tf.Tensor, Share]:
-        """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
+        """As `_forward`, on inputs, labels and weights."""
         model, (inputs, labels, weights) = self.model, batch
         with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
@@ -143,8 +135,6 @@ class FitStep(TrainStep):
                 share = NOTHING_MASKED
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
-        after = [scope.get_current_value(variable) for variable in self._variables]
-        self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
         return loss, share
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
@@ -159,20 +149,17 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        loss, share = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
+        scope = self._scope(trainable, others, None)
+        loss, share = self._compute(scope, (inputs, labels, weights), training=False)
         left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
-        return [loss * left, left, *self._take_deltas()]
+        return [loss * left, left, *self._changes(scope)]
 
     def _read(self, report: Any) -> Any:
         report = super()._read(report)
-        sizes = [first.size for first in self._first]
-        cut = np.split(report[: sum(sizes)].astype(np.float64), np.cumsum(sizes)[:-1])
-        self.last_deltas = [part.reshape(first.shape) for part, first in zip(cut, self._first, strict=bool(sizes))]
+        firsts = [first for _, first in self.counted]
+        cuts = np.split(report.astype(np.float64), np.cumsum([first.size for first in firsts]))
+        self.last_deltas = [part.reshape(first.shape) for part, first in zip(cuts, firsts, strict=False)]
         return report
-
-    def _take_deltas(self) -> Sums:
-        deltas, self._traced_deltas = self._traced_deltas, []
-        return deltas
 
 
 def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
@@ -327,7 +314,7 @@ class Fit(EpochDriver[FitLedger]):
     def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
         context = self._context
-        sums: Deltas = [np.zeros(shape) for shape in ((), (), *self._step.delta_shapes)]
+        sums: Deltas = [np.zeros(shape) for shape in ((), (), *(first.shape for _, first in self._step.counted))]
         share = my_batches(
             context, len(data), context.policy.most_at_once, lambda batches: fetch(data.dataset, batches)
         )
