@@ -52,7 +52,7 @@ def test_a_newcomer_of_torch_keeps_its_own_file(made):
 
 def test_a_newcomer_of_keras_keeps_its_own_file(made):
     pytest.importorskip("keras")
-    from elasticdl.worker.own_callbacks import OwnCallbacks
+    from elasticdl.worker.keras_learner import OwnCallbacks
 
     first, newcomer = made
     sent = []

@@ -272,8 +272,8 @@ def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
     sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
     old.context.collective = sender
     theirs.agree(entering=True)
-    new.learner.enter(new.context.world)
-    assert not new.learner.agree(entering=True)
+    new.learner.driver.enter(new.context.world)
+    assert not new.learner.driver.agree(entering=True)
     ours, other = mine.callbacks[0], theirs.callbacks[0]
     assert (ours.wait, ours.best, ours.best_epoch) == (other.wait, other.best, other.best_epoch)
     for one, another in zip(ours.best_weights, other.best_weights, strict=True):

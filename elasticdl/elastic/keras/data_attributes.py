@@ -1,7 +1,7 @@
-"""What a data set of the script's own keeps in attributes: its order, generators, a difficulty that a callback raises.
+"""Attributes of a data set of the script's own: its order, generators, a difficulty that a callback raises.
 
-It belongs to the job, so all workers have it as rank 0 has it: from the hooks between two epochs on, and a newcomer from its first step.
-What a data set changes where samples are read, as a file that is open or a cache, is each worker's own; but for generators.
+They belong to the job. All workers take those of rank 0 between two epochs, and a newcomer takes them before its first step.
+What changes where samples are read, such as an open file or a cache, stays each worker's own; generators do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``fit`` through as many worlds as it takes; `elasticdl.elastic.keras.models.Model` is what a script sees of it."""
+"""``fit`` on workers that come and go; scripts call it through `elasticdl.elastic.keras.models.Model`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ A member that was lost in the very end of a stage, after others had passed it, e
 from __future__ import annotations
 
 import functools
-import logging
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +33,6 @@ KEEP_ALIVE_SECONDS = 1.0
 MOST_KEPT_BYTES = 4 << 30  # on this worker's disk, of all stages; the newest is kept whatever it takes
 
 Advance = Callable[..., None]  # as `elasticdl.elastic.training.job.JobContext.advance`
-
-log = logging.getLogger(__name__)
 
 
 class Records:
@@ -140,17 +137,17 @@ class Stages:
         self._passed += 1
         self.progress, self.has_state = progress, True
 
-    def repeat(self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> list[Any]:
+    def repeat(
+        self, model: keras.Model, callbacks: Sequence[keras.callbacks.Callback], warn: Callable[[str], object]
+    ) -> list[Any]:
         """Leave behind what the present stage, which is over, left behind on the others; returns where data sets are then."""
         record = plain_data.loads(self._records.get(self._passed))
         if record["weights"] is not None:
             model.set_weights(record["weights"])
         else:
-            log.warning(
-                "after fit() number %d this worker, which has joined later, has not the weights that the others had: they are "
-                "kept of the newest calls only, up to %d GiB",
-                self.present,
-                MOST_KEPT_BYTES >> 30,
+            warn(
+                f"after fit() number {self.present} a worker that has joined later has not the weights that the others had: they "
+                f"are kept of the newest calls only, up to {MOST_KEPT_BYTES >> 30} GiB"
             )
         for number, kept in record["callbacks"].items():
             callback_state.put(callbacks[int(number)], kept)
@@ -199,7 +196,7 @@ class Stages:
 
 
 class KeepAlive:
-    """Says that a process which is between two stages gets on, whatever it does there: nobody waits for its steps."""
+    """Reports progress of a process that is between two calls of ``fit``, whatever the script does there: no step is expected of it."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance

@@ -137,7 +137,7 @@ class TrainStep:
         self.optimizer = optimizer
         self.traces: Counter[str] = Counter()
         self.has_whole = True  # else tracing `whole` would be a pause that `micro` and `apply` spare
-        self._loss = loss
+        self.loss = loss
         self.counted = list(counted)
         self._trainable = list(model.trainable_variables)
         self._others = OtherVariables(model.non_trainable_variables)
@@ -331,7 +331,7 @@ class TrainStep:
         """The mean loss with the scope's values of the variables, and over which share of the elements."""
         with scope:
             outputs = keras.tree.map_structure(widen, self.model(inputs, **self._training))
-            loss = tf.reduce_mean(self._loss(labels, outputs))
+            loss = tf.reduce_mean(self.loss(labels, outputs))
             share = share_of(outputs, loss, more_losses=has_losses_of_batches(self.model))
             for term in self.model.losses:  # of regularizers and add_loss
                 loss += tf.cast(term, loss.dtype)
