@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from elasticdl.elastic.training.attributes import is_scripts_own
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, Passes, why_no_mean, why_not_averaged, why_not_counted
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
+from elasticdl.elastic.training.seeds import kept_streams
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
@@ -280,11 +280,10 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Buffers, gradients and the state of all random generators are put back at the end."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    python, legacy = random.getstate(), np.random.get_state()
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=range(count_gpus())):
+        with kept_streams(), torch.random.fork_rng(devices=range(count_gpus())):
             yield
     finally:
         with torch.no_grad():
@@ -292,5 +291,3 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
                 buffer.copy_(saved)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        random.setstate(python)
-        np.random.set_state(legacy)

@@ -294,8 +294,7 @@ class Fit(EpochDriver[FitLedger]):
             stands, self._stands = self._stands, None
             self.data.bring(stands, self._context.seed)
         self._context.advance(Activity.WAIT)
-        if samples.attributes is not None:
-            samples.attributes.agree(self._context.collective)
+        samples.attributes.agree(self._context.collective)
         self._context.advance(Activity.UPDATE)
 
     def _pack(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -14,57 +14,31 @@ from elasticdl.tensorflow import keras
 
 log = logging.getLogger(__name__)
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used, and which can
+
+def require(name: str, value: Any, right: str, *, holds: bool) -> None:
+    """Raises ArgumentError unless the value of this argument of ``fit`` is ``right``."""
+    if not holds:
+        raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
 
 
-def check_values(given: Mapping[str, Any]) -> None:
-    """``given``: arguments of ``fit`` by their names, as `RULES` has them."""
-    for name, value in given.items():
-        holds, right = RULES[name]
-        if not holds(value):
-            raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
-
-
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _is_frequency(value: Any) -> bool:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Container):
-        return _whole(1)(value)
-    return not isinstance(value, Iterable) or all(map(_whole(1), value))
-
-
-def _is_class_weight(value: Any) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, Mapping) and all(
-        _is_number(key) and key == int(key) and _is_number(weight) for key, weight in value.items()
-    )
+        return _is_whole(value, 1)
+    return not isinstance(value, Iterable) or all(_is_whole(each, 1) for each in value)
 
 
 def shown(value: Any) -> str:
     """One line, and not a long one."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-RULES: Mapping[str, Rule] = {
-    "epochs": (_whole(0), "a whole number of at least 0"),
-    "initial_epoch": (_whole(0), "a whole number of at least 0"),
-    "steps_per_epoch": (lambda value: value is None or _whole(1)(value), "a whole number of at least 1, or None"),
-    "validation_freq": (_is_frequency, "a whole number of at least 1, or a list of epochs, counted from 1"),
-    "validation_split": (_is_share, "a number of at least 0 and below 1, the share of the samples to validate on"),
-    "class_weight": (_is_class_weight, "a dict of weights by the number of the class, as {0: 1.0, 1: 2.5}"),
-}
 
 
 # What to do instead of giving an argument that is refused.
@@ -86,9 +60,14 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         """Raises ArgumentError if there is no such epoch, or no such frequency."""
-        check_values(
-            {name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq", "steps_per_epoch")}
-        )
+        least = "a whole number of at least 0"
+        require("epochs", self.epochs, least, holds=_is_whole(self.epochs, 0))
+        require("initial_epoch", self.initial_epoch, least, holds=_is_whole(self.initial_epoch, 0))
+        often, steps = self.validation_freq, self.steps_per_epoch
+        right = "a whole number of at least 1, or a list of epochs, counted from 1"
+        require("validation_freq", often, right, holds=_is_frequency(often))
+        right = "a whole number of at least 1, or None"
+        require("steps_per_epoch", steps, right, holds=steps is None or _is_whole(steps, 1))
 
     def validates(self, epoch: int) -> bool:
         """Whether there is a validation at the end of this epoch, counted from 0."""
@@ -106,7 +85,7 @@ def refuse(others: Mapping[str, Any]) -> None:
 
 def bounded(number: Any, most: int | None) -> Any:
     """``number``, as `fit` was given it, or what Keras's configuration allows for a trial (``keras.config.set_max_epochs``)."""
-    if most is None or not (number is None or _whole(0)(number)):  # what is no number is refused as such
+    if most is None or not (number is None or _is_whole(number, 0)):  # what is no number is refused as such
         return number
     return most if number is None else min(number, most)
 
