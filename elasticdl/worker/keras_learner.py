@@ -30,8 +30,8 @@ from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.agreement import from_root
 from elasticdl.elastic.training.attributes import is_open_file
+from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of

@@ -15,8 +15,8 @@ import numpy as np
 from elasticdl.elastic.keras.callback_state import KINDS
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import attributes, plain_data
-from elasticdl.elastic.training.agreement import from_root, of_all
 from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, is_scripts_own
+from elasticdl.elastic.training.consensus import from_root, of_all
 
 MOST_BYTES = 2**24  # of an attribute that is sent
 PLACES = 64  # in which a larger array is looked at

@@ -21,8 +21,8 @@ from elasticdl.elastic.keras.callback_outside import Outside
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.rate import KerasRate
-from elasticdl.elastic.training.agreement import from_root, of_all
 from elasticdl.elastic.training.attributes import CONTENT
+from elasticdl.elastic.training.consensus import from_root, of_all
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.tensorflow import keras

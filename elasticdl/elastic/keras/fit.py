@@ -34,7 +34,7 @@ from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import TrainStep
-from elasticdl.elastic.training.agreement import from_root
+from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import rows_of

@@ -26,7 +26,7 @@ from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.driver import KerasDriver
 from elasticdl.elastic.training import plain_data
-from elasticdl.elastic.training.agreement import from_root, of_all
+from elasticdl.elastic.training.consensus import from_root, of_all
 from elasticdl.tensorflow import keras
 
 KEEP_ALIVE_SECONDS = 1.0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.training.agreement import from_root
+from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.job import JobContext
 
 Array = npt.NDArray[Any]
