@@ -9,17 +9,15 @@ import random
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.elastic.core.progress import step_seed
+from elasticdl.worker.learner import Learner
 from elasticdl.worker.zoo import ModelModule, require_signature
-
-if TYPE_CHECKING:
-    from elasticdl.worker.learner import Learner
 
 OptimizerT = TypeVar("OptimizerT")
 
@@ -29,12 +27,11 @@ class Framework:
     """What of a framework can be known without importing it."""
 
     title: str
-    packages: frozenset[str]
     learner: str  # a module below `elasticdl.worker`, and the class in it
 
 
-TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_learner:TorchLearner")
-KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_learner:KerasLearner")
+TORCH = Framework("PyTorch", "torch_learner:TorchLearner")
+KERAS = Framework("Keras", "keras_learner:KerasLearner")
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
 DEFAULTS = {

@@ -43,7 +43,10 @@ class Host:
 
 
 class NoGradients:
-    def begin(self):
+    def open(self):
+        pass
+
+    def drop_gradients(self):
         pass
 
     hooks = ParameterHooks(list)

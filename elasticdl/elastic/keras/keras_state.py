@@ -152,7 +152,7 @@ class KerasState(state.TrainingState):
             batch = self.loader.sampler.current
             checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
             sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
-        return self._job.collective.sum_into(sums, "elasticdl.step")
+        return self._job.collective.sum(sums, "elasticdl.step")
 
     @staticmethod
     def _count_votes(report: Any) -> Vote:

@@ -158,7 +158,7 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         for plan in plans:
             yield plan
             # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
-            # (`step.Part`), and setting TensorFlow's seed throws all its cached operations away.
+            # (`step.MicroBatch`), and setting TensorFlow's seed throws all its cached operations away.
             seed_step(self.sampler.order.seed, plan.step, rank)
             for indices in plan.micro_batches:
                 yield load(self.dataset, indices)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.collective import broadcast_state
+from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.step import SEED_NAME
 from elasticdl.elastic.training.fingerprint import Array, array_marks, as_array

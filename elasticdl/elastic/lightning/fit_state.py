@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,18 @@ import torch
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.lightning.trainer_state import PACKAGES
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import copy_tensor
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.pieces import Piece
+
+
+def holders_of(trainer: Any) -> Iterator[Holder]:
+    """The script's own callbacks. Lightning's have a state of their own."""
+    return holders_of_callbacks(trainer.callbacks, PACKAGES, "give the callback state_dict and load_state_dict")
 
 
 class FitState(LoopState):

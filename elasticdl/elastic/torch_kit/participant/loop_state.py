@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -136,8 +136,16 @@ class LoopState(TorchState):
 
     def begin_step(self) -> None:
         self._was_given = True
-        self._reducer.begin_counting()
+        self._reducer.open()
         self._step_begins()
+
+    def backward(self, run: Callable[[], object], *, last: bool | None) -> None:
+        """See `GradientReducer.backward`."""
+        self._reducer.backward(run, last=last)
+
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script clears the gradients of these before they are summed; so do all workers."""
+        self._reducer.withdraw(parameters)
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()
@@ -154,15 +162,14 @@ class LoopState(TorchState):
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
         # The script has made a pass also where none of the samples is this worker's.
-        loss = objective * (plan.batch / samples) if samples else torch.zeros(())
+        mean = objective * (plan.batch / samples) if samples else 0.0
         is_first = self._job.world.rank == 0
-        self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast_vote(
+        self._reducer.add(mean, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
+        self._job.advance(Activity.WAIT)
+        outcome = self._reducer.close(
             leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
         )
-        self._job.advance(Activity.WAIT)
-        vote = self._reducer.reduce()
-        self._voted(vote, self._reducer.passes.seconds)
+        self._voted(outcome.vote, outcome.seconds)
 
     def _cast_end_vote(self, state: int) -> Vote:
         if self.before_sum is not None:

@@ -11,9 +11,9 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
-from elasticdl.elastic.torch_kit.collective import broadcast_state
 from elasticdl.elastic.torch_kit.flat import host_array
 from elasticdl.elastic.torch_kit.pieces.marks import marks_of
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
@@ -28,6 +28,7 @@ from elasticdl.elastic.training.pieces import Local, Piece, Settings, Tensors, T
 # Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
 OF_EACH_WORKER = frozenset(("params", "foreach", "fused", "capturable"))
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # pieces that need not arrive on the device
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
 
@@ -38,7 +39,7 @@ def tensors_of(job: ElasticContext) -> Tensors:
     return Tensors(
         marks_of,
         host_array,
-        lambda dumped, **to_all: broadcast_state(dumped, job.collective, job.device, **to_all),
+        lambda dumped, **to_all: broadcast_state(dumped, job.collective, on_host=COPIED_WHEN_LOADED, **to_all),
         torch.save,
         partial(torch.load, map_location="cpu", weights_only=False),
     )
@@ -280,7 +281,7 @@ class MovedByPasses(Local):
 
     def keep(self) -> None:
         if self._begins_steps:
-            self._reducer.begin_counting()
+            self._reducer.open()
         self._is_in_hand = self._begins_steps
 
     def undo(self) -> None:

@@ -175,23 +175,22 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         if batch and backward is None:
             self._weighed.require()
+        if batch and self._measures_noise:
+            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
+        if backward is not None:
+            self._reducer.backward(backward, last=True)
+        self._job.advance(Activity.WAIT)
         part = 1 / self._job.world.size
-        self._reducer.cast_vote(
+        outcome = self._reducer.close(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
             batch=self._batch_check.ballot(batch.plan if batch else None),
             state=self._check.ballot(),
+            scale=1.0 if batch else part,
         )
-        if batch and self._measures_noise:
-            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
-        if backward is not None:
-            with self._reducer.launching():
-                backward()
-        self._job.advance(Activity.WAIT)
-        vote = self._reducer.reduce(1.0 if batch else part)
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
-        self._voted(vote, self._reducer.passes.seconds)
+        self._voted(outcome.vote, outcome.seconds)
         self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
     @property
