@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy
 
 DEFAULT_MINIBATCH = 64
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Bytes
-from elasticdl.elastic.core.batch_plan import worker_slices
+from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.job import JobContext
 
@@ -69,8 +69,8 @@ class Evaluator(ABC):
         """
         collective, samples = self.context.collective, len(self.dataset)
         world = collective.world
-        cuts = worker_slices(samples, world.rank, world.size, self.batch_size)
-        loss_sum, columns, like = self._run([np.arange(cut.start, cut.stop) for cut in cuts], tell)
+        mine = BatchPlan.equal(np.arange(samples), world.size).mine(world.rank, self.batch_size)
+        loss_sum, columns, like = self._run([np.asarray(micro_batch.indices) for micro_batch in mine], tell)
         file = io.BytesIO()
         pickle.dump((loss_sum, columns), file)
         self.context.advance(Activity.WAIT)

@@ -6,8 +6,8 @@ from elastic_kit import Board, Trainee
 from session_kit import FakeMaster, alone
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.training.worker_files import Handover
 

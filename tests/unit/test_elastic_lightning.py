@@ -28,13 +28,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
-from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
+from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.step_times import Activity  # noqa: E402
 from elasticdl.elastic.lightning import participant, requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
-from elasticdl.elastic.torch_kit.data.parts import Part  # noqa: E402
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.loop_state import ScriptPosition  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.steps import Steps  # noqa: E402
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
@@ -610,23 +610,18 @@ def test_an_iterator_that_is_not_used_draws_what_torchs_draws():
     """Lightning 2.5.0 asks for one and then for another where it resumes."""
 
     class FirstEpoch:
-        job = SimpleNamespace(world=SimpleNamespace(version=0))
+        job = SimpleNamespace(world=SimpleNamespace(version=0, rank=0, size=1))
 
         def begin_epoch(self, batches):
-            return batches.order_of(0), 0
+            order = batches.order_of(0)
+            return order, OwnCursor(batches, order, GlobalBatch.plan)
 
         def may_give(self, batch):
             return True
 
-        def part_of(self, batch):
-            return Part.of(batch, 0, 1)
-
-        def seed_of_processes(self, batch):
-            return 0
-
         def open_window(self, batch): ...
 
-        def give(self, batch, part): ...
+        def give(self, batch): ...
 
     for workers in (0, 1):
         seen = []

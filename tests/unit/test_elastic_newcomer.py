@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -273,10 +273,14 @@ def test_what_is_raised_on_the_way_is_said_to_be():
 def test_another_part_than_before_is_told_where_the_script_raises():
     hints = Hints()
     batches = [GlobalBatch(0, number, 8 * number, list(range(8))) for number in range(2)]
-    last = OpenBatch(batches[0], Part.of(batches[0], 0, 1), None, Tape(None), most=8)
-    hints.given(batches[1], Part.of(batches[1], 0, 1), last)
+
+    def given(batch, workers):
+        return OpenBatch(batch, batch.plan(workers).whole_run(0), None, Tape(None), most=8)
+
+    last = given(batches[0], 1)
+    hints.given(given(batches[1], 1), last)
     assert not hints.about(on_its_way=False)
-    hints.given(batches[1], Part.of(batches[1], 0, 2), last)
+    hints.given(given(batches[1], 2), last)
     assert "this worker's part of a batch from 8 to 4 samples" in hints.about(on_its_way=False)
 
 

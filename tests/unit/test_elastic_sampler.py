@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticSampler

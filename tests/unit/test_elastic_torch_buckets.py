@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 

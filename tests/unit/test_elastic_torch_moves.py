@@ -13,11 +13,10 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
-from elasticdl.elastic.torch_kit.data.parts import Part
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.named import STEPS_LOOKED_AT
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -189,7 +188,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
         given.tape.note_backward(loss, {})
         steps.state.reset_buffers()
-        given.part = Part(given.batch.indices[:3], 3, 3 / 8)  # as it was in a world of three
+        given.part = MicroBatch(given.batch.indices[:3], 3 / 8)  # as it was in a world of three
         steps.remake()
         script.optimizer.step()
     expected = kind()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-Samples = npt.NDArray[np.int64] | Sequence[Any]
+from elasticdl.elastic.core.plan import Samples
+
 PIECES, BITS = 5, 6
 SIZE = 2 * PIECES  # numbers that a checksum takes in the vector
 MOST_MEMBERS = 1 << 24 - 2 * BITS

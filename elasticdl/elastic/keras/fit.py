@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
@@ -348,8 +348,8 @@ class Fit(EpochDriver[FitLedger]):
         """Over all members, each on a contiguous share, each sample once."""
         collective, most = self._context.collective, self._context.policy.most_at_once
         world = collective.world
-        cuts = worker_slices(len(data), world.rank, world.size, most)
-        batches = [np.arange(cut.start, cut.stop) for cut in cuts]
+        mine = BatchPlan.equal(np.arange(len(data)), world.size).mine(world.rank, most)
+        batches = [np.asarray(micro_batch.indices) for micro_batch in mine]
         shapes = [(), (), *self._step.delta_shapes]
         sums = [np.zeros(shape) for shape in shapes]
         with closing(fetch(data.dataset, batches)) as loaded:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.training.cursor import DataCursor, ElasticLoader, StepBatch, seed_step
+from elasticdl.elastic.training.cursor import ElasticLoader, Ordered, StepBatch, seed_generators
 from elasticdl.tensorflow import keras, tf
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class ElasticDataLoader(ElasticLoader[DataCursor]):
+class ElasticDataLoader(ElasticLoader[Ordered]):
     """See `ElasticLoader`.
 
     A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
@@ -110,8 +110,8 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         steps_per_epoch: int = 0,
         first_epoch: int = 0,
     ) -> None:
-        """As `DataCursor`."""
-        cursor = DataCursor(
+        """As `Ordered`."""
+        cursor = Ordered(
             job,
             dataset,
             shuffle=shuffle,
@@ -128,7 +128,7 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         before = self._items
         if before is not None:
             before.close()
-        items = Prefetch(self._load(self.sampler.plans(), self._job.world.rank, before), AHEAD)
+        items = Prefetch(self._load(self.sampler.plans(), before), AHEAD)
         self._items = items
         with closing(items):
             for plan in items:
@@ -151,7 +151,7 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
             self._items.close()
             self._items.thread.join()
 
-    def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
+    def _load(self, plans: Iterator[StepPlan], before: Prefetch[Any] | None) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""
         if before is not None:
             before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
@@ -159,9 +159,9 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
             yield plan
             # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
             # (`step.Part`), and setting TensorFlow's seed throws all its cached operations away.
-            seed_step(self.sampler.order.seed, plan.step, rank)
-            for indices in plan.micro_batches:
-                yield load(self.dataset, indices)
+            seed_generators(plan.seed)
+            for micro_batch in plan.micro_batches:
+                yield load(self.dataset, np.asarray(micro_batch.indices))
 
 
 def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Generator[Any, None, None]:

@@ -8,12 +8,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
@@ -28,7 +30,7 @@ from elasticdl.elastic.lightning.trainer_state import TrainerState
 from elasticdl.elastic.lightning.window import Window
 from elasticdl.elastic.lightning.writing import Writing
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch, ScriptPosition
 from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
@@ -53,7 +55,7 @@ class Participant:
         self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
-        self._batches: Batches | None = None
+        self._batches: OwnLoader | None = None
         self._given: GivenBatch | None = None
         self._logged = Logged(job, trainer)
         self.window = Window()
@@ -136,8 +138,8 @@ class Participant:
         assert self._batches is not None, "a step has batches"
         return self._batches.load_at_once(indices)
 
-    def begin_epoch(self, batches: Batches) -> tuple[list[GlobalBatch], int]:
-        """The loader's batches in the present epoch, and the number of that which comes next."""
+    def begin_epoch(self, batches: OwnLoader) -> tuple[list[GlobalBatch], OwnCursor]:
+        """The loader's batches in the present epoch, and a cursor at that which comes next."""
         trainer, steps = self._trainer, self._steps
         self._batches = steps.state.batches = batches
         steps.state.sources = [batches.source]
@@ -153,7 +155,8 @@ class Participant:
         self._is_newcomer = False
         place.note_streams(epoch, batches.draws, since=steps.state.progress.epoch)
         self._epoch_begins = place.streams[epoch], place.draws[epoch]
-        return batches.order_of(epoch), number
+        order = batches.order_of(epoch)
+        return order, OwnCursor(batches, order, steps.divide, number)
 
     def may_give(self, batch: GlobalBatch) -> bool:
         """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
@@ -181,23 +184,19 @@ class Participant:
         self._take_rank()
         return True
 
-    def part_of(self, batch: GlobalBatch) -> Part:
-        return self._steps.part_of(batch)
-
-    def seed_of_processes(self, batch: GlobalBatch) -> int:
-        return self._steps.seed_of_processes(batch)
-
     def open_window(self, batch: GlobalBatch) -> None:
         """Random numbers are those of this batch and rank, if there are several ranks."""
         self.window.open(None if self.job.size == 1 else functools.partial(self._steps.seed, batch))
 
-    def give(self, batch: GlobalBatch, part: Part) -> None:
+    def give(self, batch: GlobalBatch) -> None:
         """The script goes on with its part of this batch."""
         self.decisions.steps = self._steps
         if not self._steps.open_batches:
             self._logged.begin_step()
             self._weighed.begin()
-        self._given = GivenBatch(batch, part, None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
+        self._given = GivenBatch(
+            batch, self._steps.part_of(batch), None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1
+        )
         self._steps.give(self._given)
 
     # -- a step --
@@ -294,7 +293,7 @@ class Participant:
         sample = trainer.strategy.batch_to_device(sample, dataloader_idx=0)
         results.batch, results.batch_size = sample, None
         samples = round(weight * len(given.batch.indices))
-        part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
+        part = replace(given.part, indices=given.part.indices[: samples or None], weight=weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
         answers = self._steps.place.answers
@@ -358,7 +357,7 @@ class Participant:
         trainer = self._trainer
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
 
-    def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
+    def _collecting(self, given: GivenBatch, part: MicroBatch, weight: float) -> Any:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
     def _backward(

@@ -8,7 +8,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.prepare import require_plain
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 
 WHO = 'Trainer(strategy="elastic")'
 SECOND_PASS = (
@@ -72,7 +72,7 @@ def require_loader(loader: Any, who: str) -> None:
     """Raises:
     UserError: it is divided among devices already, or can't be divided.
     """
-    Batches(loader, who)
+    OwnLoader(loader, who)
     for sampler in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
         if isinstance(sampler, DistributedSampler):
             raise UserError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.training.children import require_guard
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class TrainLoader:
     """The script's own loader, as far as Lightning can tell."""
 
     def __init__(self, loader: DataLoader[Any], participant: Participant, who: str) -> None:
-        self.batches = Batches(loader, who)
+        self.batches = OwnLoader(loader, who)
         self._loader = loader
         self._participant = participant
         self._is_unused = False  # the last iterator: no batch was asked of it
@@ -52,20 +52,12 @@ class TrainLoader:
     def _epoch(self) -> Iterator[Any]:
         self._is_unused = False
         participant = self._participant
-        batches, number = participant.begin_epoch(self.batches)
-        version = -1
-        loaded: Iterator[Any] = iter(())
-        while number < len(batches):
-            batch = batches[number]
+        batches, cursor = participant.begin_epoch(self.batches)
+        for batch in batches[cursor.number :]:
             if not participant.may_give(batch):
                 yield self.batches.stand_in(batch, participant.job.most_workers).take()
             else:
-                if version != participant.job.world.version:
-                    version = participant.job.world.version
-                    parts = map(participant.part_of, batches[number:])
-                    loaded = self.batches.load(parts, participant.seed_of_processes(batch))
                 participant.open_window(batch)
-                sample = next(loaded)
-                participant.give(batch, participant.part_of(batch))
+                sample = cursor.take(batch.number, participant.job.world)
+                participant.give(batch)
                 yield sample
-            number += 1

@@ -28,7 +28,7 @@ from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import Replay
 from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch, ScriptPosition, Standing
 from elasticdl.elastic.torch_kit.participant.means import Means
 from elasticdl.elastic.torch_kit.participant.steps import Steps
@@ -49,7 +49,7 @@ class LoopParticipant:
         job: ElasticContext,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
-        batches: Batches,
+        batches: OwnLoader,
         values: Callable[[], dict[str, Any]],
         on_left: Callable[[], None],
         share: float = 1.0,
@@ -107,7 +107,6 @@ class LoopParticipant:
 
     @property
     def drawn(self) -> list[GlobalBatch]:
-        """Of the present epoch."""
         return self._order.drawn
 
     def begin_repeating(self) -> int:
@@ -227,14 +226,15 @@ class LoopParticipant:
                 break
         return True
 
-    def give(self, batch: GlobalBatch, part: Part, sample: Any) -> None:
-        """The script goes on with this sample, its part of a batch."""
+    def give(self, batch: GlobalBatch, sample: Any) -> None:
+        """The script goes on with this sample, its part of the batch."""
         if not self.steps.open_batches:
             self._is_fresh = True
             self._gradients.begin_step()
         self._means.steps_loss = None
-        self._hints.given(batch, part, self._last)
-        self._last = OpenBatch(batch, part, sample, self._replay.new_tape(sample, self._hints.kept))
+        before, tape = self._last, self._replay.new_tape(sample, self._hints.kept)
+        self._last = OpenBatch(batch, self.steps.part_of(batch), sample, tape)
+        self._hints.given(self._last, before)
         if self._may_be_torn:
             self._last.noted = self.steps.state.attributes.note()
         self.steps.give(self._last)

@@ -12,7 +12,6 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import storage_of
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
 from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
 
 Moved = tuple[int, float]
@@ -41,11 +40,11 @@ class Hints:
     def arrived(self, answer: list[torch.Tensor]) -> None:
         self._of_stand_ins = answer
 
-    def given(self, batch: GlobalBatch, part: Part, last: OpenBatch | None) -> None:
+    def given(self, given: OpenBatch, last: OpenBatch | None) -> None:
         if last is None:
             return
-        now, is_next = len(part.indices), last.batch.epoch == batch.epoch
-        changes = is_next and last.most != now and len(last.batch.indices) == len(batch.indices)
+        now, is_next = len(given.part.indices), last.batch.epoch == given.batch.epoch
+        changes = is_next and last.most != now and len(last.batch.indices) == len(given.batch.indices)
         self._resized = resized(last.most, now) if changes else ""
 
     def step_made(self) -> None:

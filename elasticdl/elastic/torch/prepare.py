@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import OwnCursor, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
@@ -66,13 +66,13 @@ class PreparedLoader:
         turn = self._turns
         participant = self._participant
         participant.begin_epoch()
-        number, version = 0, -1
-        loaded: Iterator[Any] = iter(())
+        number = 0
+        cursor: OwnCursor | None = None  # from the first batch on
         stand_in: StandIn | None = None
         try:
             while number < len(participant.drawn) or participant.repeats:
                 if participant.repeats:
-                    number, version = participant.begin_repeating(), -1
+                    number = participant.begin_repeating()
                 if not participant.may_give(number):
                     stand_in = stand_in or participant.batches.stand_in(
                         participant.drawn[number], participant.job.most_workers
@@ -81,13 +81,10 @@ class PreparedLoader:
                 else:
                     batch = participant.drawn[number]
                     steps = participant.steps
-                    if version != participant.job.world.version:
-                        version = participant.job.world.version
-                        parts = map(steps.part_of, participant.drawn[number:])
-                        loaded = participant.batches.load(parts, steps.seed_of_processes(batch))
+                    cursor = cursor or OwnCursor(participant.batches, participant.drawn, steps.divide)
                     steps.seed(batch)
-                    sample = next(loaded)
-                    participant.give(batch, steps.part_of(batch), sample)
+                    sample = cursor.take(number, participant.job.world)
+                    participant.give(batch, sample)
                     yield sample
                 self._require_one_loop(turn)
                 number += 1
@@ -128,7 +125,7 @@ class PlainLoop:
             )
         for each in optimizers:
             require_plain(model, each)
-        batches = Batches(loader)
+        batches = OwnLoader(loader)
         for each in others:
             if not isinstance(each, Stateful):
                 raise UserError(

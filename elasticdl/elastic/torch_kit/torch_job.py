@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint

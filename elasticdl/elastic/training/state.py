@@ -23,7 +23,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.batch_check import BatchCheck
 from elasticdl.elastic.training.copies import copied
-from elasticdl.elastic.training.cursor import DataCursor
+from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.kept_state import difference
@@ -48,7 +48,7 @@ class TrainingState(ABC):
     def __init__(
         self,
         job: JobContext[Any],
-        sampler: DataCursor | None,
+        sampler: Ordered | None,
         values: dict[str, Any],
         *,
         start: Progress | None = None,

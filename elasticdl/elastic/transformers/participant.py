@@ -19,10 +19,11 @@ from transformers.trainer_callback import ProgressCallback
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.loaders import seed_step
-from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.data.loaders import seed_generators
+from elasticdl.elastic.torch_kit.data.own_loader import OwnCursor, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch, ScriptPosition
 from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
@@ -68,7 +69,7 @@ class Participant:
         made_by, to_change = "accelerator.backward(loss)", "in on_pre_optimizer_step"
         self._weighed = WeighedGradients(trained, made_by, job.warn, may_be_summed=True, to_change=to_change)
         self._steps: Steps | None = None  # until the trainer has made model, optimizer and scheduler
-        self._batches: Batches | None = None
+        self._batches: OwnLoader | None = None
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._epoch = 0
         self._next_epoch = 0  # that callbacks are told of
@@ -129,7 +130,7 @@ class Participant:
     def join(self, loader: Any) -> None:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
         trainer = self._trainer
-        self._batches = Batches(loader, "elastic.transformers")
+        self._batches = OwnLoader(loader, "elastic.transformers")
         values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": ScriptPosition()}
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
@@ -207,7 +208,7 @@ class Participant:
         return self._iterator
 
     @property
-    def _data(self) -> Batches:
+    def _data(self) -> OwnLoader:
         assert self._batches is not None, "there is a loader from the trainer's preparation on"
         return self._batches
 
@@ -222,21 +223,15 @@ class Participant:
         batches = data.of_epoch(epoch)
         if self._has_arrived_within:  # and has drawn the order once more
             RandomStreams.restore(self._place.outside)
-        number, version = self._first, -1
-        loaded: Iterator[Any] = iter(())
-        while number < len(batches):
-            batch = batches[number]
+        cursor = OwnCursor(data, batches, steps.divide, self._first)
+        for batch in batches[self._first :]:
             if not steps.open_batches or steps.is_reduced:
-                self._begin_step(epoch, number)
-            if version != self.job.world.version:
-                version = self.job.world.version
-                loaded = data.load(map(steps.part_of, batches[number:]), steps.seed_of_processes(batch))
+                self._begin_step(epoch, batch.number)
             with self.apart():
                 steps.seed(batch)
-                sample = next(loaded)
+                sample = cursor.take(batch.number, self.job.world)
             steps.give(OpenBatch(batch, steps.part_of(batch), sample, Tape(None)))
             yield sample
-            number += 1
 
     @property
     def _has_arrived_within(self) -> bool:
@@ -314,7 +309,7 @@ class Participant:
             # number of items, and weighed by its share then, it is right whatever it is.
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
             with self.apart():
-                seed_step(streams, given.batch.number, self.job.world.rank)
+                seed_generators(step_seed(streams, given.batch.number, given.part.unit))
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
             self._passed.note(given)

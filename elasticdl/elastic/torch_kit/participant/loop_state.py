@@ -12,12 +12,12 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import EpochBegins, GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant.answers import Answers
 from elasticdl.elastic.torch_kit.pieces.kept import Noted
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
@@ -43,7 +43,7 @@ class LoopState(TorchState):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
-        batches: Batches | None = None,
+        batches: OwnLoader | None = None,
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self._was_given = False
@@ -173,7 +173,7 @@ class OpenBatch:
     """A batch that the script has been given, and what it has made of it."""
 
     batch: GlobalBatch
-    part: Part
+    part: MicroBatch
     sample: Any
     tape: Tape
     loss: torch.Tensor | None = None  # of backward(), if it was called once
@@ -196,14 +196,11 @@ class OpenBatch:
 
 def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
     """The step on these batches."""
-    last = open_batches[-1].batch
-    total = sum(len(given.batch.indices) for given in open_batches)
-    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
-    indices = tuple(given.part.numbers for given in open_batches)
-    whole = (
-        last.indices if len(open_batches) == 1 else [index for given in open_batches for index in given.batch.indices]
-    )
-    return StepPlan(open_batches[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
+    first, last = open_batches[0].batch, open_batches[-1].batch
+    whole = last.indices if first is last else [index for given in open_batches for index in given.batch.indices]
+    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + len(whole))
+    parts = tuple(given.part for given in open_batches)
+    return StepPlan(first.epoch, progress.step + 1, len(whole), after, parts, last.is_last, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,56 +216,19 @@ class Standing:
         return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBegin:
-    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
-
-    epoch: int
-    streams: bytes
-    draws: bytes
-
-
-class ScriptPosition(OfElasticDL):
+class ScriptPosition(EpochBegins, OfElasticDL):
     """Where the job stands in its script, beside `Progress`; travels with the training state."""
 
     def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
         """``began_with``: of the optimizers, as the script has given them."""
+        super().__init__()
         self.began_with = began_with
-        self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
-        self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
 
-    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
-        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
-        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
-        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
-
-    def begin_of(self, epoch: int) -> EpochBegin | None:
-        """As the others had it, if that is known."""
-        if epoch not in self.streams or epoch not in self.draws:
-            return None
-        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
-
-    def put_back(self, epoch: int, draws: Draws) -> None:
-        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
-        if epoch in self.streams:
-            RandomStreams.restore(self.streams[epoch])
-        if epoch in self.draws:
-            draws.restore(self.draws[epoch])
-
-    def compared(self) -> dict[str, Any]:
-        """The random streams with which the present epoch began, as the script knows them."""
-        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
-
     def state_dict(self) -> dict[str, Any]:
-        kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "began_with": self.began_with}
+        return {**super().state_dict(), "answers": self.answers.state_dict(), "began_with": self.began_with}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
+        super().load_state_dict(state)
         self.answers.load_state_dict(state["answers"])
         self.began_with = state.get("began_with", self.began_with)
-
-
-def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
-    return {epoch: each for epoch, each in kept.items() if epoch >= since}

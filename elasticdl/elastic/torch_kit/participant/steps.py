@@ -10,22 +10,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, NoReturn, Protocol
 
 import torch
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
-from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.loaders import seed_step
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.loaders import seed_generators
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch, ScriptPosition, plan_of
 from elasticdl.elastic.torch_kit.pieces.groups import groups_are_there
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
@@ -188,27 +184,19 @@ class Steps:
 
     # -- a step --
 
-    def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self.job.world.rank, self.job.world.size, self._least)
+    def divide(self, batch: GlobalBatch, workers: int) -> BatchPlan:
+        return batch.plan(workers, self._least, self.place.seed_of(batch.epoch))
+
+    def part_of(self, batch: GlobalBatch) -> MicroBatch:
+        return self.divide(batch, self.job.world.size).whole_run(self.job.world.rank)
 
     def seed(self, batch: GlobalBatch) -> None:
-        """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
-        seed_step(self._seed_of(batch.epoch), batch.number, self.job.world.rank)
-
-    def seed_of_processes(self, batch: GlobalBatch) -> int:
-        """For what is drawn by those that load this batch and the next ones."""
-        return step_seed(self._seed_of(batch.epoch), batch.number, self.job.world.rank)
-
-    def _seed_of(self, epoch: int) -> int:
-        if epoch not in self.place.streams:
-            raise UserError(
-                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
-            )
-        return zlib.crc32(self.place.streams[epoch])
+        """For what is drawn from here to the next batch: the same when its part of the batch is made again, by whichever worker."""
+        seed_generators(self.part_of(batch).seed)
 
     def common_seed(self) -> int:
         """Of what all workers draw alike in this step."""
-        return step_seed(zlib.crc32(self.place.streams[self.open_batches[0].batch.epoch]), self.state.step, EVERYBODY)
+        return step_seed(self.place.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
 
     def give(self, given: OpenBatch) -> None:
         """The script goes on with this batch."""
@@ -358,14 +346,12 @@ class Steps:
         given.part = part = self.part_of(given.batch)
         given.objective = torch.zeros(())
         given.remade.clear()
-        self.seed(given.batch)
-        if not (self._in_pieces and part.samples):  # a worker without a sample makes a pass that counts for nothing
-            return [SubBatch(self._load(part.indices), part.weight, part.samples)]
-        pieces = max(1, min(-(-part.samples // given.most), part.samples // self._least))
-        ends = list(accumulate(split(part.samples, pieces), initial=0))
-        every = [part.indices[start:end] for start, end in pairwise(ends)]
-        whole = len(given.batch.indices)
-        return [SubBatch(self._load(indices), len(indices) / whole, len(indices)) for indices in every]
+        seed_generators(part.seed)
+        pieces: Sequence[MicroBatch] = [part]
+        if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
+            world = self.job.world
+            pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        return [SubBatch(self._load(list(piece.indices)), piece.weight, piece.samples) for piece in pieces]
 
     def _change(self, enter: Callable[[], None]) -> None:
         """Be in another world."""

@@ -18,7 +18,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import shares_of
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.training.children import require_guard
@@ -41,37 +44,12 @@ class GlobalBatch:
     def end(self) -> int:
         return self.position + len(self.indices)
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one worker loads of a global batch.
-
-    ``weight``: its part of the mean over the batch. A worker whose part is empty loads another's, with weight 0: the
-    script can't do with a batch of no sample.
-    """
-
-    indices: Sequence[Any]
-    samples: int
-    weight: float
-
-    @classmethod
-    def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
-        """``least``: samples of a part that is not empty, if the batch has as many."""
-        shares = shares_of(len(batch.indices), workers, least)
-        if not shares[rank]:
-            return cls(batch.indices[: shares[0]], 0, 0.0)
-        first = sum(shares[:rank])
-        samples = shares[rank]
-        return cls(batch.indices[first : first + samples], samples, samples / len(batch.indices))
-
-    @property
-    def numbers(self) -> npt.NDArray[np.int64]:
-        """The indices for a record, as far as they are numbers."""
-        mine = self.indices[: self.samples]
-        return np.array([each for each in mine if isinstance(each, int | np.integer)], dtype=np.int64)
+    def plan(self, workers: int, least: int = 1, seed: int = 0) -> BatchPlan:
+        """``least``: see `equal_shares`. ``seed``: of its epoch."""
+        return BatchPlan.equal(self.indices, workers, least=least, seed=seed, step=self.number)
 
 
-class Batches:
+class OwnLoader:
     """What the script's own ``DataLoader`` would load, loaded in parts."""
 
     def __init__(self, loader: DataLoader[Any], who: str = "elastic.prepare") -> None:
@@ -98,15 +76,19 @@ class Batches:
         return self.order_of(epoch)
 
     def order_of(self, epoch: int) -> list[GlobalBatch]:
+        """A sampler can't be asked for a part of its order, nor twice: all of it is drawn as the epoch begins, and kept."""
         batches: list[GlobalBatch] = []
-        position = 0
-        every = list(self.loader.batch_sampler or ())
-        for number, indices in enumerate(every):
-            batches.append(GlobalBatch(epoch, number, position, list(indices), is_last=number == len(every) - 1))
-            position += len(batches[-1].indices)
+        position, before = 0, None
+        for indices in self.loader.batch_sampler or ():
+            if before is not None:
+                batches.append(GlobalBatch(epoch, len(batches), position, before))
+                position += len(before)
+            before = list(indices)
+        if before is not None:
+            batches.append(GlobalBatch(epoch, len(batches), position, before, is_last=True))
         return batches
 
-    def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
+    def load(self, parts: Iterable[MicroBatch], seed: int) -> Iterator[Any]:
         """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
         given = self.loader
         if given.num_workers and not self._guarded:
@@ -144,6 +126,40 @@ class Batches:
             generator=torch.Generator(),
         )
         return next(iter(single))
+
+
+class OwnCursor:
+    """A cursor in an epoch of the script's own loader."""
+
+    def __init__(
+        self,
+        loader: OwnLoader,
+        order: Sequence[GlobalBatch],
+        divide: Callable[[GlobalBatch, int], BatchPlan],
+        number: int = 0,
+    ) -> None:
+        """``order``: of the epoch. ``divide``: a batch among so many workers. ``number``: of the batch that comes first."""
+        self.number = number  # of the batch that comes next
+        self._loader = loader
+        self._order = order
+        self._divide = divide
+        self._parts: Iterator[Any] = iter(())
+        self._world = -1  # version of that whose parts these are
+
+    def batches(self, workers: int) -> Iterator[BatchPlan]:
+        for number in range(self.number, len(self._order)):
+            yield self._divide(self._order[number], workers)
+
+    def take(self, number: int, world: World) -> Any:
+        """This worker's part of a batch, loaded. The parts of the next ones are loaded ahead, for as long as the world stays."""
+        if (number, world.version) != (self.number, self._world):
+            self.number, self._world = number, world.version
+            parts = (plan.whole_run(world.rank) for plan in self.batches(world.size))
+            first = next(parts)
+            self._parts = self._loader.load(chain([first], parts), first.seed)
+        sample = next(self._parts)
+        self.number += 1
+        return sample
 
 
 def _require_parts(loader: Any, who: str) -> None:
@@ -200,3 +216,66 @@ def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
         "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
     }
     return {"random": states}
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegin:
+    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
+
+    epoch: int
+    streams: bytes
+    draws: bytes
+
+
+class EpochBegins:
+    """The state of a cursor in a script's own loader: what the orders of the epochs that are not over were drawn from.
+
+    By the same streams whatever is drawn in the steps of an epoch is seeded.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[int, bytes] = {}  # by epoch
+        self.draws: dict[int, bytes] = {}
+
+    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
+        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
+        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
+        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
+
+    def begin_of(self, epoch: int) -> EpochBegin | None:
+        """As the others had it, if that is known."""
+        if epoch not in self.streams or epoch not in self.draws:
+            return None
+        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
+
+    def put_back(self, epoch: int, draws: Draws) -> None:
+        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
+        if epoch in self.streams:
+            RandomStreams.restore(self.streams[epoch])
+        if epoch in self.draws:
+            draws.restore(self.draws[epoch])
+
+    def seed_of(self, epoch: int) -> int:
+        """Raises UserError if the job does not stand in this epoch."""
+        if epoch not in self.streams:
+            raise UserError(
+                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
+            )
+        return _checksum(self.streams[epoch])
+
+    def compared(self) -> dict[str, Any]:
+        """The random streams with which the present epoch began, as the script knows them."""
+        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"streams": dict(self.streams), "draws": dict(self.draws)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
+
+
+_checksum = lru_cache(maxsize=4)(zlib.crc32)  # of 11 kB, which each step would pay
+
+
+def _from(epoch: int, noted: dict[int, bytes]) -> dict[int, bytes]:
+    return {each: noted[each] for each in noted if each >= epoch}
