@@ -1,6 +1,6 @@
 """What the division of batches takes: as an epoch begins, in each step, and within a pause, where many samples are left.
 
-    python -m benchmarks.plans --samples 100000,10000000 --batch 256
+python -m benchmarks.plans --samples 100000,10000000 --batch 256
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def world_of(version: int) -> World:
 def measure_ordered(samples: int, batch: int) -> Measured:
     """By an order of ours."""
     order = SampleOrder(samples, BatchPolicy(batch, None, batch), seed=1)
-    drawn = _seconds(lambda: order.batches(Progress(), 2).__next__())
+    drawn = _seconds(next, order.batches(Progress(), 2))
     firsts, steps = [], []
     for number in range(WORLDS):
         world = world_of(number)
         progress = Progress(position=number * batch, step=number)
         plans = order.steps(progress, world.rank, world.size)
-        firsts.append(_seconds(lambda: next(plans)))
-        steps.append(_seconds(lambda: next(plans)))
+        firsts.append(_seconds(next, plans))
+        steps.append(_seconds(next, plans))
     return drawn, firsts, steps
 
 
@@ -51,14 +51,14 @@ def measure_own_loader(samples: int, batch: int) -> Measured:
     firsts, steps = [], []
     for number in range(WORLDS):
         world = world_of(number)
-        firsts.append(_seconds(lambda: cursor.take(2 * number, world)))
-        steps.append(_seconds(lambda: cursor.take(2 * number + 1, world)))
+        firsts.append(_seconds(cursor.take, 2 * number, world))
+        steps.append(_seconds(cursor.take, 2 * number + 1, world))
     return drawn, firsts, steps
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
     began = time.perf_counter()
-    run()
+    run(*arguments)
     return time.perf_counter() - began
 
 

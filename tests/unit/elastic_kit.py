@@ -15,7 +15,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch.loop_participant import LoopParticipant
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch_kit.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
@@ -193,7 +193,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.view = LoopParticipant(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
+        self.view = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
         for each in each_of(optimizer):
             _speak_to(self.view, each)
         self.loader = PreparedLoader(loader, self.view)

@@ -15,7 +15,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member as InWorld
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch_kit.participant.answers import Answers
+from elasticdl.elastic.torch_kit.participant.agreements import Answers
 
 WORKERS = 3
 
@@ -203,7 +203,7 @@ def test_a_mean_between_two_steps_that_a_worker_was_lost_in_is_warned_of_and_sch
     assert [one[number] for number in (2, 3, 4)] == [other[number] for number in (2, 3, 4)]
     torch.testing.assert_close(weights, its_weights)
     for worker in workers[:2]:
-        assert worker.warnings == ["an elastic.mean() after step 2 is of each worker's own samples: a worker was lost"]
+        assert worker.warnings == ["an elastic.mean() after step 2 is each worker's own: a worker was lost"]
 
 
 def test_a_newcomer_is_told_what_the_others_were_told_in_the_step_in_hand():

@@ -4,6 +4,7 @@ import csv
 import pickle
 import sys
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,12 +32,13 @@ from elasticdl.elastic.core import protocol as p  # noqa: E402
 from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
 from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.step_times import Activity  # noqa: E402
-from elasticdl.elastic.lightning import participant, requirements, strategy  # noqa: E402
+from elasticdl.elastic.lightning import requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
+from elasticdl.elastic.lightning.fit_host import FitHost  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor  # noqa: E402
-from elasticdl.elastic.torch_kit.participant.loop_state import ScriptPosition  # noqa: E402
-from elasticdl.elastic.torch_kit.participant.steps import Steps  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.agreements import Agreements  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition  # noqa: E402
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -216,17 +218,17 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
 )
 def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     states = []
-    commit, join = Steps.commit, Steps.join
+    commit, join = Participant.commit, Participant.join
 
     def commit_and_keep(self, epoch):
         self.state.complete()
         states.append(pickle.dumps(self.state.state_dict()))
         return commit(self, epoch)
 
-    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    monkeypatch.setattr(Participant, "commit", commit_and_keep)
     whole = fit(tmp_path / "whole", make_strategy(), **FEATURES[feature])
     seen, *_, rates, _, weights = result_of(tmp_path / "whole", *whole)
-    monkeypatch.setattr(Steps, "commit", commit)
+    monkeypatch.setattr(Participant, "commit", commit)
     metrics = {key: float(value) for key, value in whole[0].callback_metrics.items()}
     for number, state in enumerate(states):
 
@@ -237,7 +239,7 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
                 self.state.save(part)
             self.is_catching_up = True
 
-        monkeypatch.setattr(Steps, "join", join_from)
+        monkeypatch.setattr(Participant, "join", join_from)
         folder = tmp_path / str(number)
         trainer, module = fit(folder, make_strategy(), **FEATURES[feature])
         first = number * FEATURES[feature].get("accumulate_grad_batches", 1)
@@ -257,7 +259,7 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
     (whole, _), (other, _) = (
         fit(tmp_path / str(batches), make_strategy(), max_epochs=1, limit_train_batches=batches) for batches in (4, 2)
     )
-    states = [each.strategy._participant.trainer_state for each in (whole, other)]
+    states = [each.strategy._host.trainer_state for each in (whole, other)]
     states[1].load_state_dict(states[0].take(at_batch=True))
     states[1].arrive()
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
@@ -265,7 +267,7 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
 
 def test_the_global_batch_is_told(tmp_path):
     trainer, _ = fit(tmp_path, make_strategy(), max_epochs=1, limit_train_batches=2, accumulate_grad_batches=2)
-    assert trainer.strategy._participant.job.policy.batch_size(1) == 16
+    assert trainer.strategy._host.job.policy.batch_size(1) == 16
 
 
 class Endless(IterableDataset):
@@ -437,30 +439,23 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.steps = steps_of(open_batches=["a batch"])
+    decisions.participant = steps_of(job, open_batches=["a batch"])
     for known in ("first", None):
-        decisions.steps.place.answers.add(known)
+        decisions.participant.position.answers.add(known)
     assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
     assert len(asked) == 1
-    decisions.steps.open_batches.clear()
+    decisions.participant.open_batches.clear()
     decisions.of_first("between two steps")
     assert len(asked) == 2
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
 
 
-def steps_of(**values):
-    """With batches in hand they tell; see `Steps.ask`."""
-    steps = Steps.__new__(Steps)
-    vars(steps).update(
-        {
-            "open_batches": [],
-            "is_catching_up": False,
-            "is_reduced": False,
-            "is_torn": False,
-            "place": ScriptPosition(),
-            **values,
-        }
-    )
+def steps_of(job, **values):
+    """With open batches what workers say is part of the step; see `Agreements.ask`."""
+    steps = Participant.__new__(Participant)
+    of_nothing = {"open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
+    vars(steps).update({"job": job, "position": ScriptPosition(), **of_nothing, **values})
+    steps.agreements = Agreements(steps, steps.position.answers)
     return steps
 
 
@@ -482,7 +477,7 @@ def deciding(wishes, **steps):
     world = SimpleNamespace(version=3)
     job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
     decisions = Decisions(job)
-    decisions.steps = steps_of(**steps)
+    decisions.participant = steps_of(job, **steps)
     return decisions
 
 
@@ -496,7 +491,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_catching_up=True).anybody(True) is False
     later = deciding(Wishes(0), open_batches=["a batch"])
-    later.steps.place.answers.add(False)
+    later.participant.position.answers.add(False)
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
 
 
@@ -573,10 +568,11 @@ def test_hooks_of_a_batch_draw_the_scripts_random_numbers(tmp_path, monkeypatch)
         trainer.fit(Drawing(), DataLoader(make_data(), batch_size=8, shuffle=True))
         return drawn
 
-    def open_window(self, batch):
+    def loading(self, batch):
         self.window.open(lambda: torch.manual_seed(seeds[0]))
+        return nullcontext()
 
-    monkeypatch.setattr(participant.Participant, "open_window", open_window)
+    monkeypatch.setattr(FitHost, "loading", loading)
     drawn = []
     for rank in (0, 1):
         seeds = [5 + rank]
@@ -598,7 +594,7 @@ def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.steps = steps_of()
+    decisions.participant = steps_of(job)
     assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
     assert warnings == ["a decision is each worker's own: a worker is lost"]
     job.world.version = 4
@@ -610,18 +606,14 @@ def test_an_iterator_that_is_not_used_draws_what_torchs_draws():
     """Lightning 2.5.0 asks for one and then for another where it resumes."""
 
     class FirstEpoch:
-        job = SimpleNamespace(world=SimpleNamespace(version=0, rank=0, size=1))
-
         def begin_epoch(self, batches):
-            order = batches.order_of(0)
-            return order, OwnCursor(batches, order, GlobalBatch.plan)
+            self.batches = batches
+            return 0
 
-        def may_give(self, batch):
-            return True
-
-        def open_window(self, batch): ...
-
-        def give(self, batch): ...
+        @property
+        def participant(self):
+            (batch,) = self.batches.order_of(0)
+            return SimpleNamespace(batches=lambda number: self.batches.load([batch.plan(1).whole_run(0)], 0))
 
     for workers in (0, 1):
         seen = []
@@ -697,19 +689,19 @@ def test_the_other_package_has_it_too(tmp_path):
 def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, monkeypatch):
     """It has lost the connection when the gradients had arrived everywhere else."""
     states = []
-    commit, reduce = Steps.commit, Steps.reduce
+    commit, settle = Participant.commit, Participant.settle
 
     def commit_and_keep(self, epoch):
         self.state.complete()
         states.append(pickle.dumps(self.state.state_dict()))
         return commit(self, epoch)
 
-    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    monkeypatch.setattr(Participant, "commit", commit_and_keep)
     whole = fit(tmp_path / "whole", make_strategy())
-    monkeypatch.setattr(Steps, "commit", commit)
+    monkeypatch.setattr(Participant, "commit", commit)
     made = []
 
-    def reduce_or_lose(self, failure=None):
+    def settle_or_lose(self, failure=None):
         if not self.is_reduced and not self.is_catching_up:
             made.append(self.state.step)
             if len(made) == 5:
@@ -718,10 +710,10 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
                     self.state.save(part)
                 self.is_catching_up = True
                 self.open_batches.clear()
-                return
-        reduce(self, failure)
+                return Outcome.BEHIND
+        return settle(self, failure)
 
-    monkeypatch.setattr(Steps, "reduce", reduce_or_lose)
+    monkeypatch.setattr(Participant, "settle", settle_or_lose)
     lost = fit(tmp_path / "lost", make_strategy())
     theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
     assert ours[0] == theirs[0]
@@ -733,8 +725,8 @@ def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, mo
 
 def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
     """As sharpness-aware minimization does: the second gradients would be each worker's own."""
-    taking_part = participant.Participant.__new__(participant.Participant)
+    taking_part = FitHost.__new__(FitHost)
     taking_part._given, taking_part._manual = object(), None
-    taking_part._begun, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
+    taking_part._joined, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
     with pytest.raises(UserError, match="sharpness-aware minimization"):
         taking_part.backward(torch.ones(()), torch.ones(()), lambda loss: None)

@@ -15,14 +15,15 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.world import ALONE, Member, World
-from elasticdl.elastic.torch.loop_participant import LoopParticipant
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader, RandomStreams
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch, ScriptPosition
-from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch
+from elasticdl.elastic.torch_kit.participant.participant import Participant
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -44,7 +45,7 @@ def make_model():
 def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = LoopParticipant(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
+    view = LoopHost(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
     _speak_to(view, optimizer)
     return PreparedLoader(loader, view), view
 
@@ -111,10 +112,10 @@ def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, s
 
 def steps_in(rank, workers, least):
     """Of a worker in such a world."""
-    steps = Steps.__new__(Steps)
-    steps._least, steps._in_pieces, steps._load = least, True, list
-    steps.job, steps.place = SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers)), ScriptPosition()
-    steps.place.streams[0] = b""
+    steps = Participant.__new__(Participant)
+    steps._least, steps._in_pieces, steps.data = least, True, SimpleNamespace(load_at_once=list)
+    steps.job, steps.position = SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers)), ScriptPosition()
+    steps.position.streams[0] = b""
     return steps
 
 
@@ -122,7 +123,7 @@ def steps_in(rank, workers, least):
 def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
     steps = steps_in(0, 1, least=2)
     before = MicroBatch(list(range(most)), 0.5)
-    made = steps.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, None, Tape(None), most=most))
+    made = steps.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -152,7 +153,7 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     loop = PlainLoop(runtime)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters())
-    loop._participant = LoopParticipant(job, model, optimizer, OwnLoader(DataLoader(make_data())), dict, lambda: None)
+    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), dict, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
     assert loop.catching_up() == (place > (0, 0))
 
@@ -522,7 +523,7 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.steps.state.state_dict()))
+            kept.append(copy.deepcopy(view.participant.state.state_dict()))
 
     train_on(loader, model, optimizer, watch)
     joined_at = []
@@ -597,8 +598,8 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.steps.state.state_dict()))
-        orders[view.drawn[0].epoch] = [batch.indices for batch in view.drawn]
+            kept.append(copy.deepcopy(view.participant.state.state_dict()))
+        orders[view.participant.drawn[0].epoch] = [batch.indices for batch in view.participant.drawn]
 
     train_on(loader, model, optimizer, watch)
 
@@ -613,7 +614,7 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
         its_loader,
         late,
         its_optimizer,
-        lambda _: drawn.update({its_view.drawn[0].epoch: [batch.indices for batch in its_view.drawn]}),
+        lambda _: drawn.update({its_view._order.drawn[0].epoch: [batch.indices for batch in its_view._order.drawn]}),
     )
     assert drawn == orders
     for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
@@ -633,18 +634,18 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
 def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
     """An empty batch is none that a script could take."""
     steps, batch = steps_in(2, 3, least=1), GlobalBatch(0, 0, 0, [7, 8])
-    (piece,) = steps.pieces(OpenBatch(batch, batch.plan(1).whole_run(0), None, Tape(None)))
+    (piece,) = steps.pieces(OpenBatch(batch, batch.plan(1).whole_run(0)))
     assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
 
 
 def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
-    steps = Steps.__new__(Steps)
-    steps.open_batches, steps.place, steps.is_reduced = [], ScriptPosition(), True
-    steps.place.answers.begin_step(1)
-    steps.place.answers.add(2.5)
+    steps = Participant.__new__(Participant)
+    steps.open_batches, steps.position, steps.is_reduced, steps._host = [], ScriptPosition(), True, Host()
+    steps.position.answers.begin_step(1)
+    steps.position.answers.add(2.5)
     steps.close()
-    steps.place.answers.begin_step(1)
-    assert not steps.place.answers.known(0)
+    steps.position.answers.begin_step(1)
+    assert not steps.position.answers.known(0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -670,7 +671,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
     """It has judged what is not the job's; at ``told`` it would have joined."""
     model, optimizer, loader, view = begun((0, 0))
     kept = []
-    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.steps.state.state_dict())))
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.participant.state.state_dict())))
 
     def join(state):
         state.load_state_dict(kept[6])  # that after the third step of the second epoch

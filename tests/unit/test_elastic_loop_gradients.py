@@ -127,7 +127,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
 
     def note(number):
         if number == 4:  # between two steps of the head
-            sent.append(copy.deepcopy(old.script.view.steps.state.state_dict()))
+            sent.append(copy.deepcopy(old.script.view.participant.state.state_dict()))
 
     for number, (x, y) in enumerate(old.loader):
         note(number)
@@ -157,10 +157,10 @@ def test_other_parameters_than_the_states_are_told():
     other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     together(one)
     view = other.script.view
-    view._begin(view.batches.of_epoch(0)[0])
-    sent = one.script.view.steps.state.state_dict()
+    view._begin(view._data.of_epoch(0)[0])
+    sent = one.script.view.participant.state.state_dict()
     with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
-        view.steps.state.load_state_dict(sent)
+        view.participant.state.load_state_dict(sent)
 
 
 def for_a_gan(member, x, y):

@@ -16,9 +16,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -93,7 +92,7 @@ class Member:
         loss.backward()
         self.optimizer.step()
         if not self.view.is_idle:
-            self.kept.append(copy.deepcopy(self.view.steps.state.state_dict()))
+            self.kept.append(copy.deepcopy(self.view.participant.state.state_dict()))
 
 
 def train(member, loss_of=lambda member, x, y: cross_entropy(member.model(x), y), after=lambda member: None):
@@ -258,8 +257,8 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
     runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
     runtime._pid = os.getpid()
-    runtime.train_in_place(member.view.finish, member.view.about_failure)
-    assert not member.view.about_failure(), "it is not on its way yet"
+    runtime.train_in_place(member.view.finish, member.view.hints.about)
+    assert not member.view.hints.about(on_its_way=member.view.is_on_its_way), "it is not on its way yet"
     for _ in member.loader:
         break
     runtime._tell_failure(ValueError("no real batch"))
@@ -267,20 +266,17 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     member = Member()
     for _ in member.loader:
         break
-    assert not member.view.about_failure()
+    assert not member.view.hints.about(on_its_way=member.view.is_on_its_way)
 
 
 def test_another_part_than_before_is_told_where_the_script_raises():
     hints = Hints()
     batches = [GlobalBatch(0, number, 8 * number, list(range(8))) for number in range(2)]
-
-    def given(batch, workers):
-        return OpenBatch(batch, batch.plan(workers).whole_run(0), None, Tape(None), most=8)
-
-    last = given(batches[0], 1)
-    hints.given(given(batches[1], 1), last)
+    alone, shared = (batches[1].plan(workers).whole_run(0) for workers in (1, 2))
+    last = OpenBatch(batches[0], batches[0].plan(1).whole_run(0), most=8)
+    hints.given(batches[1], alone, last)
     assert not hints.about(on_its_way=False)
-    hints.given(given(batches[1], 2), last)
+    hints.given(batches[1], shared, last)
     assert "this worker's part of a batch from 8 to 4 samples" in hints.about(on_its_way=False)
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_participant import LoopParticipant
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
@@ -53,7 +53,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
     context = ElasticContext.connect(BatchPolicy(BATCHES, None), seed=0, environ={})
     context.session.jobs_place = lambda: told
     loader = DataLoader(DATA, batch_size=BATCHES)
-    view = LoopParticipant(context, model, optimizer, OwnLoader(loader), lambda: {"scheduler": scheduler}, lambda: None)
+    view = LoopHost(context, model, optimizer, OwnLoader(loader), lambda: {"scheduler": scheduler}, lambda: None)
     _speak_to(view, optimizer)
     join = context.join
 
@@ -72,7 +72,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
             step = epoch * BATCHES + number
             if not view.is_idle:
                 rates[step] = optimizer.param_groups[0]["lr"]
-                states[step] = pickle.dumps(view.steps.state.state_dict())
+                states[step] = pickle.dumps(view.participant.state.state_dict())
             optimizer.zero_grad()
             (model(inputs) * 0.001).mean().backward()
             optimizer.step()

@@ -10,7 +10,7 @@ from session_kit import FakeMaster
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.training.sigterm import Sigterm
 
 
@@ -81,10 +81,10 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
         change_world=change_world,
         end=lambda state: done.append("ended"),
     )
-    steps = Steps.__new__(Steps)
+    steps = Participant.__new__(Participant)
     steps.job, steps.state, steps.is_reduced, steps._ended_epoch = job, SimpleNamespace(), False, -1
     steps.state.progress = Progress(1, position, 7, 140)
-    steps._on_left = lambda: done.append("closed")
+    steps._host = SimpleNamespace(left=lambda: done.append("closed"))
     assert steps.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])
     assert bool(session.posted) == (leaves and stopping is None)

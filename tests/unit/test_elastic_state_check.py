@@ -392,7 +392,7 @@ class Plain:
         try:
             for epoch in range(2):
                 for number, (inputs, labels) in enumerate(self.script.loader):
-                    self.script.view._begun.state._check._worker_id = self.rank
+                    self.script.view.participant.state._check._worker_id = self.rank
                     cross_entropy(self.model(inputs), labels).backward()
                     self.optimizer.step()
                     self.optimizer.zero_grad()
@@ -406,7 +406,7 @@ class Plain:
 
 def stream(member):
     """Its next epoch begins with other random streams."""
-    place = member.script.view._begun.place
+    place = member.script.view.participant.position
     note = place.note_streams
 
     def note_other(epoch, *given, **more):

@@ -178,7 +178,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
     script = PlainScript(0, Board(1), model, make_optimizer(model), DataLoader(data, batch_size=8))
     for x, y in script.loader:
         mse_loss(model(x), y).backward()
-        steps = script.view.steps
+        steps = script.view.participant
         (given,) = steps.open_batches
         steps.state.reset_buffers()
         steps.state.begin_step()

@@ -15,7 +15,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 transformers = pytest.importorskip("transformers")
@@ -174,17 +175,17 @@ class WithOwnOrder(Trainer):
 @pytest.mark.parametrize("kind", [Trainer, WithOwnOrder])
 def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
     states = []
-    commit, join = Steps.commit, Steps.join
+    commit, join = Participant.commit, Participant.join
 
     def commit_and_keep(self, epoch):
         done = commit(self, epoch)
         states.append(pickle.dumps(self.state.state_dict()))
         return done
 
-    monkeypatch.setattr(Steps, "commit", commit_and_keep)
+    monkeypatch.setattr(Participant, "commit", commit_and_keep)
     whole = make(kind, tmp_path, {"num_train_epochs": 2})
     whole.train()
-    monkeypatch.setattr(Steps, "commit", commit)
+    monkeypatch.setattr(Participant, "commit", commit)
     assert len(states) == 10
     for number in range(1, 10):
 
@@ -195,7 +196,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
                 self.state.save(part)
             self.is_catching_up = True
 
-        monkeypatch.setattr(Steps, "join", join_from)
+        monkeypatch.setattr(Participant, "join", join_from)
         late = make(kind, tmp_path, {"num_train_epochs": 2})
         late.train()
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
@@ -221,11 +222,14 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     world = SimpleNamespace(version=3)
     job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
     decisions = Decisions(job)
+    participant = SimpleNamespace(job=job, open_batches=[], is_reduced=False, is_torn=False)
+    participant.agreements = Agreements(participant, Answers())
 
     def settled(*own, others, is_catching_up=False):
         job.collective = Others(*others)
         control = TrainerControl(**dict.fromkeys(own, True))
-        decisions.settle(control, is_catching_up=is_catching_up)
+        participant.is_catching_up = is_catching_up
+        decisions.settle(control, participant)
         return {flag for flag in FLAGS if getattr(control, flag)}
 
     assert settled(others=[()]) == set()
@@ -259,7 +263,7 @@ class StopAt(transformers.TrainerCallback):
 def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
     asked = []
 
-    def settle(self, control, *, is_catching_up):
+    def settle(self, control, participant):
         asked.append((control.should_epoch_stop, control.should_training_stop))
 
     monkeypatch.setattr(Decisions, "settle", settle)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged
-from elasticdl.elastic.torch_kit.participant.steps import Steps
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 
 
 def gathered(
-    steps: Steps,
+    participant: Participant,
     open_batches: Sequence[GivenBatch],
     logged: Logged,
     objective: torch.Tensor,
@@ -22,7 +22,7 @@ def gathered(
     Raises:
         WorldBroken: nothing is summed.
     """
-    alone = steps.job.size == 1
+    alone = participant.job.size == 1
     if alone and not any(each.logged for each in open_batches):
         return objective
     own = sum({_bit(number) for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out})
@@ -32,11 +32,11 @@ def gathered(
         return objective
     for given in left_out:
         given.is_left_out = True
-    steps.state.drop_gradients()
+    participant.state.drop_gradients()
     if len(left_out) < len(open_batches):  # which have been added to those of the others
-        steps.state.reset_buffers()
-        steps.state.begin_step()
-        steps.remake()
+        participant.state.reset_buffers()
+        participant.state.begin_step()
+        participant.remake()
         restore_streams()
     kept = [each.objective for each in open_batches if not each.is_left_out]
     return sum(kept, torch.zeros(()))

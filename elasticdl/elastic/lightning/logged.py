@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark

@@ -17,8 +17,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.lightning.fit_host import FitHost
 from elasticdl.elastic.lightning.manual import TornStep
-from elasticdl.elastic.lightning.participant import Participant
 from elasticdl.elastic.lightning.requirements import (
     WHO,
     require_loader,
@@ -55,7 +55,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            self._participant: Participant | None = None  # while there may be other workers
+            self._host: FitHost | None = None  # while there may be other workers
             self._writing: Writing | None = None
             self._devices: list[torch.device] = []
             self._asked = ""  # which loaders were asked for last
@@ -101,7 +101,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
                 self._begin(trainer)
 
         def _begin(self, trainer: Any) -> None:
-            if self._participant is not None:
+            if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
             require_one_training(trainer, WHO)
             streams = RandomStreams.capture()
@@ -110,7 +110,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])
             self._writing = Writing(trainer, rank_zero_only)
-            self._participant = Participant(trainer, runtime, job, self._writing)
+            self._host = FitHost(trainer, runtime, job, self._writing)
 
         def setup(self, trainer: Any) -> None:
             super().setup(trainer)
@@ -120,23 +120,23 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
         def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
             if name is not None and name.endswith(LOADER_ASKED):
                 self._asked, self._train_loaders = name, 0
-            participant = self._participant
-            if participant is None:
+            host = self._host
+            if host is None:
                 return
             if name == RESTORED and self.lightning_module.trainer.state.fn == "fit":
-                participant.join()
+                host.join()
             elif name == READY:
-                participant.keep_sigterm()
+                host.keep_sigterm()
             elif name == SAVED:
-                participant.decisions.of_first(None)  # which waits for all
+                host.decisions.of_first(None)  # which waits for all
 
         def on_train_end(self) -> None:
             super().on_train_end()
-            if self._participant is not None:
-                self._participant.ended()
+            if self._host is not None:
+                self._host.ended()
 
         def teardown(self) -> None:
-            if self._participant is None:
+            if self._host is None:
                 super().teardown()
                 return
             # Model and optimizer stay where they are: the workers' last word to each other is on the same device.
@@ -147,45 +147,45 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def process_dataloader(self, dataloader: Any) -> Any:
             if self._asked != TRAIN_LOADER_ASKED:
-                if self._participant is not None:
+                if self._host is not None:
                     start_safely(dataloader)
                 return dataloader
             self._train_loaders += 1
             if self._train_loaders > 1:
                 raise UserError(f"{WHO}: there are several train loaders; expected one")
             require_loader(dataloader, WHO)
-            if self._participant is None:
+            if self._host is None:
                 return dataloader
-            loader = TrainLoader(dataloader, self._participant, WHO)
+            loader = TrainLoader(dataloader, self._host, WHO)
             batches = self.lightning_module.trainer.accumulate_grad_batches
-            self._participant.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
+            self._host.job.policy = BatchPolicy(loader.batches.size * batches, None)  # for who asks
             return loader
 
         def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
             batch = super().batch_to_device(*args, **kwargs)
-            if self._participant is not None:
-                self._participant.window.pause()
+            if self._host is not None:
+                self._host.window.pause()
             return batch
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             step: Callable[[], Any] = functools.partial(super().training_step, *args, **kwargs)
-            return step() if self._participant is None else self._participant.training_step(step)
+            return step() if self._host is None else self._host.training_step(step)
 
         def on_validation_start(self) -> None:
             super().on_validation_start()
-            if self._participant is not None:
-                self._participant.told.validation_begins()
+            if self._host is not None:
+                self._host.told.validation_begins()
 
         def on_validation_end(self) -> None:
             super().on_validation_end()
-            if self._participant is not None:
-                self._participant.told.validation_ends()
+            if self._host is not None:
+                self._host.told.validation_ends()
 
         def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
             began = time.monotonic()
             super().save_checkpoint(checkpoint, filepath, storage_options)
-            if self._participant is not None:
-                self._participant.told.saved(str(filepath), time.monotonic() - began)
+            if self._host is not None:
+                self._host.told.saved(str(filepath), time.monotonic() - began)
 
         def validation_step(self, *args: Any, **kwargs: Any) -> Any:
             self._advance()
@@ -201,8 +201,8 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
 
         def _advance(self) -> None:
             """The master hears that something is being done."""
-            if self._participant is not None:
-                self._participant.job.advance(Activity.ALIVE)
+            if self._host is not None:
+                self._host.job.advance(Activity.ALIVE)
 
         def step_again(self, batch: Any, index: int) -> Any:
             """The training step on another part of a batch."""
@@ -223,13 +223,13 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             return loss
 
         def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            participant, precision, module = self._participant, self.precision_plugin, self.lightning_module
-            if participant is None or not participant.is_making:
+            host, precision, module = self._host, self.precision_plugin, self.lightning_module
+            if host is None or not host.is_making:
                 made: torch.Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)
                 return made
             self.pre_backward(closure_loss)
             scaled = precision.pre_backward(closure_loss, module)
-            participant.backward(
+            host.backward(
                 closure_loss, scaled, lambda tensor: precision.backward(tensor, module, optimizer, *args, **kwargs)
             )
             made = precision.post_backward(scaled, module)
@@ -237,38 +237,38 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             return made
 
         def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-            participant = self._participant
-            if participant is None:
+            host = self._host
+            if host is None:
                 return super().optimizer_step(optimizer, closure, model, **kwargs)
-            if participant.is_manual:
+            if host.is_manual:
                 try:
                     return super().optimizer_step(optimizer, closure, model, **kwargs)
                 except TornStep:  # in the closure
                     self.lightning_module.trainer.profiler.stop("optimizer_step")
                     raise
             result = closure()
-            if participant.is_to_update():
-                seen = None if participant.has_no_gradients else result  # a GradScaler does nothing then
+            if host.is_to_update():
+                seen = None if host.has_no_gradients else result  # a GradScaler does nothing then
                 super().optimizer_step(optimizer, lambda: seen, model, **kwargs)
-                participant.updated()
+                host.updated()
             return result
 
         # -- what workers say to each other --
 
         def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean", *args: Any, **kwargs: Any) -> Any:
-            participant = self._participant
-            if participant is None or str(reduce_op).lower() not in ("mean", "avg"):
+            host = self._host
+            if host is None or str(reduce_op).lower() not in ("mean", "avg"):
                 return tensor
             module = self.lightning_module
             if module._current_fx_name == "training_step" or not module.trainer.training:
                 return tensor
-            return participant.decisions.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
+            return host.decisions.mean(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
         def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
             return bool(self.broadcast(decision))
 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
-            return obj if self._participant is None else self._participant.decisions.of_first(obj)
+            return obj if self._host is None else self._host.decisions.of_first(obj)
 
         @classmethod
         def register_strategies(cls, strategy_registry: Any) -> None:

@@ -11,7 +11,7 @@ from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.training.children import require_guard
 
 if TYPE_CHECKING:
-    from elasticdl.elastic.lightning.participant import Participant
+    from elasticdl.elastic.lightning.fit_host import FitHost
 
 
 def start_safely(loader: Any) -> None:
@@ -24,10 +24,10 @@ def start_safely(loader: Any) -> None:
 class TrainLoader:
     """The script's own loader, as far as Lightning can tell."""
 
-    def __init__(self, loader: DataLoader[Any], participant: Participant, who: str) -> None:
+    def __init__(self, loader: DataLoader[Any], host: FitHost, who: str) -> None:
         self.batches = OwnLoader(loader, who)
         self._loader = loader
-        self._participant = participant
+        self._host = host
         self._is_unused = False  # the last iterator: no batch was asked of it
 
     def __len__(self) -> int:
@@ -51,13 +51,5 @@ class TrainLoader:
 
     def _epoch(self) -> Iterator[Any]:
         self._is_unused = False
-        participant = self._participant
-        batches, cursor = participant.begin_epoch(self.batches)
-        for batch in batches[cursor.number :]:
-            if not participant.may_give(batch):
-                yield self.batches.stand_in(batch, participant.job.most_workers).take()
-            else:
-                participant.open_window(batch)
-                sample = cursor.take(batch.number, participant.job.world)
-                participant.give(batch)
-                yield sample
+        number = self._host.begin_epoch(self.batches)
+        yield from self._host.participant.batches(number)

@@ -16,13 +16,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.ga.torch.optimizer import STATE_KEY, Optimizer
 
 if TYPE_CHECKING:
-    from elasticdl.elastic.torch.loop_participant import LoopParticipant
+    from elasticdl.elastic.torch.loop_host import LoopHost
 
 
 class AccumulatedSteps(Optimizer):
     """In the place of the script's ``Optimizer(optimizer, steps)``, once ``optimizer`` is the loop's."""
 
-    def __init__(self, given: Optimizer, participant: LoopParticipant) -> None:
+    def __init__(self, given: Optimizer, host: LoopHost) -> None:
         """Raises:
         UserError: gradients were given to it before.
         """
@@ -31,7 +31,7 @@ class AccumulatedSteps(Optimizer):
             raise UserError(
                 "elastic.prepare: the optimizer has accumulated gradients already; prepare it before the loop"
             )
-        self._given, self._participant = given, participant
+        self._given, self._host = given, host
         self._handed = 0  # batches whose gradients were given to `step` since the optimizer's last one
         self._is_due = False  # a step, as `accumulate` has told
 
@@ -74,7 +74,7 @@ class AccumulatedSteps(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing, where gradients wait for the rest of their global batch."""
-        open_batches = self._participant.open_batches
+        open_batches = self._host.open_batches
         if self._handed and open_batches and open_batches[-1].backwards and self._handed < len(open_batches):
             raise UserError(
                 "optimizer.zero_grad() was called between loss.backward() and optimizer.step(): call it before or after both"
@@ -87,7 +87,7 @@ class AccumulatedSteps(Optimizer):
     def _hand_over(self) -> bool:
         """Whether a step of the optimizer is due."""
         self._handed += 1
-        open_batches = self._participant.open_batches
+        open_batches = self._host.open_batches
         if open_batches is not None and self._handed != len(open_batches):
             raise UserError(
                 f"optimizer.step() was called {self._handed} times for {len(open_batches)} batches: call it once after each "
@@ -98,8 +98,8 @@ class AccumulatedSteps(Optimizer):
     def _mean_of_fewer(self) -> None:
         """The gradients are weighed as of a whole accumulation."""
         larger = self.steps / self._handed
-        self._participant.reduce(larger)
-        if not self._participant.is_idle:
+        self._host.reduce(larger)
+        if not self._host.is_idle:
             for parameter in self._params():
                 if parameter.grad is not None:
                     parameter.grad.mul_(larger)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -37,14 +38,21 @@ def lasting(method: Callable[Concatenate[KeeperT, P], Result]) -> Callable[Conca
     def wrapped(self: KeeperT, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         if self.fault is not None:
             raise self.fault
-        try:
+        with kept(self):
             return method(self, *args, **kwargs)
-        except Exception as error:
-            if isinstance(error, ElasticDLError) or error is self.job.failure:
-                self.fault = error
-            raise
 
     return wrapped
+
+
+@contextlib.contextmanager
+def kept(keeper: Keeper) -> Iterator[None]:
+    """As `lasting`, of what is done within."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ElasticDLError) or error is keeper.job.failure:
+            keeper.fault = error
+        raise
 
 
 def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool) -> None:

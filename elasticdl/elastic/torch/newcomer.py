@@ -11,8 +11,10 @@ from collections.abc import Container, Iterable
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch.in_place import storage_of
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 
 Moved = tuple[int, float]
 _CLOSE = 1e-3
@@ -40,11 +42,11 @@ class Hints:
     def arrived(self, answer: list[torch.Tensor]) -> None:
         self._of_stand_ins = answer
 
-    def given(self, given: OpenBatch, last: OpenBatch | None) -> None:
+    def given(self, batch: GlobalBatch, part: MicroBatch, last: OpenBatch | None) -> None:
         if last is None:
             return
-        now, is_next = len(given.part.indices), last.batch.epoch == given.batch.epoch
-        changes = is_next and last.most != now and len(last.batch.indices) == len(given.batch.indices)
+        now, is_next = len(part.indices), last.batch.epoch == batch.epoch
+        changes = is_next and last.most != now and len(last.batch.indices) == len(batch.indices)
         self._resized = resized(last.most, now) if changes else ""
 
     def step_made(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elasticdl.elastic.torch_kit.data.own_loader import EpochBegin, GlobalBatch, OwnLoader, RandomStreams
-from elasticdl.elastic.torch_kit.participant.loop_state import ScriptPosition
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.participant.script_position import EpochBegin, ScriptPosition
 
 
 class Order:

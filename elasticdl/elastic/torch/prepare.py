@@ -1,4 +1,4 @@
-"""A plain training loop, made elastic in one line: what a script holds is made to speak to a `LoopParticipant`."""
+"""A plain training loop, made elastic in one line: what a script holds is made to speak to a `LoopHost`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch_kit.data.own_loader import OwnCursor, OwnLoader, RandomStreams
-from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, require_summable
@@ -47,9 +46,9 @@ _SET_BY_LAUNCHERS = (
 class PreparedLoader:
     """The script's own loader, as far as the script can tell; each worker loads its part of each batch."""
 
-    def __init__(self, loader: DataLoader[Any], participant: LoopParticipant) -> None:
+    def __init__(self, loader: DataLoader[Any], host: LoopHost) -> None:
         self._loader = loader
-        self._participant = participant
+        self._host = host
         self._turns = 0  # loops over it that were begun
 
     def __len__(self) -> int:
@@ -64,34 +63,15 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         self._turns += 1
         turn = self._turns
-        participant = self._participant
-        participant.begin_epoch()
-        number = 0
-        cursor: OwnCursor | None = None  # from the first batch on
-        stand_in: StandIn | None = None
+        self._host.begin_epoch()
         try:
-            while number < len(participant.drawn) or participant.repeats:
-                if participant.repeats:
-                    number = participant.begin_repeating()
-                if not participant.may_give(number):
-                    stand_in = stand_in or participant.batches.stand_in(
-                        participant.drawn[number], participant.job.most_workers
-                    )
-                    yield stand_in.take()
-                else:
-                    batch = participant.drawn[number]
-                    steps = participant.steps
-                    cursor = cursor or OwnCursor(participant.batches, participant.drawn, steps.divide)
-                    steps.seed(batch)
-                    sample = cursor.take(number, participant.job.world)
-                    participant.give(batch, sample)
-                    yield sample
+            for sample in self._host.batches():
+                yield sample
                 self._require_one_loop(turn)
-                number += 1
-            participant.end_epoch()
+            self._host.end_epoch()
         finally:
             if turn == self._turns:
-                participant.pause()
+                self._host.pause()
 
     def _require_one_loop(self, turn: int) -> None:
         if turn != self._turns:
@@ -103,7 +83,7 @@ class PlainLoop:
 
     def __init__(self, runtime: ScriptRuntime[ElasticContext]) -> None:
         self._runtime = runtime
-        self._participant: LoopParticipant | None = None  # from `prepare` on
+        self._host: LoopHost | None = None  # from `prepare` on
 
     def prepare(self, model: Any, optimizer: Any, loader: Any, *others: Any) -> tuple[Any, ...]:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
@@ -141,15 +121,13 @@ class PlainLoop:
             return {f"{PREPARED}{number}": each for number, each in enumerate(every)}
 
         trained = Optimizers(optimizers) if len(optimizers) > 1 else optimizer
-        self._participant = participant = LoopParticipant(
-            job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps
-        )
-        self._runtime.train_in_place(participant.finish, participant.about_failure)
+        self._host = host = LoopHost(job, model, trained, batches, travelling, self._runtime.leave, share=1.0 / steps)
+        self._runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
         for each in optimizers:
-            _speak_to(participant, each)
+            _speak_to(host, each)
         if given is not optimizer:
-            optimizer = _accumulating().AccumulatedSteps(given, participant)
-        return (model, optimizer, PreparedLoader(loader, participant), *others)
+            optimizer = _accumulating().AccumulatedSteps(given, host)
+        return (model, optimizer, PreparedLoader(loader, host), *others)
 
     def _job_for(self, loader: Any, steps: int) -> ElasticContext:
         """``steps``: batches of the loader that make a global batch.
@@ -175,8 +153,8 @@ class PlainLoop:
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
         scripts of all workers must call it alike.
         """
-        if self._participant is not None:
-            return self._participant.mean(value)
+        if self._host is not None:
+            return self._host.mean(value)
         state = self._runtime.in_training
         own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
@@ -190,7 +168,7 @@ class PlainLoop:
 
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
-        return self._participant is not None and self._participant.is_idle
+        return self._host is not None and self._host.is_idle
 
 
 def _accumulated(optimizer: Any) -> tuple[Any, int]:
@@ -278,18 +256,18 @@ def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> lis
     return found
 
 
-def _speak_to(participant: LoopParticipant, optimizer: torch.optim.Optimizer) -> None:
+def _speak_to(host: LoopHost, optimizer: torch.optim.Optimizer) -> None:
     own_step, own_zero_grad = optimizer.step, optimizer.zero_grad
 
     @functools.wraps(own_step)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        result = participant.step(optimizer, lambda: own_step(**options), closure)
+        result = host.step(optimizer, lambda: own_step(**options), closure)
         # A scheduler would warn otherwise on a worker that is catching up, whose own step is not called.
         self._opt_called = True  # type: ignore[attr-defined]
         return result
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
-        participant.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
+        host.zero_gradients(optimizer, lambda: own_zero_grad(set_to_none))
 
     # Bound methods, as torch's schedulers take the function out of one.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
@@ -12,32 +14,60 @@ from elasticdl.elastic.torch.in_place import Changes, storage_of
 from elasticdl.elastic.torch.loop_faults import left_out_by_size
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch.trace import Trace
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
-from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant.participant import Participant
+
+
+@dataclass(slots=True)
+class NotedBatch(OpenBatch):
+    """An open batch, and what the script has made of it."""
+
+    tape: Tape = field(default_factory=lambda: Tape(None))
+    loss: torch.Tensor | None = None  # of backward(), if it was called once
+    remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
+
+    def weighed(self, value: Any, own: float) -> float:
+        """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
+        # It may have been made again, of another part than the script has seen.
+        return self.remade.get(id(value), own * self.part.weight) if self.part.weight else 0.0
+
+    def begin_again(self) -> None:
+        OpenBatch.begin_again(self)
+        self.remade.clear()
+
+    def forget(self) -> None:
+        if not self.remade:  # whose ids are those of tensors that the tape keeps
+            self.sample, self.tape = None, Tape(None)
+
+
+def weighed_backward(loss: torch.Tensor, kwargs: dict[str, Any], factor: float) -> None:
+    """``loss.backward(**kwargs)``, whose gradients are multiplied by ``factor``."""
+    if factor != 1.0:
+        gradient = kwargs.get("gradient")
+        kwargs = {**kwargs, "gradient": torch.ones_like(loss) * factor if gradient is None else gradient * factor}
+    loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
 
 class Replay:
-    """As `elasticdl.elastic.torch_kit.participant.steps.Script` says."""
+    """The tapes of the open batches."""
 
-    def __init__(
-        self,
-        steps: Callable[[], Steps],
-        scale: Callable[[], float],
-        give_again: Callable[[OpenBatch, OpenBatch, Exception], None],
-    ) -> None:
-        """``scale``: by which losses are multiplied. ``give_again``: these batches, and those between them, to the script."""
-        self._steps = steps
+    def __init__(self, participant: Callable[[], Participant], scale: Callable[[], float]) -> None:
+        """``scale``: by which losses are multiplied."""
+        self._participant = participant
         self._scale = scale
-        self._give_again = give_again
         self._unused: list[Trace] = []  # of batches of this loop since the last step, without gradients
         self._changes: Changes | None = None  # in place, by the script in the step that is torn
 
+    @property
+    def open_batches(self) -> Sequence[NotedBatch]:
+        return cast(list[NotedBatch], self._participant().open_batches)
+
     def new_tape(self, sample: Any, kept: Container[int] = ()) -> Tape:
         """Of a batch that the script is given next. ``kept``: as `Tape`'s."""
-        steps = self._steps()
-        may_be_torn = steps.job.size > 1 or steps.is_torn
+        participant = self._participant()
+        may_be_torn = participant.job.size > 1 or participant.is_torn
         tape = Tape(sample, self._settled, unused=self._unused, may_be_torn=may_be_torn, kept=kept)
-        for given in steps.open_batches:
+        for given in self.open_batches:
             given.tape.followed_by(tape)
         return tape
 
@@ -48,50 +78,57 @@ class Replay:
         Raises:
             UserError: it has left the batch out by the number of this worker's samples.
         """
-        steps = self._steps()
+        participant, open_batches = self._participant(), self.open_batches
         if is_new_loop:
             self._unused.clear()
-        if not steps.open_batches or steps.is_reduced or steps.open_batches[-1].backwards or not steps.job.under_master:
+        is_stepped = not open_batches or participant.is_reduced
+        if is_stepped or open_batches[-1].backwards or not participant.job.under_master:
             return
-        last, trace = steps.open_batches[-1], steps.open_batches[-1].tape.trace
+        last, trace = open_batches[-1], open_batches[-1].tape.trace
         if not is_new_loop:
-            if trace.looks_at_size and not trace.is_for_model and steps.job.size > 1:
+            if trace.looks_at_size and not trace.is_for_model and participant.job.size > 1:
                 raise UserError(left_out_by_size(trace.looks_at_size, len(last.batch.indices), last.part.samples))
             self._unused.append(trace)
         if trace.is_untouched:
-            steps.open_batches.pop()
+            participant.open_batches.pop()
 
     def step_made(self) -> None:
         self._unused.clear()
 
+    def forget(self) -> None:
+        """What was taken back is not given back."""
+        self._changes = None
+
+    # -- as `Host` has these --
+
     def take_back(self) -> None:
-        changes = self._steps().open_batches[0].tape.undo()
+        changes = self.open_batches[0].tape.undo()
         self._changes = self._changes or changes  # if the step is torn again, all is as before already
 
     def give_back(self) -> None:
-        if self._changes is not None:
-            state = self._steps().state
-            groups = state.optimizer.param_groups if self._steps().is_catching_up else []
-            received = [*state.model.parameters(), *(each for group in groups for each in group["params"])]
-            self._changes.put_back({storage_of(each) for each in received} if groups else ())
-            self._changes = None
+        if self._changes is None:
+            return
+        participant = self._participant()
+        groups = participant.state.optimizer.param_groups if participant.is_catching_up else []
+        received = [*participant.state.model.parameters(), *(each for group in groups for each in group["params"])]
+        self._changes.put_back({storage_of(each) for each in received} if groups else ())
+        self._changes = None
 
-    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
-        for given, _ in open_batches:
+    def begin_remake(self) -> None:
+        for given in self.open_batches:
             given.tape.begin_remake()
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
+        assert isinstance(given, NotedBatch)
+
         def backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-            self._steps().weighed_backward(given, weight, loss, kwargs, self._scale())
+            run = functools.partial(weighed_backward, loss, kwargs)
+            self._participant().backward(given, weight, loss, run, scale=self._scale())
 
         for each, tensor in given.tape.remake(sample, backward).items():
             if tensor.numel() == 1:
                 given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
 
-    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
-        self._changes = None  # which the script makes once more
-        self._give_again(first, last, error)
-
     def _settled(self) -> Container[int]:
         """Storages of what a torn step puts back itself."""
-        return {storage_of(each) for each in self._steps().state.moved_by_passes()}
+        return {storage_of(each) for each in self._participant().state.moved_by_passes()}

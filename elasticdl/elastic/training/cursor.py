@@ -31,8 +31,8 @@ def seed_generators(seed: int) -> None:
 class Cursor(Protocol):
     """Where training stands in the data. It gives plans, and nothing else divides batches.
 
-    What `Progress` does not say of the place is the state of an implementation's own, and a part of the training state: of
-    a script's loader, what its order is drawn from; of an order of ours, nothing.
+    What `Progress` does not say of the place is a part of the training state: of a script's loader, what its order is
+    drawn from; of an order of ours, nothing.
     """
 
     def batches(self, workers: int) -> Iterator[BatchPlan]:

@@ -19,9 +19,9 @@ from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
-from elasticdl.elastic.transformers.participant import Participant
 from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
 from elasticdl.elastic.transformers.told_evaluations import tell_checkpoint, tell_evaluation
+from elasticdl.elastic.transformers.trainer_host import TrainerHost
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -30,7 +30,7 @@ FROM_THE_JOB = ""
 class Elastic:
     """Before the class of a trainer, whatever that is: what of it is different among other workers."""
 
-    _elastic: Participant
+    _elastic: TrainerHost
 
     # -- the beginning --
 
@@ -188,13 +188,13 @@ def patch(trainer: Any) -> Any:
     streams = RandomStreams.capture()
     job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
     RandomStreams.restore(streams)  # they are the script's
-    participant = Participant(trainer, job, runtime.leave)
-    runtime.train_in_place(participant.finish)
+    host = TrainerHost(trainer, job, runtime.leave)
+    runtime.train_in_place(host.finish)
     kind = type(trainer)
-    trainer.add_callback(EndsItsStep(participant.decisions))
-    trainer.callback_handler.callbacks.insert(0, TellsEpoch(participant))
-    trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": participant})
-    follow_rank(trainer.args, lambda: participant.is_first)
+    trainer.add_callback(EndsItsStep(host.decisions))
+    trainer.callback_handler.callbacks.insert(0, TellsEpoch(host))
+    trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": host})
+    follow_rank(trainer.args, lambda: host.is_first)
     return trainer
 
 
@@ -211,11 +211,11 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
 class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
     """The first callback: where a worker that comes later passes by an epoch, the others hear of that one."""
 
-    def __init__(self, participant: Participant) -> None:
-        self._participant = participant
+    def __init__(self, host: TrainerHost) -> None:
+        self._host = host
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        self._participant.tell_epoch()
+        self._host.tell_epoch()
 
 
 class BeforeTraining:

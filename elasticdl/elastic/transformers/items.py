@@ -10,7 +10,7 @@ import torch
 
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 log = logging.getLogger(__name__)

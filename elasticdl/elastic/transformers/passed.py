@@ -10,7 +10,8 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState, OpenBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 DIFFER = (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPlan, MicroBatch
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
@@ -117,7 +115,7 @@ class OwnLoader:
         few = batch.indices[:SAMPLES_LOADED]
         return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
 
-    def load_at_once(self, indices: Sequence[Any], dataset: Dataset[Any] | None = None) -> Any:
+    def load_at_once(self, indices: Samples, dataset: Dataset[Any] | None = None) -> Any:
         """In this process."""
         single: DataLoader[Any] = DataLoader(
             self.loader.dataset if dataset is None else dataset,
@@ -216,66 +214,3 @@ def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
         "torch": torchs if isinstance(torchs, torch.Tensor) else np.frombuffer(torchs, np.uint8),
     }
     return {"random": states}
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBegin:
-    """What the order of an epoch is drawn from: the global random streams, and what `Draws` captures."""
-
-    epoch: int
-    streams: bytes
-    draws: bytes
-
-
-class EpochBegins:
-    """The state of a cursor in a script's own loader: what the orders of the epochs that are not over were drawn from.
-
-    By the same streams whatever is drawn in the steps of an epoch is seeded.
-    """
-
-    def __init__(self) -> None:
-        self.streams: dict[int, bytes] = {}  # by epoch
-        self.draws: dict[int, bytes] = {}
-
-    def note_streams(self, epoch: int, draws: Draws, *, since: int) -> None:
-        """This epoch begins with the present streams. Those before ``since`` are not needed any more."""
-        self.streams = {**_from(since, self.streams), epoch: RandomStreams.capture()}
-        self.draws = {**_from(since, self.draws), epoch: draws.capture()}
-
-    def begin_of(self, epoch: int) -> EpochBegin | None:
-        """As the others had it, if that is known."""
-        if epoch not in self.streams or epoch not in self.draws:
-            return None
-        return EpochBegin(epoch, self.streams[epoch], self.draws[epoch])
-
-    def put_back(self, epoch: int, draws: Draws) -> None:
-        """Where this is known, the order of this epoch is drawn from here on as the others have drawn it."""
-        if epoch in self.streams:
-            RandomStreams.restore(self.streams[epoch])
-        if epoch in self.draws:
-            draws.restore(self.draws[epoch])
-
-    def seed_of(self, epoch: int) -> int:
-        """Raises UserError if the job does not stand in this epoch."""
-        if epoch not in self.streams:
-            raise UserError(
-                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
-            )
-        return _checksum(self.streams[epoch])
-
-    def compared(self) -> dict[str, Any]:
-        """The random streams with which the present epoch began, as the script knows them."""
-        return RandomStreams.compared(self.streams[max(self.streams)]) if self.streams else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"streams": dict(self.streams), "draws": dict(self.draws)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.streams, self.draws = dict(state["streams"]), dict(state["draws"])
-
-
-_checksum = lru_cache(maxsize=4)(zlib.crc32)  # of 11 kB, which each step would pay
-
-
-def _from(epoch: int, noted: dict[int, bytes]) -> dict[int, bytes]:
-    return {each: noted[each] for each in noted if each >= epoch}

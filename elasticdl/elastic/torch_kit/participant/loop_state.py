@@ -1,30 +1,24 @@
-"""What a `LoopParticipant` keeps: the training state, the batches that a script has in hand, and where the job stands in its script."""
+"""The training state of a script whose control flow goes on over changes of the world."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.own_loader import EpochBegins, GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant.answers import Answers
-from elasticdl.elastic.torch_kit.pieces.kept import Noted
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.pieces import OfElasticDL
 
 PREPARED = "prepared_"  # begins the names of what `elastic.prepare` was given beside model, optimizer and loader
 
@@ -166,69 +160,3 @@ class LoopState(TorchState):
         self._job.advance(Activity.WAIT)
         vote = self._reducer.reduce()
         self._voted(vote, self._reducer.passes.seconds)
-
-
-@dataclass(slots=True)
-class OpenBatch:
-    """A batch that the script has been given, and what it has made of it."""
-
-    batch: GlobalBatch
-    part: MicroBatch
-    sample: Any
-    tape: Tape
-    loss: torch.Tensor | None = None  # of backward(), if it was called once
-    backwards: int = 0
-    most: int = 0  # samples of a part when it was given, which are those that a pass is made of
-    noted: Noted | None = None  # in attributes, before the script has made anything of it
-    remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
-    objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # sum of the losses of backward(), weighed
-
-    def weighed(self, value: Any, own: float) -> float:
-        """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
-        # It may have been made again, of another part than the script has seen.
-        return self.remade.get(id(value), own * self.part.weight) if self.part.weight else 0.0
-
-    def forget(self) -> None:
-        """Its step is made: what the script has computed of it may go."""
-        if not self.remade:  # whose ids are those of tensors that the tape keeps
-            self.sample, self.tape = None, Tape(None)
-
-
-def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
-    """The step on these batches."""
-    first, last = open_batches[0].batch, open_batches[-1].batch
-    whole = last.indices if first is last else [index for given in open_batches for index in given.batch.indices]
-    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + len(whole))
-    parts = tuple(given.part for given in open_batches)
-    return StepPlan(first.epoch, progress.step + 1, len(whole), after, parts, last.is_last, whole)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a script is in its loops, in batches and in samples of the epoch."""
-
-    epoch: int
-    batches: int
-    samples: int
-
-    @classmethod
-    def behind(cls, batch: GlobalBatch) -> Standing:
-        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
-
-
-class ScriptPosition(EpochBegins, OfElasticDL):
-    """Where the job stands in its script, beside `Progress`; travels with the training state."""
-
-    def __init__(self, began_with: tuple[int, float] = (0, 0.0)) -> None:
-        """``began_with``: of the optimizers, as the script has given them."""
-        super().__init__()
-        self.began_with = began_with
-        self.answers = Answers()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "answers": self.answers.state_dict(), "began_with": self.began_with}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.answers.load_state_dict(state["answers"])
-        self.began_with = state.get("began_with", self.began_with)

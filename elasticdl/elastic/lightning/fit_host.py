@@ -1,4 +1,4 @@
-"""A worker's part in ``Trainer.fit``: what is given to its training step, and what becomes of the gradients."""
+"""What ``Trainer.fit`` adds to a participant: how a training step is run, where the loops stand, who writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState
 from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
@@ -29,10 +28,10 @@ from elasticdl.elastic.lightning.told import Told
 from elasticdl.elastic.lightning.trainer_state import TrainerState
 from elasticdl.elastic.lightning.window import Window
 from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
-from elasticdl.elastic.torch_kit.participant.loop_state import OpenBatch, ScriptPosition
-from elasticdl.elastic.torch_kit.participant.steps import Steps, SubBatch
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
+from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -40,8 +39,8 @@ from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
-class Participant:
-    """Between a trainer's loops and the `Steps` of the job."""
+class FitHost(Host):
+    """Between a trainer's loops and the `Participant` of the job."""
 
     def __init__(
         self, trainer: Any, runtime: ScriptRuntime[ElasticContext], job: ElasticContext, writing: Writing
@@ -50,18 +49,17 @@ class Participant:
         self._trainer = trainer
         self._runtime = runtime
         self._writing = writing
-        self._begun: Steps | None = None
+        self._joined: Participant | None = None  # from the beginning of the loops
         self.decisions = Decisions(job)
         self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
         self._is_newcomer = False  # its loops begin where the job stands
-        self._batches: OwnLoader | None = None
         self._given: GivenBatch | None = None
         self._logged = Logged(job, trainer)
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
-        trained = lambda: self._steps.state.parameters()  # noqa: E731
+        trained = lambda: self.participant.state.parameters()  # noqa: E731
         self._weighed = WeighedGradients(
             trained,
             "the loss of training_step",
@@ -76,20 +74,21 @@ class Participant:
         return self._manual is not None
 
     @property
-    def _steps(self) -> Steps:
-        assert self._begun is not None, "there are steps from the beginning of the loops"
-        return self._begun
+    def participant(self) -> Participant:
+        assert self._joined is not None, "the loops have begun"
+        return self._joined
 
     @property
     def is_making(self) -> bool:
         """Whether gradients that are made now count."""
-        return self._begun is not None and not self._begun.is_catching_up and bool(self._begun.open_batches)
+        joined = self._joined
+        return joined is not None and not joined.is_catching_up and bool(joined.open_batches)
 
     # -- the beginning --
 
     def join(self) -> None:
         """Lightning has restored all that the script asks for; its loops are to run."""
-        if self._begun is not None:
+        if self._joined is not None:
             return
         trainer = self._trainer
         self.trainer_state = TrainerState(trainer, self._logged)
@@ -101,21 +100,20 @@ class Participant:
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.gather, state.complete = self._gather, self.trainer_state.complete
         state.begin_where(trainer)
-        load, left = self._load_at_once, self._leave_for_good
-        self._begun = Steps(self.job, state, load, self, left, place, in_pieces=not self.is_manual)
+        self._joined = participant = Participant(self.job, state, self, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
-        self._begun.join()
+        participant.join()
         self._stopping = Stopping(trainer, self.decisions)
         if self.job.under_master:
             OwnOptimizers(trainer.lightning_module, state.optimizer, self._batch_in_work, OWN_OPTIMIZER)
-        if self._begun.is_catching_up:
+        if participant.is_catching_up:
             self._is_newcomer = True
             # The order of samples is that of the others.
             warnings.filterwarnings(
                 "ignore", message="You're resuming from a checkpoint that ended before the epoch ended"
             )
             self.trainer_state.enter()  # after which it is known where the others have written
-        self._take_rank()
+        self.rank_known()
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
@@ -134,70 +132,49 @@ class Participant:
 
     # -- for the loader --
 
-    def _load_at_once(self, indices: Sequence[Any]) -> Any:
-        assert self._batches is not None, "a step has batches"
-        return self._batches.load_at_once(indices)
-
-    def begin_epoch(self, batches: OwnLoader) -> tuple[list[GlobalBatch], OwnCursor]:
-        """The loader's batches in the present epoch, and a cursor at that which comes next."""
-        trainer, steps = self._trainer, self._steps
-        self._batches = steps.state.batches = batches
-        steps.state.sources = [batches.source]
-        if self._is_newcomer and steps.state.resumed is not None:
-            require_origin(*steps.state.resumed, steps.state.origin, steps.state.progress.position)
+    def begin_epoch(self, data: OwnLoader) -> int:
+        """The order of the present epoch is drawn. Returns the number of the batch that comes next."""
+        trainer, participant = self._trainer, self.participant
+        participant.data = participant.state.batches = data
+        participant.state.sources = [data.source]
+        if self._is_newcomer and participant.state.resumed is not None:
+            require_origin(*participant.state.resumed, participant.state.origin, participant.state.progress.position)
         epoch, number = trainer.current_epoch, 0
-        snapshot, place = self.trainer_state.snapshot, steps.place
-        if steps.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
+        snapshot, position = self.trainer_state.snapshot, participant.position
+        if participant.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
             if self._is_newcomer:
                 begin_epoch_as_others(trainer)
-            place.put_back(epoch, batches.draws)
+            position.put_back(epoch, data.draws)
             number = snapshot.number if self._is_newcomer else 0
         self._is_newcomer = False
-        place.note_streams(epoch, batches.draws, since=steps.state.progress.epoch)
-        self._epoch_begins = place.streams[epoch], place.draws[epoch]
-        order = batches.order_of(epoch)
-        return order, OwnCursor(batches, order, steps.divide, number)
+        position.note_streams(epoch, data.draws, since=participant.state.progress.epoch)
+        self._epoch_begins = position.streams[epoch], position.draws[epoch]
+        participant.drawn = data.order_of(epoch)
+        return number
 
-    def may_give(self, batch: GlobalBatch) -> bool:
-        """Whether the script is to be given its part of this batch next; if not, a stand-in. The world may change here."""
-        steps = self._steps
-        self.job.advance(Activity.DATA)
+    def asks_for(self, batch: GlobalBatch) -> bool:
         self.window.close()
-        if steps.is_reduced:  # a GradScaler has seen that gradients are not finite, or the script leaves the step out
-            steps.close()
-        if steps.open_batches and self._begins_step:  # Lightning clears gradients of which no step was made
-            steps.close()
-        while not steps.open_batches:
-            at = steps.state.progress
-            if steps.is_catching_up and batch.start < (at.epoch, at.position):
-                if steps.may_pass_by():
-                    return False
-                continue
-            if steps.is_catching_up:
-                self._arrive(batch)
-            self._logged.merge_pending()
-            # A step of one worker is not torn: its state is sent from here alone.
-            self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
-            if steps.commit(batch.epoch):
-                break
-            self._take_rank()
-        self._take_rank()
-        return True
+        return (
+            bool(self.participant.open_batches) and self._begins_step
+        )  # Lightning clears gradients of which no step was made
 
-    def open_window(self, batch: GlobalBatch) -> None:
-        """Random numbers are those of this batch and rank, if there are several ranks."""
-        self.window.open(None if self.job.size == 1 else functools.partial(self._steps.seed, batch))
+    def stands_before(self, batch: GlobalBatch) -> None:
+        self._logged.merge_pending()
+        # A step of one worker is not torn: its state is sent from here alone.
+        self.trainer_state.note(at_batch=True, epoch=batch.epoch, number=batch.number, moves=self.job.size > 1)
 
-    def give(self, batch: GlobalBatch) -> None:
-        """The script goes on with its part of this batch."""
-        self.decisions.steps = self._steps
-        if not self._steps.open_batches:
+    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
+        """Random numbers are those of this batch and rank, if there are several ranks; also while the batch is moved to its device."""
+        self.window.open(None if self.job.size == 1 else functools.partial(self.participant.seed, batch))
+        return nullcontext()
+
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
+        self.decisions.participant = self.participant
+        if not self.participant.open_batches:
             self._logged.begin_step()
             self._weighed.begin()
-        self._given = GivenBatch(
-            batch, self._steps.part_of(batch), None, Tape(None), index=self._trainer.fit_loop.epoch_loop.batch_idx + 1
-        )
-        self._steps.give(self._given)
+        self._given = GivenBatch(batch, part, index=self._trainer.fit_loop.epoch_loop.batch_idx + 1)
+        return self._given
 
     # -- a step --
 
@@ -205,8 +182,8 @@ class Participant:
         given = self._given if self.is_making else None
         self.window.resume()
         if given:
-            given.asked = self._steps.place.answers.asked
-            given.noted = self._steps.state.attributes.note() if self.job.size > 1 else None
+            given.asked = self.participant.position.answers.asked
+            given.noted = self.participant.state.attributes.note() if self.job.size > 1 else None
         if given and self._manual:
             return self._make_manually(self._manual, given, run)
         with self._collecting(given, given.part, given.part.weight) if given and self.job.size > 1 else nullcontext():
@@ -222,15 +199,15 @@ class Participant:
         failure = None
         try:
             with self._collecting(given, given.part, given.part.weight) if self.job.size > 1 else nullcontext():
-                if not self._steps.is_torn:  # by a question before it; then it is run for the new world
+                if not self.participant.is_torn:  # by a question before it; then it is run for the new world
                     manual.run(run)
         except WorldBroken as error:
             failure = error
         self.window.close()
         self._reduce(failure)
-        if self._steps.is_reduced:
+        if self.participant.is_reduced:
             manual.optimizers.made()
-            self._steps.close()
+            self.participant.close()
         return manual.take_output()
 
     def backward(self, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[[torch.Tensor], None]) -> None:
@@ -239,11 +216,10 @@ class Participant:
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
             self._weighed.look(loss, len(given.part.indices))
-            self._manual.sum(
-                lambda: self._backward(given, given.part.weight, loss, scaled, run), self._steps.common_seed
-            )
+            make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run)
+            self._manual.sum(make, self.participant.common_seed)
             return
-        if self._steps.is_reduced and self.job.size > 1:
+        if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
         self._weighed.require()
         self._backward(given, given.part.weight, loss, scaled, run)
@@ -255,11 +231,11 @@ class Participant:
         """Whether the optimizer may step now that the closure was evaluated."""
         if not self.is_making:
             return False
-        if self._manual is None and not self._steps.is_reduced:
+        if self._manual is None and not self.participant.is_reduced:
             self._weighed.require()
         with torch.enable_grad():
             self._reduce()  # where no backward has done it, as the training step was skipped
-        return not self._steps.is_catching_up
+        return not self.participant.is_catching_up
 
     @property
     def has_no_gradients(self) -> bool:
@@ -267,14 +243,10 @@ class Participant:
         return all(given.is_left_out for given in self._open_batches)
 
     def updated(self) -> None:
-        if self._steps.state.progress.step > self._step_before:
-            self._steps.close()
+        if self.participant.state.progress.step > self._step_before:
+            self.participant.close()
 
     # -- a step that is torn --
-
-    def take_back(self) -> None: ...
-
-    def give_back(self) -> None: ...
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         for given in self._open_batches:
@@ -296,7 +268,7 @@ class Participant:
         part = replace(given.part, indices=given.part.indices[: samples or None], weight=weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
-        answers = self._steps.place.answers
+        answers = self.participant.position.answers
         asked, answers.asked = answers.asked, given.asked  # which are the same once more
         try:
             with self._collecting(given, part, weight):
@@ -315,9 +287,6 @@ class Participant:
         scaled = loss if scaler is None else scaler.scale(loss)
         self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
 
-    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
-        raise error
-
     # -- the end --
 
     def ended(self) -> None:
@@ -326,20 +295,20 @@ class Participant:
             self._stopping.end()
         if self._manual is not None:
             self._manual.close()
-        if not self._steps.is_catching_up:
+        if not self.participant.is_catching_up:
             self.trainer_state.note(at_batch=False)
-            self._steps.state.last_step_made()
+            self.participant.state.last_step_made()
 
     def finish(self) -> FitState | None:
-        steps = self._steps
-        if steps.is_catching_up:
-            steps.arrive()
-        if steps.open_batches and not steps.is_reduced:
-            steps.close()
-        return cast(FitState, steps.state) if steps.end() else None
+        participant = self.participant
+        if participant.is_catching_up:
+            participant.arrive()
+        if participant.open_batches and not participant.is_reduced:
+            participant.close()
+        return cast(FitState, participant.state) if participant.end() else None
 
-    def _leave_for_good(self) -> None:
-        self.decisions.steps = None
+    def left(self) -> None:
+        self.decisions.participant = None
         self._writing.stop()
         self._runtime.leave()
 
@@ -363,34 +332,39 @@ class Participant:
     def _backward(
         self, given: OpenBatch, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[..., Any]
     ) -> None:
-        given.objective = given.objective + loss.detach().sum().float() * weight
-        with self._steps.state.hooks.aside():
-            run(scaled if weight == 1.0 else scaled * weight)
+        def make(factor: float) -> None:
+            run(scaled if factor == 1.0 else scaled * factor)
+
+        self.participant.backward(given, weight, loss, make)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
-        steps, version, was_torn = self._steps, self.job.world.version, self._steps.is_torn
-        self._step_before = steps.state.progress.step
-        steps.reduce(failure)
-        if was_torn or self.job.world.version != version:
-            self.window.put_back()
-            self._take_rank()
-        if steps.is_reduced:
+        self._step_before = self.participant.state.progress.step
+        if self.participant.settle(failure) is Outcome.MADE:
             self._logged.apply()
 
+    def step_was_torn(self) -> None:
+        self.window.put_back()
+
     def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        return gathered(self._steps, self._open_batches, self._logged, objective, self.window.put_back)
+        return gathered(self.participant, self._open_batches, self._logged, objective, self.window.put_back)
 
     @property
     def _open_batches(self) -> list[GivenBatch]:
-        return cast(list[GivenBatch], self._steps.open_batches)
+        return cast(list[GivenBatch], self.participant.open_batches)
 
-    def _arrive(self, batch: GlobalBatch) -> None:
-        self._steps.arrive()
+    # -- worlds --
+
+    def arrived(self, batch: GlobalBatch | None) -> None:
+        if batch is None:
+            return
         begun, draws = self._epoch_begins
-        self._steps.place.streams.setdefault(batch.epoch, begun)
-        self._steps.place.draws.setdefault(batch.epoch, draws)
+        self.participant.position.streams.setdefault(batch.epoch, begun)
+        self.participant.position.draws.setdefault(batch.epoch, draws)
         self.trainer_state.arrive()
 
-    def _take_rank(self) -> None:
-        goes_on = self._is_newcomer or self._steps.state.resumed is not None
+    def rank_known(self) -> None:
+        """Files are written by rank 0 alone."""
+        if self._stopping is None:  # before it is known where the others have written
+            return
+        goes_on = self._is_newcomer or self.participant.state.resumed is not None
         self._writing.take_rank(self.job.rank, is_first=self.job.world.is_first, goes_on=goes_on)

@@ -1,0 +1,83 @@
+"""A newcomer's way to where the job stands, by its script's own loops.
+
+The script is given a stand-in for each batch that the job has trained on. Most of the way it goes before this worker asks for a world, so that
+nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.torch.from_memory import ModelFromMemory
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a script is in its loops, in batches and in samples of the epoch."""
+
+    epoch: int = 0
+    batches: int = 0
+    samples: int = 0
+
+    @classmethod
+    def behind(cls, batch: GlobalBatch) -> Standing:
+        return cls(batch.epoch + 1, 0, 0) if batch.is_last else cls(batch.epoch, batch.number + 1, batch.end)
+
+
+class Approach:
+    """Of one script."""
+
+    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader) -> None:
+        self.stands = Standing()  # the script, behind the last batch that it was given, or a stand-in for that
+        self.jobs_place = (
+            0,
+            0,
+        )  # epochs, and batches of the next, that are passed by before this worker asks for a world
+        self._job = job
+        self._data = data
+        self._from_memory = ModelFromMemory(model)
+
+    def begin(self) -> None:
+        """The script begins its first loop."""
+        self.jobs_place = self._job.session.jobs_place()
+
+    def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
+        """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""
+        stand_in: StandIn | None = None
+        number = 0
+        while number < len(drawn) and (drawn[number].epoch, number) < self.jobs_place:
+            batch = drawn[number]
+            self.stands = Standing.behind(batch)
+            self.pass_by()
+            stand_in = stand_in or self._data.stand_in(batch, self._job.most_workers)
+            yield stand_in.take()
+            number += 1
+        return number
+
+    def pass_by(self) -> None:
+        """The script is given a stand-in next."""
+        self._from_memory.begin_batch()
+
+    def ends(self) -> list[torch.Tensor]:
+        """The worker stands where the job stands. Returns what the model has answered last, on a stand-in."""
+        log.info("has caught up: %d batches of others in %.3f s", self._from_memory.batches, self._from_memory.seconds)
+        return self._from_memory.end()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the script stands before the place at which this worker would have asked for a world."""
+        return (self.stands.epoch, self.stands.batches) < self.jobs_place
+
+    def is_short_of(self, at: Progress) -> bool:
+        return (at.epoch, at.position) > (self.stands.epoch, self.stands.samples)

@@ -1,0 +1,401 @@
+"""A world of one whose batch is the global batch: what a script sees that knows nothing of other workers.
+
+The script is given its loader's batches, of each of which this worker has a part; it calls ``backward`` and
+``optimizer.step`` as on one device. Gradients are summed when it looks at them first, or steps. Of worlds that change
+(`elasticdl.elastic.torch_kit.participant.participant`) its control flow notices nothing.
+
+A worker that comes later runs the same script from its top. It is given a stand-in for each batch that the job has trained
+on already, and what it makes of those has no effect; so its loops count as those of the others have counted. Most of the way
+it goes before it asks for a world, and nobody waits for it. Then its state is replaced by the job's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import MicroBatch
+from elasticdl.elastic.torch import loop_faults
+from elasticdl.elastic.torch.approach import Approach, Standing
+from elasticdl.elastic.torch.loop_faults import lasting
+from elasticdl.elastic.torch.means import Means
+from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
+from elasticdl.elastic.torch.order import Order
+from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
+from elasticdl.elastic.torch.watch import Watch
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
+from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
+from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+
+log = logging.getLogger(__name__)
+
+
+class LoopHost(Host):
+    """Between a plain loop and the `Participant` of the job."""
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Optimizers,
+        data: OwnLoader,
+        values: Callable[[], dict[str, Any]],
+        on_left: Callable[[], None],
+        share: float = 1.0,
+    ) -> None:
+        """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Participant`."""
+        self.job = job
+        self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
+        self._model = model
+        self._optimizer = optimizer
+        self._data = data
+        self._values = values
+        self._on_left = on_left
+        self._share = share
+        self._joined: Participant | None = None  # none before this worker asks for a world
+        self._order = Order(data)
+        self._repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
+        self._watch = Watch(model, self)
+        self._approach = Approach(job, model, data)
+        self._epochs = 0  # begun by the script
+        self._last: NotedBatch | None = None
+        self._means = Means(job)
+        self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
+        self._scalers: list[torch.amp.GradScaler] = []
+        self._replay = Replay(lambda: self.participant, lambda: self._scale)
+        self._is_fresh = True  # no gradient was made of the open batches
+        self.hints = Hints()
+        self._began_with = moved(each_of(optimizer))
+        if job.under_master:
+            OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
+
+    @property
+    def participant(self) -> Participant:
+        assert self._joined is not None, "the script has been given a batch"
+        return self._joined
+
+    @property
+    def is_idle(self) -> bool:
+        """What the script does at present has no effect."""
+        if self._joined is None:
+            return self._epochs > 0 or self.job.comes_later
+        return self._repeats is not None or self._joined.is_catching_up
+
+    @property
+    def open_batches(self) -> Sequence[OpenBatch] | None:
+        """The batches since the last step; None if what the script does has no effect."""
+        return None if self._joined is None or self.is_idle else self._joined.open_batches
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """The script is in its loop, where the job is not."""
+        return self._epochs > 0 and self.is_idle and self._repeats is None
+
+    # -- an epoch --
+
+    @lasting
+    def begin_epoch(self) -> None:
+        """The script begins to loop over its loader."""
+        epoch = self._epochs
+        if self._joined is not None:
+            self._replay.turn(is_new_loop=True)
+        if epoch == 0:
+            self._approach.begin()
+        if self._joined is None and (epoch, 0) >= self._approach.jobs_place:
+            self._begin(GlobalBatch(epoch, 0, 0, ()))
+        self._epochs += 1
+        if self._joined is not None and not self._joined.is_catching_up:
+            self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
+        if self._repeats:
+            raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
+        self._draw(epoch)
+
+    def batches(self) -> Iterator[Any]:
+        """What the script is given in this epoch."""
+        with loop_faults.kept(self):
+            first = 0
+            if self._joined is None:
+                first = yield from self._approach.stand_ins(self._order.drawn)
+                if first == len(self._order.drawn):
+                    return
+                self._begin(self._order.drawn[first])
+                self._draw(self._order.drawn[first].epoch)
+            yield from self.participant.batches(first)
+
+    def end_epoch(self) -> None:
+        """There is no further batch in this epoch."""
+        self.pause()
+        self._approach.stands = Standing(self._epochs, 0, 0)
+        participant = self._joined
+        if participant is None:
+            return
+        self._replay.turn()
+        if participant.open_batches and not participant.state.step and participant.state.hooks.may_step:
+            raise UserError(loop_faults.STEP_IN_HOOK)
+        last, at = self._order.drawn[-1], participant.state.progress
+        if not participant.is_catching_up:
+            participant.state.last_step_made()
+        elif (at.epoch, at.position) <= (last.epoch, last.end):
+            participant.arrive()
+
+    def pause(self) -> None:
+        """The script leaves its loop over batches, or is between two of them."""
+        self._watch.stop()
+        RandomStreams.restore(self._order.outside)
+
+    def _draw(self, epoch: int) -> None:
+        joined = self._joined
+        self._order.draw(epoch, joined.position if joined is not None and joined.is_catching_up else None)
+        if joined is not None:
+            joined.drawn = self._order.drawn
+
+    def _begin(self, batch: GlobalBatch) -> None:
+        """Be in a world. The script asks for this batch."""
+        position = ScriptPosition(self._began_with)
+        if self._epochs == 0:
+            position.note_streams(0, self._data.draws, since=0)
+        values = {**self._values(), "place": position, "gradients": self._gradients}
+        for each in filter(lambda value: isinstance(value, LRScheduler), values.values()):
+            rest_while(lambda: self._joined is not None and self.is_idle, each)
+        self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
+        state = LoopState(self.job, self._model, self._optimizer, values, self._data)
+        self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
+        self._joined.join()
+        require_one_begin(self._began_with, position.began_with)
+        at = state.progress
+        if batch.start > (at.epoch, at.position):
+            self._fail_alone(loop_faults.NOBODY_IS_LEFT)
+            sys.exit(1)
+
+    def _fail_alone(self, why: str) -> None:
+        log.error("%s", why)
+        self.job.fail(why, "", users=False)
+        self.left()
+
+    # -- a batch, as the participant sees it --
+
+    def next_number(self, number: int) -> int:
+        if self._repeats is None:
+            return number
+        self._watch.stop()
+        number, self._repeats = self._repeats.number, None
+        answers = self.participant.position.answers.state_dict()
+        self.participant.state.go_back()
+        self.participant.position.answers.load_state_dict(answers)
+        return number
+
+    @lasting
+    def asks_for(self, batch: GlobalBatch) -> bool:
+        self._watch.stop()
+        self._approach.stands = Standing.behind(batch)
+        self._replay.turn()
+        return False
+
+    def passed_by(self) -> None:
+        self._approach.pass_by()
+
+    def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
+        self.participant.seed(batch)  # also for what the script does with the batch
+        return contextlib.nullcontext()
+
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
+        if not self.participant.open_batches:
+            self._is_fresh = True
+            self._gradients.begin_step()
+        self._means.steps_loss = None
+        self.hints.given(batch, part, self._last)
+        tape = self._replay.new_tape(sample, self.hints.kept)
+        self._last = NotedBatch(batch, part, sample, tape=tape)
+        if self._may_be_torn:
+            self._last.noted = self.participant.state.attributes.note()
+        self._watch.start(tape if self.job.under_master else None)
+        return self._last
+
+    def step_over(self) -> None:
+        open_batches = self._replay.open_batches
+        self._means.steps_loss = open_batches[0].loss if len(open_batches) == 1 else None
+        self._gradients.close_step()
+        self._replay.step_made()
+        self.hints.step_made()
+        self._is_fresh = True
+        self._watch.stop_noting()
+
+    def arrives(self, batch: GlobalBatch | None) -> None:
+        self._last = self._means.steps_loss = None
+        self.hints.arrived(self._approach.ends())
+        draws = self.participant.position.draws
+        if batch is not None and batch.epoch in draws:
+            self._data.draws.require_data(draws[batch.epoch])
+
+    def left(self) -> None:
+        self._watch.stop()
+        self._on_left()
+
+    # -- what the script does with a batch --
+
+    @lasting
+    def before_look(self, tensor: torch.Tensor) -> None:
+        if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
+            self.reduce()
+
+    def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if self._share != 1.0 and any(each.backwards for each in [*(self.open_batches or ())][:-1]):
+            raise UserError(loop_faults.DROPS_GRADIENTS)
+        self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
+
+    def _note_dropped(self, tensors: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
+        given = self._last
+        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
+            given.tape.note_dropped(tensors, zeros=zeros)
+
+    @lasting
+    def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
+        given = self._last
+        if self.is_idle:
+            loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        loop_faults.require_backward(
+            has_batch=bool(self.participant.open_batches),
+            has_stepped=self._gradients.has_stepped(),
+            is_reduced=self.participant.is_reduced,
+        )
+        assert given is not None, "it is in hand"
+        self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
+        self._gradients.begin()
+        self._is_fresh = False
+        if self._may_be_torn:
+            given.tape.note_backward(loss, kwargs)
+        given.backwards += 1
+        given.loss = loss if given.backwards == 1 else None
+        if not self._may_be_torn:
+            self._watch.stop_noting()
+        run = functools.partial(weighed_backward, loss, kwargs)
+        self.participant.backward(given, given.part.weight, loss, run, scale=self._scale)
+        self._gradients.made()
+
+    def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
+        """The script clears the gradients of an optimizer, which ``clear`` does."""
+        self._note_dropped([each for group in optimizer.param_groups for each in group["params"]])
+        if (self._joined is None or not self._joined.is_reduced) and optimizer is self._optimizer:
+            self._is_fresh = True
+        with self._watch.paused():
+            clear()
+            self._gradients.cleared(optimizer)
+
+    @lasting
+    def step(
+        self, optimizer: torch.optim.Optimizer, update: Callable[[], Any], closure: Callable[[], Any] | None
+    ) -> Any:
+        """The script has an optimizer step, which ``update`` does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._watch.paused():
+            has_batch = self._joined and self._joined.open_batches and not self._gradients.has_stepped(optimizer)
+            if not self.is_idle and not has_batch:
+                raise UserError(loop_faults.NO_BATCH)
+            self.reduce()
+            if not self.is_idle:
+                self._update(optimizer, update)
+        return loss
+
+    def _update(self, optimizer: torch.optim.Optimizer, update: Callable[[], Any]) -> None:
+        update()
+        if isinstance(self._optimizer, Optimizers) and not self._gradients.has_stepped():
+            self._optimizer.made()
+        if self._gradients.step(optimizer):
+            self.participant.close()
+
+    @lasting
+    def mean(self, value: Any) -> float:
+        """Of a mean over this worker's part of the batch, the mean over the whole batch."""
+        with self._watch.paused():
+            if self._last is not None:
+                self._last.tape.trace.is_untouched = False  # something comes of its batch
+            own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+            return own if self._joined is None or self.is_idle else self._means.of(value, own, self._joined, self._last)
+
+    # -- the end of the script --
+
+    @lasting
+    def finish(self) -> LoopState | None:
+        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
+        self._watch.stop()
+        if self._joined is None:
+            if not self._epochs:
+                return None
+            if self._approach.is_short:
+                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
+                return None
+            self._begin(GlobalBatch(self._epochs, 0, 0, ()))
+        participant = self.participant
+        if participant.is_catching_up:
+            at = participant.state.progress
+            if self._approach.is_short_of(at):
+                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
+                return None
+            participant.arrive()
+        return participant.state if participant.end() else None
+
+    # -- a step that is torn --
+
+    def take_back(self) -> None:
+        self._replay.take_back()
+
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
+        self._replay.begin_remake()
+
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
+        self._replay.remake(given, sample, weight)
+
+    def give_back(self) -> None:
+        self._replay.give_back()
+
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
+        self._replay.forget()  # the script does it all once more
+        batch = first.batch
+        self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
+        if batch.epoch != last.batch.epoch:
+            raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
+        self._repeats = batch
+
+    # -- details --
+
+    def _begin_of_batch(self) -> tuple[int, int] | None:
+        """Of that which the script works on."""
+        return self._last.batch.start if self._last is not None and self._watch.is_active else None
+
+    @property
+    def _may_be_torn(self) -> bool:
+        """Whether the step in hand may have to be made again."""
+        return self.job.size > 1 or self.participant.is_torn
+
+    @property
+    def _scale(self) -> float:
+        return self._scalers[0].get_scale() if self._scalers else 1.0
+
+    def reduce(self, larger: float = 1.0) -> None:
+        """Sum the gradients of the open batches. ``larger``: by this the loss is too small, as for a step of fewer batches."""
+        if self.is_idle or self.participant.is_reduced:
+            return
+        with self._watch.paused():
+            self._gradients.begin()
+            if self.participant.settle(larger=larger) is Outcome.MADE:
+                self._watch.stop_noting()  # it can't be torn any more
+                self._gradients.summed()

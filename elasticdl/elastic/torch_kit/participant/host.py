@@ -1,0 +1,127 @@
+"""What one front end adds to a `elasticdl.elastic.torch_kit.participant.participant.Participant`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elasticdl.elastic.core.plan import MicroBatch
+from elasticdl.elastic.core.progress import Progress, StepPlan
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
+from elasticdl.elastic.torch_kit.pieces.kept import Noted
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """A batch that the script has been given, of whose step the parameters have not changed yet."""
+
+    batch: GlobalBatch
+    part: MicroBatch
+    sample: Any = None
+    backwards: int = 0  # backward passes that were made of it
+    most: int = 0  # samples of the part when it was given, which are those of one pass
+    noted: Noted | None = None  # in attributes, before the script has made anything of it
+    objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # weighed sum of the losses of its passes
+
+    def begin_again(self) -> None:
+        """Its gradients are made again, of another part."""
+        self.objective = torch.zeros(())
+
+    def forget(self) -> None:
+        """Its step is made: what the script has computed of it may go."""
+        self.sample = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """Samples of a batch as the script's loader gives them; ``weight``: their part of the mean over the batch."""
+
+    content: Any
+    weight: float
+    samples: int
+
+
+def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
+    """The step on these batches."""
+    first, last = open_batches[0].batch, open_batches[-1].batch
+    whole = last.indices if first is last else [index for given in open_batches for index in given.batch.indices]
+    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + len(whole))
+    parts = tuple(given.part for given in open_batches)
+    return StepPlan(first.epoch, progress.step + 1, len(whole), after, parts, last.is_last, whole)
+
+
+class Host:
+    """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default."""
+
+    # -- batches --
+
+    def next_number(self, number: int) -> int:
+        """The number of the batch that comes next in its epoch: ``number``, unless batches are given again."""
+        return number
+
+    def asks_for(self, batch: GlobalBatch) -> bool:
+        """The script asks for this batch. Returns whether it has given up the batches before, of which it made no step."""
+        return False
+
+    def stands_before(self, batch: GlobalBatch) -> None:
+        """The script is between two steps, and asks for this batch: from here a newcomer goes on. The world changes next, perhaps."""
+
+    def passed_by(self) -> None:
+        """The script is given a stand-in next."""
+
+    def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
+        """Around the loading of this worker's part: it draws random numbers."""
+        return contextlib.nullcontext()
+
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
+        """The script is given ``sample``, its part of this batch."""
+        return OpenBatch(batch, part, sample)
+
+    def step_over(self) -> None:
+        """The parameters have changed by the open batches, or stay as they are for good."""
+
+    # -- worlds --
+
+    def rank_known(self) -> None:
+        """This worker's rank may be another one, or is no longer that of a worker that catches up."""
+
+    def arrives(self, batch: GlobalBatch | None) -> None:
+        """This worker stands where the job stands; the job's state takes effect next. ``batch``: the next one, if it is within an epoch."""
+
+    def arrived(self, batch: GlobalBatch | None) -> None:
+        """It has the job's state."""
+
+    def left(self) -> None:
+        """This worker leaves for good. Its process ends with status 0."""
+        raise NotImplementedError
+
+    # -- a step that is torn --
+
+    def take_back(self) -> None:
+        """A step is torn: have what the script has changed in place for it be as before. Others may be sent the state then."""
+
+    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
+        """These batches, of which this worker has these samples now, are made again next."""
+
+    def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
+        """Add the gradients of ``sample``, a piece of a batch, by `Participant.backward` with this weight.
+
+        Raises:
+            WorldBroken: the step is torn again.
+        """
+        raise NotImplementedError
+
+    def give_back(self) -> None:
+        """The step was made again, here or by others: what `take_back` has taken back is as the script has left it."""
+
+    def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
+        """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""
+        raise error
+
+    def step_was_torn(self) -> None:
+        """The step was made again, here or by others; or it is dropped."""

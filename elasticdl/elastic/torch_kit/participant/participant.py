@@ -1,0 +1,386 @@
+"""A worker's part in a loop that somebody else has written: a plain loop, or a trainer.
+
+The loop believes that it is alone and has the global batch. It is given its part of each batch; the gradients of all workers are
+summed before it looks at them. The world changes between two steps, or in the middle of a step that a lost worker has torn.
+The batches of a torn step are divided anew, and their gradients are made again, from the same parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NoReturn
+
+import torch
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
+from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch_kit.data.loaders import seed_generators
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
+from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.participant.agreements import Agreements
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch, plan_of
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
+from elasticdl.elastic.torch_kit.pieces.groups import groups_are_there
+from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
+from elasticdl.elastic.torch_kit.reduction.hooks import EVERYBODY
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """What becomes of the open batches."""
+
+    MADE = "the gradients are everybody's; the parameters may change"
+    BEHIND = "the other workers have made this step; this worker is on its way to where they are"
+    DROPPED = "the script must be given these batches again"
+
+
+class Participant:
+    """From the first world to the end of the script. What differs between front ends is in `Host`."""
+
+    def __init__(
+        self,
+        job: ElasticContext,
+        state: LoopState,
+        host: Host,
+        position: ScriptPosition,
+        data: OwnLoader | None = None,
+        *,
+        in_pieces: bool = True,
+        share: float = 1.0,
+    ) -> None:
+        """``data``: the script's loader; given later if it is not known yet. ``in_pieces``: a part that has grown is made again in
+        pieces of its former size. ``share``: of a batch in the mean over its step."""
+        self.job = job
+        self.state = state
+        self.position = position
+        self.data = data
+        self.drawn: Sequence[GlobalBatch] = ()  # the batches of the present epoch
+        self.open_batches: list[OpenBatch] = []  # given since the last step
+        self.share = share
+        self.is_reduced = False  # the gradients of the open batches are everybody's
+        self.is_torn = False  # the open batches were divided anew; what the script makes is not of its present part
+        self.is_catching_up = (
+            False  # another worker's state has come; what the script does has no effect until it is there
+        )
+        self.agreements = Agreements(self, position.answers)
+        self._host = host
+        self._on_the_way = contextlib.ExitStack()  # while this worker is catching up
+        self._ended_epoch = -1  # the last epoch of which this worker has made the last step
+        self._in_pieces = in_pieces
+        self._least = least_samples([state.model])
+
+    # -- worlds --
+
+    def join(self) -> None:
+        """Be in a world, at its state."""
+        self._change(lambda: self.job.join(self.state))
+
+    def commit(self, epoch: int) -> bool:
+        """Between two steps, before a batch of this epoch: the world may change. False: it has."""
+        while self.state.progress.epoch < epoch:
+            self.job.post(p.Trigger.EPOCH_ENDED)
+        if self.job.under_master:
+            self.job.sigterm.listen()  # the script may have set a handler of its own
+        self.state.attributes.begin()
+        try:
+            self.job.post(p.Trigger.COMMIT)
+            return True
+        except WorldChanged as change:
+            self.leave(change)
+            return False
+
+    def leave(self, why: WorldChanged | WorldBroken) -> None:
+        """Leave this world for the next one, which is this worker's when this returns."""
+        if self.is_catching_up:  # others may be sent what this worker was sent
+            self.state.go_back()
+        self._change(lambda: self.job.change_world(self.state, why))
+
+    def arrive(self, batch: GlobalBatch | None = None) -> None:
+        """The script stands where the job stands: what it has done since another's state came is undone.
+
+        ``batch``: the next one, if the script is within an epoch.
+        """
+        self._host.arrives(batch)
+        self._on_the_way.close()
+        self.state.arrive()
+        self.is_catching_up = self.is_reduced = self.is_torn = False
+        self.open_batches.clear()
+        self._host.arrived(batch)
+        self._host.rank_known()
+
+    def end(self) -> bool:
+        """The script is done: return when the scripts of all workers are. False: this worker was told to leave."""
+        if self._ends_as_told():
+            return False
+        try:
+            if self.is_reduced:
+                self.job.post(p.Trigger.COMMIT)
+                self.close()
+        except WorldChanged as change:
+            log.info("%s", change)  # which is part of ending
+        try:
+            self.job.end(self.state)
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+            self._host.left()
+            return False
+        if self._ended_epoch == self.state.progress.epoch:
+            self.job.post(p.Trigger.EPOCH_ENDED)
+        return True
+
+    # -- batches --
+
+    def batches(self, first: int = 0) -> Iterator[Any]:
+        """What the script is given from batch ``first`` of the epoch on: this worker's part of each batch.
+
+        A worker that is catching up is given a stand-in for each batch that the job has trained on.
+        """
+        assert self.data is not None, "there is a loader"
+        number = first
+        cursor = OwnCursor(self.data, self.drawn, self.divide)
+        stand_in: StandIn | None = None
+        while (number := self._host.next_number(number)) < len(self.drawn):
+            if not self.begins(self.drawn[number]):
+                stand_in = stand_in or self.data.stand_in(self.drawn[number], self.job.most_workers)
+                yield stand_in.take()
+            else:
+                batch = self.drawn[number]
+                with self._host.loading(batch):
+                    sample = cursor.take(number, self.job.world)
+                self.give(batch, sample)
+                yield sample
+            number += 1
+
+    def begins(self, batch: GlobalBatch) -> bool:
+        """Whether the script is to be given its part of this batch next. If not, it is given a stand-in. The world may change here."""
+        self.job.advance(Activity.DATA)
+        if self._host.asks_for(batch) or self.is_reduced:  # a GradScaler may have left a step out
+            self.close()
+        while not self.open_batches:
+            at = self.state.progress
+            if self.is_catching_up and batch.start < (at.epoch, at.position):
+                if self.may_pass_by():
+                    self._host.passed_by()
+                    return False
+                continue
+            if self.is_catching_up:
+                self.arrive(batch)
+            self._host.stands_before(batch)
+            if self.commit(batch.epoch):
+                break
+        return True
+
+    def may_pass_by(self) -> bool:
+        """Whether this worker, which is catching up, goes on to where the others wait for it. If not, it is in another world now;
+        or its process ends, as it is to leave."""
+        core = self.job.session.core
+        if core.stopping is None and not core.broken:
+            return True
+        what = "the world broke" if core.broken else "this worker was told to leave"
+        self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
+        return False
+
+    def give(self, batch: GlobalBatch, sample: Any) -> None:
+        """The script goes on with this sample, its part of a batch."""
+        if not self.open_batches:
+            self.state.begin_step()
+            self.position.answers.begin_step(self.state.step + 1)
+        given = self._host.opened(batch, self.part_of(batch), sample)
+        given.most = len(given.part.indices)
+        self.open_batches.append(given)
+        self.job.advance(Activity.COMPUTE)
+
+    def divide(self, batch: GlobalBatch, workers: int) -> BatchPlan:
+        return batch.plan(workers, self._least, self.seed_of(batch.epoch))
+
+    def part_of(self, batch: GlobalBatch) -> MicroBatch:
+        return self.divide(batch, self.job.world.size).whole_run(self.job.world.rank)
+
+    def seed(self, batch: GlobalBatch) -> None:
+        """For what is drawn from here to the next batch: the same when this part of the batch is made again, by whichever worker."""
+        seed_generators(self.part_of(batch).seed)
+
+    def common_seed(self) -> int:
+        """Of what all workers draw alike in this step."""
+        return step_seed(self.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
+
+    def seed_of(self, epoch: int) -> int:
+        seed = self.position.seed_of(epoch)
+        if seed is None:
+            raise UserError(
+                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
+            )
+        return seed
+
+    # -- a step --
+
+    def backward(
+        self, given: OpenBatch, weight: float, loss: torch.Tensor, run: Callable[[float], None], *, scale: float = 1.0
+    ) -> None:
+        """As much of the gradient of the mean over a global batch as comes from a part of this weight.
+
+        ``run``: makes the gradients of ``loss`` times the factor that it is given. ``scale``: by which the loss was multiplied for
+        the sake of small gradients.
+        """
+        weight *= self.share
+        given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
+        with self.state.hooks.aside():
+            run(weight)
+
+    def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
+        """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
+
+        ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this.
+        """
+        version, was_torn = self.job.world.version, self.is_torn
+        while not self.is_reduced and not self.is_catching_up:
+            try:
+                if failure is not None:
+                    self.tear(failure)
+                    failure = None
+                if self.is_torn:
+                    self._mend()
+                if self.is_catching_up or not self.open_batches:
+                    break
+                self._sum(larger)
+            except WorldBroken as error:
+                failure = error
+        if was_torn or self.job.world.version != version:
+            self._host.step_was_torn()
+        if self.is_reduced:
+            return Outcome.MADE
+        return Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
+
+    def close(self) -> None:
+        """The parameters have changed, or stay as they are for good: the next batch begins a step."""
+        self._host.step_over()
+        for given in self.open_batches:
+            given.forget()
+        if self.open_batches and self.open_batches[-1].batch.is_last:
+            self._ended_epoch = self.open_batches[-1].batch.epoch
+        self.open_batches.clear()
+        self.is_reduced = self.is_torn = False
+        self.position.answers.close_step()
+
+    # -- a step that is torn --
+
+    def tear(self, failure: WorldBroken) -> None:
+        """Be in another world, in which the open batches are divided anew."""
+        self.state.reset_buffers()
+        self._host.take_back()
+        self.leave(failure)
+        self.is_torn = not self.is_catching_up
+        if self.is_catching_up:
+            self.open_batches.clear()
+        self._host.give_back()
+
+    def drop(self, error: Exception) -> None:
+        """The step can't be made again of what the script has done."""
+        first, last = self.open_batches[0], self.open_batches[-1]
+        self.open_batches.clear()
+        self.is_torn = False
+        self.state.drop_gradients()
+        self._host.cannot_remake(first, last, error)
+
+    def remake(self) -> None:
+        """Make the gradients of the open batches, of this worker's present part."""
+        pieces = [(given, self.pieces(given)) for given in self.open_batches]
+        self._host.begin_remake(pieces)
+        # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
+        counted = self.state.attributes.note() if self._in_pieces else None
+        try:
+            for given, samples in pieces:
+                self.job.advance(Activity.ALIVE)
+                self.seed(given.batch)
+                with self.state.as_one_pass(len(samples)) as made:
+                    for sample in samples:
+                        if given.noted is not None:
+                            self.state.attributes.put_back(given.noted, since=counted)
+                        self._host.remake(given, sample.content, sample.weight)
+                        made(sample.samples, sample.samples / (given.part.samples or 1))
+        finally:
+            if counted is not None:
+                self.state.attributes.put_back(counted)
+
+    def pieces(self, given: OpenBatch) -> list[SubBatch]:
+        """This worker's part in the present world, loaded anew."""
+        assert self.data is not None, "a batch was loaded"
+        load = self.data.load_at_once
+        given.part = part = self.part_of(given.batch)
+        given.begin_again()
+        seed_generators(part.seed)
+        pieces: Sequence[MicroBatch] = [part]
+        if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
+            world = self.job.world
+            pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        return [SubBatch(load(piece.indices), piece.weight, piece.samples) for piece in pieces]
+
+    # -- details --
+
+    def _sum(self, larger: float) -> None:
+        samples = sum(given.part.samples for given in self.open_batches)
+        objective = sum((given.objective for given in self.open_batches), torch.zeros(()))
+        self.state.reduce(plan_of(self.open_batches, self.state.progress), objective * larger, samples)
+        self.is_reduced, self.is_torn = True, False
+        self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.open_batches), self.job.warn)
+        self.state.hooks.call(self.common_seed)
+
+    def _mend(self) -> None:
+        """Have gradients of the open batches, of this worker's present part.
+
+        Raises:
+            WorldBroken: of the present world.
+        """
+        self.state.reset_buffers()  # the script may have gone on
+        self._host.take_back()
+        self.state.begin_step()
+        self.state.drop_gradients()
+        try:
+            self.remake()
+            self._host.give_back()
+        except WorldBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever the script's functions say of other samples
+            self.drop(error)
+
+    def _ends_as_told(self) -> bool:
+        """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
+        at, session = self.state.progress, self.job.session
+        is_early = at.position > 0 and self._ended_epoch != at.epoch
+        if session.core.stopping is None:
+            if not (self.job.under_master and self.job.sigterm.came and is_early):
+                return False
+            session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state
+        try:
+            self.job.change_world(self.state, WorldBroken("the script has ended, as this worker was told to leave"))
+        except Stopped as stopped:
+            log.info("leaving: %s", stopped.reason)
+        self._host.left()
+        return True
+
+    def _change(self, enter: Callable[[], None]) -> None:
+        """Be in another world."""
+        self.state.was_loaded = False
+        try:
+            enter()
+        except Stopped as stopped:
+            self._end_process(stopped)
+        if self.state.was_loaded and not self.is_catching_up:
+            self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
+        self.is_catching_up = self.is_catching_up or self.state.was_loaded
+        self._host.rank_known()
+
+    def _end_process(self, stopped: Stopped) -> NoReturn:
+        log.info("leaving: %s", stopped.reason)
+        self._host.left()
+        sys.exit(0)
