@@ -257,8 +257,9 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
     runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
     runtime._pid = os.getpid()
-    runtime.train_in_place(member.view.finish, member.view.hints.about)
-    assert not member.view.hints.about(on_its_way=member.view.is_on_its_way), "it is not on its way yet"
+    view = member.view
+    runtime.train_in_place(view.finish, lambda: view.hints.about(on_its_way=view.is_on_its_way))
+    assert not view.hints.about(on_its_way=view.is_on_its_way), "it is not on its way yet"
     for _ in member.loader:
         break
     runtime._tell_failure(ValueError("no real batch"))
