@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
+from benchmarks.harness import Results, Summary, add_out, describe_machine, numbers, show_table, summarise
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, SampleOrder
 from elasticdl.elastic.core.world import Member, World
@@ -64,13 +64,13 @@ def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__)
-    parser.add_argument("--samples", type=names, default=["100000", "10000000"], help="of an epoch, comma-separated")
+    parser.add_argument("--samples", type=numbers, default=[100_000, 10_000_000], help="of an epoch, comma-separated")
     parser.add_argument("--batch", type=int, default=256, help="samples of a global batch")
     add_out(parser)
     args = parser.parse_args()
     results = Results("plans", args.out)
     rows = []
-    for samples in map(int, args.samples):
+    for samples in args.samples:
         for kind, measure in (("ours", measure_ordered), ("a script's", measure_own_loader)):
             drawn, firsts, steps = measure(samples, args.batch)
             first, step = summarise(firsts), summarise(steps)

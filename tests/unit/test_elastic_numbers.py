@@ -233,6 +233,22 @@ def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeyp
     assert order == SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
 
 
+def test_a_change_of_workers_divides_no_more_than_is_asked_for(monkeypatch):
+    divided = []
+    equal = BatchPlan.equal
+
+    def counted(whole, workers, **options):
+        divided.append((len(whole), workers))
+        return equal(whole, workers, **options)
+
+    monkeypatch.setattr(progress_module.BatchPlan, "equal", counted)
+    order, progress = SampleOrder(10**6, BatchPolicy(10, None, 4), shuffle=False), Progress()
+    for workers in (2, 3, 1):
+        progress = next(order.steps(progress, 0, workers)).after
+    assert divided == [(10, 2), (10, 3), (10, 1)]
+    assert progress.position == 30
+
+
 def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
     policy = BatchPolicy(10, None, 4)
     order = SampleOrder(25, policy, seed=0)

@@ -177,8 +177,7 @@ class LoopHost(Host):
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         require_one_begin(self._began_with, position.began_with)
-        at = state.progress
-        if batch.start > (at.epoch, at.position):
+        if batch.start > (state.progress.epoch, state.progress.position):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 
