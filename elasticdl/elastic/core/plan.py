@@ -150,10 +150,11 @@ class BatchPlan:
 
         ``most``: samples of one, at least a unit. ``least``: none has fewer, even if one has more than ``most`` then.
         """
-        run = self.run(rank)
-        parts = -(-len(run) // max(1, most // self.unit)) if most else min(len(run), 1)
-        parts = max(min(parts, len(run) * self.unit // least), min(len(run), 1))
-        ends = accumulate(split(len(run), parts) if parts else (), initial=run.start)
+        if not (run := self.run(rank)):
+            return ()
+        parts = -(-len(run) // max(1, most // self.unit)) if most else 1
+        parts = max(1, min(parts, len(run) * self.unit // least))
+        ends = accumulate(split(len(run), parts), initial=run.start)
         return tuple(self._micro_batch(start, end) for start, end in pairwise(ends))
 
     def whole_run(self, rank: int) -> MicroBatch:
