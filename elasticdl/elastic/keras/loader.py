@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +24,6 @@ Indices = npt.NDArray[np.int64]
 AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Follows the last item."""
-
-    error: BaseException | None = None
-
-
 class Prefetch(Generic[T]):
     """Iterates over ``source`` in a thread that is ``depth`` items ahead at most. Close it, also after an error.
 
@@ -41,7 +33,7 @@ class Prefetch(Generic[T]):
     def __init__(self, source: Iterator[T], depth: int) -> None:
         self._source = source
         self._room = Semaphore(depth)
-        self._items: SimpleQueue[T | _End] = SimpleQueue()
+        self._items: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()  # an item, or why there is none
         self._closed = False
         self.thread = Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
         self.thread.start()
@@ -54,30 +46,30 @@ class Prefetch(Generic[T]):
         Exception: the source's own, once the items before it have been taken.
         """
         # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
-        item = _End() if self._closed else self._items.get()
-        if not isinstance(item, _End):
+        item, end = (None, StopIteration()) if self._closed else self._items.get()
+        if end is None:
             self._room.release()
-            return item
+            return cast(T, item)
         self.close()
-        raise item.error or StopIteration
+        raise end
 
     def close(self) -> None:
         self._closed = True
         self._room.release()  # the thread may wait for it
-        self._items.put(_End())  # as may `__next__`, in another thread
+        self._items.put((None, StopIteration()))  # as may `__next__`, in another thread
 
     def _run(self) -> None:
-        end = _End()
+        end: BaseException = StopIteration()
         try:
             for item in self._source:
                 self._room.acquire()
                 if self._closed:
                     break
-                self._items.put(item)
+                self._items.put((item, None))
         except BaseException as error:  # noqa: BLE001 - raised again where the item is waited for
-            end = _End(error)
+            end = error
         finally:
-            self._items.put(end)
+            self._items.put((None, end))
 
 
 class Dataset(Protocol):

@@ -6,7 +6,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain, count
 from typing import Any
 
 import numpy as np
@@ -75,16 +75,10 @@ class OwnLoader:
 
     def order_of(self, epoch: int) -> list[GlobalBatch]:
         """A sampler can't be asked for a part of its order, nor twice: all of it is drawn as the epoch begins, and kept."""
-        batches: list[GlobalBatch] = []
-        position, before = 0, None
-        for indices in self.loader.batch_sampler or ():
-            if before is not None:
-                batches.append(GlobalBatch(epoch, len(batches), position, before))
-                position += len(before)
-            before = list(indices)
-        if before is not None:
-            batches.append(GlobalBatch(epoch, len(batches), position, before, is_last=True))
-        return batches
+        every = [list(indices) for indices in self.loader.batch_sampler or ()]
+        starts = accumulate(map(len, every), initial=0)
+        last = len(every) - 1
+        return [GlobalBatch(epoch, *each, is_last=each[0] == last) for each in zip(count(), starts, every)]
 
     def load(self, parts: Iterable[MicroBatch], seed: int) -> Iterator[Any]:
         """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
