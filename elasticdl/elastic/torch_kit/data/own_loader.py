@@ -105,7 +105,7 @@ class OwnLoader:
 
     def stand_in(self, batch: GlobalBatch, workers: int) -> StandIn:
         """For this worker's part of a batch, among so many."""
-        samples = max(-(-len(batch.indices) // workers), SAMPLES_LOADED)
+        samples = max(*batch.plan(workers).shares, SAMPLES_LOADED)
         few = batch.indices[:SAMPLES_LOADED]
         return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
 
