@@ -19,9 +19,7 @@ BUCKET_BYTES = {"elastic": buckets.BUCKET_BYTES, **{f"elastic-{size}mb": size <<
 
 
 def agree(number: int) -> int:
-    told = torch.tensor([number])
-    elastic.context().collective.broadcast_([told], "benchmark.steps")
-    return int(told)
+    return int(elastic.context().collective.broadcast_bytes(str(number).encode(), "benchmark.steps"))
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ Reading happens in whatever process or thread asks; copies in other processes op
 be read, is damaged, or is no whole file of its format is a `UserError` wherever that shows.
 """
 
-from elasticdl.data.arrays import Arrays
-from elasticdl.data.records import Metadata, Records
+from elasticdl.data.records import Arrays, Metadata, Records
 
 __all__ = ["Arrays", "Metadata", "Records"]

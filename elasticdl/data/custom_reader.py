@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -32,52 +33,41 @@ def _task(name: str, start: int, end: int, mode: str) -> SimpleNamespace:
 
 
 @dataclass(frozen=True, slots=True)
-class _IndexedReader:
+class _Part:
+    """What a reader reads by index, or one of its shards."""
+
     name: str
-    reader: Reader
+    size: int
+    take: Callable[[Sequence[int]], list[Any]]
     metadata: Metadata
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return self.size
 
     def read(self, rows: Sequence[int]) -> Batch:
-        return stack([self.reader[row] for row in rows], self.name)
+        return stack(self.take(rows), self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _ShardReader:
-    """One shard; runs of neighbouring records are read at once."""
+def _by_index(reader: Reader, rows: Sequence[int]) -> list[Any]:
+    return [reader[row] for row in rows]
 
-    name: str
-    shard: str
-    start: int
-    end: int
-    reader: Reader
-    mode: str
-    metadata: Metadata
 
-    def __len__(self) -> int:
-        return self.end - self.start
-
-    def read(self, rows: Sequence[int]) -> Batch:
-        wanted = np.unique(rows)
-        found: dict[int, Any] = {}
-        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
-            start, end = int(run[0]), int(run[-1]) + 1
-            found.update(zip(range(start, end), self._range(start, end), strict=True))
-        return stack([found[row] for row in rows], self.name)
-
-    def _range(self, start: int, end: int) -> list[Any]:
-        task = _task(self.shard, self.start + start, self.start + end, self.mode)
-        prepare = getattr(self.reader, "preprocess_records", lambda records: records)
-        records = list(islice(prepare(self.reader.read_records(task)), end - start + 1))
-        if len(records) != end - start:
-            shown = "more" if len(records) > end - start else str(len(records))
+def _of_shard(reader: Reader, where: str, shard: str, first: int, mode: str, rows: Sequence[int]) -> list[Any]:
+    """Runs of neighbouring records are read at once. ``first``: the number of the shard's first record."""
+    wanted = np.unique(rows)
+    found: dict[int, Any] = {}
+    prepare = getattr(reader, "preprocess_records", lambda records: records)
+    for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
+        task = _task(shard, first + int(run[0]), first + int(run[-1]) + 1, mode)
+        records = list(islice(prepare(reader.read_records(task)), len(run) + 1))
+        if len(records) != len(run):
+            shown = "more" if len(records) > len(run) else str(len(records))
             raise UserError(
-                f"{self.name}: read_records gave {shown} records for start={task.start}, end={task.end}; it has to "
+                f"{where}: read_records gave {shown} records for start={task.start}, end={task.end}; it has to "
                 "give exactly those of the task, or have __len__ and __getitem__(index)"
             )
-        return records
+        found.update(zip(run.tolist(), records, strict=True))
+    return [found[row] for row in rows]
 
 
 def open_custom(make: Callable[..., Reader], origin: str, mode: str, params: dict[str, object]) -> Records:
@@ -91,15 +81,16 @@ def open_custom(make: Callable[..., Reader], origin: str, mode: str, params: dic
     reader = make(data_origin=origin, records_per_task=1, **params)
     metadata = getattr(reader, "metadata", None) or NO_COLUMNS
     if hasattr(reader, "__len__") and hasattr(reader, "__getitem__"):
-        return Records([_IndexedReader(where, reader, metadata)])
+        return Records([_Part(where, len(reader), partial(_by_index, reader), metadata)])
     if not (hasattr(reader, "create_shards") and hasattr(reader, "read_records")):
         raise UserError(f"{where} returned {type(reader).__name__}; {EXPECTED}")
     shards = reader.create_shards()
     if not isinstance(shards, dict) or not shards:
         raise UserError(f"{where}: create_shards() returned {shards!r}; expected {{name: (start, count)}}")
     files = []
-    for name, (start, count) in shards.items():
-        files.append(_ShardReader(f"{where}: shard {name}", str(name), start, start + count, reader, mode, metadata))
+    for shard, (start, count) in shards.items():
+        name = f"{where}: shard {shard}"
+        files.append(_Part(name, count, partial(_of_shard, reader, name, str(shard), start, mode), metadata))
     for file in files[:1]:  # a reader that pays no heed to the range shows at once
         file.read([len(file) - 1])
     return Records(files)

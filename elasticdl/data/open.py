@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,41 +53,42 @@ class _Opener:
     params: ReaderParams
     cache: Any  # of Parquet row groups, made when the first such file is met
 
-    def open(self, name: str) -> RecordFile | None:
+    def open(self, name: str) -> Sequence[RecordFile]:
+        """Empty if the file is."""
         params = self.params
         kind = params.reader_type or self._kind(name)
         if kind in ("TFRecord", "CSV", "Text", None):
             size = self.storage.size(name)
             if not size:
-                return None
+                return []
             if self.storage.read(name, [(0, min(size, 2))])[0] == _GZIP:
                 raise UserError(
                     f"{name}: compressed, so no record can be read by itself; expected a plain file: unpack it"
                 )
         match kind:
             case "TFRecord":
-                return open_tfrecord(name, self.storage)
+                return [open_tfrecord(name, self.storage)]
             case "CSV":
                 sep = params.sep or ("\t" if name.endswith(".tsv") else ",")
-                return open_csv(name, self.storage, sep, params.columns, header=params.header)
+                return [open_csv(name, self.storage, sep, params.columns, header=params.header)]
             case "Text":
-                return open_text(name, self.storage)
+                return [open_text(name, self.storage)]
             case "NumPy":
-                return NumpyFile(name, self.storage, params.columns)
+                return [NumpyFile(name, self.storage, params.columns)]
             case "Parquet":
                 return self._open_parquet(name)
         raise UserError(
             f"{name}: of no known format; expected {', '.join(SUFFIXES)}, or --data_reader_params \"reader_type='CSV'\""
         )
 
-    def _open_parquet(self, name: str) -> RecordFile:
+    def _open_parquet(self, name: str) -> Sequence[RecordFile]:
         try:
-            from elasticdl.data.parquet import GroupCache, ParquetFile
+            from elasticdl.data.parquet import GroupCache, open_parquet
         except ModuleNotFoundError as error:
             raise UserError(f"{name}: {error.name} is not installed: pip install 'elasticdl[parquet]'") from error
         if not self.cache:
             self.cache.append(GroupCache())
-        return ParquetFile(name, self.storage, self.cache[0], self.params.columns)
+        return open_parquet(name, self.storage, self.cache[0], self.params.columns)
 
     def _kind(self, name: str) -> Kind | None:
         last = name.rpartition("/")[2].lower()
@@ -115,7 +116,7 @@ def open_records(where: str, params: Mapping[str, object]) -> Records:
     files = find_files(where)
     opener = _Opener(Storage(), _checked(params), [])
     with ThreadPoolExecutor(THREADS) as pool:
-        opened = [file for file in pool.map(opener.open, files) if file is not None]
+        opened = [each for found in pool.map(opener.open, files) for each in found]
     for file in opened[1:]:
         if type(file) is not type(opened[0]):
             raise UserError(f"{file.name}: of another format than {opened[0].name}; expected one format in {where}")

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,52 +66,53 @@ class GroupCache:
         return group
 
 
-class ParquetFile:
+@dataclass(frozen=True, slots=True)
+class RowGroup:
     """Records are dicts of the values of a row, by column."""
 
-    def __init__(self, name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> None:
-        self.name = name
-        self._storage, self._cache = storage, cache
-        try:
-            with storage.open(name) as file:
-                footer = pq.read_metadata(file)
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(
-                f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
-            ) from error
-        self._names = chosen_columns(name, columns, footer.schema.to_arrow_schema().names)
-        self.metadata = Metadata(self._names)
-        self._ends = np.cumsum([footer.row_group(number).num_rows for number in range(footer.num_row_groups)])
+    file: str
+    number: int
+    rows: int
+    columns: list[str]
+    storage: Storage
+    cache: GroupCache
+
+    @property
+    def name(self) -> str:
+        return f"row group {self.number} of {self.file}"
+
+    @property
+    def metadata(self) -> Metadata:
+        return Metadata(self.columns)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self.rows
 
     def read(self, rows: Sequence[int]) -> Batch:
-        asked = np.asarray(rows)
-        place = np.searchsorted(self._ends, asked, side="right")
-        groups = {
-            number: self._cache.get((self.name, number), partial(self._read_group, number))
-            for number in np.unique(place).tolist()
-        }
-        batch = {}
-        for column in self._names:
-            first = next(iter(groups.values()))[column]
-            values = np.empty((len(asked), *first.shape[1:]), first.dtype)
-            for number, group in groups.items():
-                here = place == number
-                start = self._ends[number] - len(group[column])
-                values[here] = group[column][asked[here] - start]
-            batch[column] = values
-        return batch
+        columns = self.cache.get((self.file, self.number), self._load)
+        return {name: values[rows] for name, values in columns.items()}
 
-    def _read_group(self, number: int) -> Columns:
+    def _load(self) -> Columns:
         try:
-            with self._storage.open(self.name) as file, pq.ParquetFile(file) as opened:
-                table = opened.read_row_group(number, columns=self._names, use_threads=False)
+            with self.storage.open(self.file) as content, pq.ParquetFile(content) as opened:
+                table = opened.read_row_group(self.number, columns=self.columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.name}: row group {number} can't be read: {error}") from error
-        return {column: _array(table[column], f"{self.name}: column {column}") for column in table.column_names}
+            raise UserError(f"{self.file}: row group {self.number} can't be read: {error}") from error
+        return {name: _array(table[name], f"{self.file}: column {name}") for name in self.columns}
+
+
+def open_parquet(name: str, storage: Storage, cache: GroupCache, columns: Sequence[str] | None) -> list[RowGroup]:
+    try:
+        with storage.open(name) as content:
+            footer = pq.read_metadata(content)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{name}: not a whole Parquet file ({reason}); expected one that ends with its footer"
+        ) from error
+    kept = chosen_columns(name, columns, footer.schema.to_arrow_schema().names)
+    sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    return [RowGroup(name, number, size, kept, storage, cache) for number, size in enumerate(sizes)]
 
 
 def _array(column: pa.ChunkedArray, where: str) -> NDArray[Any]:

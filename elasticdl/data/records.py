@@ -1,4 +1,4 @@
-"""Many files as one sequence of records."""
+"""Many files as one sequence of records; and data in memory."""
 
 from __future__ import annotations
 
@@ -137,3 +137,35 @@ def by_column(function: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
         case tuple():
             return tuple(by_column(function, list(column)) for column in zip(*parts, strict=True))
     return function(parts)
+
+
+class Arrays:
+    """Inputs and labels in memory, for model-zoo modules; one row a sample. Either is an array, or inputs are a dict of arrays.
+
+    ``transform(inputs)`` is applied to each batch of inputs that is fetched, for instance to augment images.
+    """
+
+    def __init__(
+        self,
+        inputs: NDArray[Any] | dict[str, NDArray[Any]],
+        labels: NDArray[Any],
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        columns = inputs if isinstance(inputs, dict) else {"": inputs}
+        for name, column in columns.items():
+            if len(column) != len(labels):
+                raise ValueError(f"inputs {name}: {len(column)} rows, but there are {len(labels)} labels")
+        self.inputs, self.labels, self.transform = inputs, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        inputs, labels = self.__getitems__([index])
+        return by_column(lambda columns: columns[0][0], [inputs]), labels[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Any, NDArray[Any]]:
+        """A whole batch, inputs and labels, in the order of the indices."""
+        rows = np.asarray(indices)
+        taken = by_column(lambda columns: columns[0][rows], [self.inputs])
+        return self.transform(taken) if self.transform else taken, self.labels[rows]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import Bytes
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.job import JobContext

@@ -29,12 +29,11 @@ class Framework:
     """What of a framework can be known without importing it."""
 
     title: str
-    packages: frozenset[str]
     learner: str  # a module below `elasticdl.worker`, and the class in it
 
 
-TORCH = Framework("PyTorch", frozenset({"torch"}), "torch_learner:TorchLearner")
-KERAS = Framework("Keras", frozenset({"keras", "tensorflow"}), "keras_learner:KerasLearner")
+TORCH = Framework("PyTorch", "torch_learner:TorchLearner")
+KERAS = Framework("Keras", "keras_learner:KerasLearner")
 FRAMEWORKS = ("torch", "keras", "tf_keras")  # as a message names them
 
 DEFAULTS = {

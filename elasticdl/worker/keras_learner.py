@@ -18,18 +18,19 @@ from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callbacks
 from elasticdl.elastic.keras.backend import require_backend
 from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
-from elasticdl.elastic.keras.collective import require_collective
 from elasticdl.elastic.keras.coupling import couplings, with_added
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
@@ -69,7 +70,7 @@ class KerasLearner(Learner):
     @staticmethod
     def check(module: ModelModule, spec: JobSpec, model: keras.Model) -> None:
         require_backend()
-        require_collective(spec.collective)
+        require_collective(spec.collective, TensorFlowTensors())
         if spec.data_workers:
             raise UserError(
                 "--data_workers is for PyTorch: a Keras training loads samples ahead in a thread; leave it out"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elasticdl.callbacks import Callback
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.attributes import is_open_file
 
@@ -16,7 +16,7 @@ from elasticdl.elastic.training.attributes import is_open_file
 class OwnCallbacks:
     """Those of the module's that are not Keras's."""
 
-    def __init__(self, callbacks: Sequence[Callback], collective: KerasCollective) -> None:
+    def __init__(self, callbacks: Sequence[Callback], collective: Collective) -> None:
         self._callbacks = callbacks
         self._collective = collective
         self._first = [callback_state.take(callback) for callback in callbacks]

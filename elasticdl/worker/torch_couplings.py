@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree
 
+from elasticdl.common.tree import leaves
 from elasticdl.elastic.training.attributes import is_scripts_own
-from elasticdl.elastic.training.divisible import Passes, why_not_averaged, why_not_counted
+from elasticdl.elastic.training.divisible import Passes, rows_of, why_not_averaged, why_not_counted
 
 
 def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
@@ -24,8 +24,7 @@ def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
         for name, buffer in module.named_buffers(recurse=False)
         if not (buffer.is_complex() or buffer.dtype == torch.bool) and name not in module._non_persistent_buffers_set
     ]
-    leaves = [leaf for leaf in _pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    size = min(map(len, leaves), default=0) // 2
+    size = min((len(leaf) for leaf in leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()), default=0) // 2
     if not probed or not size or not model.training:
         return
     begun = [
@@ -40,7 +39,7 @@ def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
     for rows, seed in seeds:
         torch.manual_seed(seed)
         try:
-            model(_pytree.tree_map(lambda leaf, rows=rows: _picked(leaf, rows), inputs))
+            model(rows_of(inputs, rows))
         except Exception:  # noqa: BLE001 - batch norm takes no single sample; what raises in training as well is told there
             return
         else:
@@ -52,10 +51,6 @@ def couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
     for (title, module, name), *each in zip(probed, *values, strict=True):
         judge = why_not_averaged if getattr(module, name).is_floating_point() else why_not_counted
         yield judge(f"the buffer {title}", Passes(*each))
-
-
-def _picked(leaf: Any, rows: list[int]) -> Any:
-    return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
 
 
 def _host(buffer: torch.Tensor) -> Any:

@@ -17,13 +17,14 @@ from torch.utils.data import default_collate
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.torch_kit.collective import require_collective
+from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch_kit.pieces.model_attributes import holders_of_callbacks
 from elasticdl.elastic.torch_kit.pieces.optimizers import is_other_kind
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, why_no_mean
@@ -67,7 +68,7 @@ class TorchLearner(Learner):
 
     @staticmethod
     def check(module: ModelModule, spec: JobSpec, model: torch.nn.Module) -> None:
-        require_collective(spec.collective)
+        require_collective(spec.collective, TorchTensors())
         refuse_feed(module)
         with blame(f"{name_of(module.optimizer)}(parameters)", module.folder):
             make_optimizer(module, TORCH, torch.optim.Optimizer, parameters=model.parameters())

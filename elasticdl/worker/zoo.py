@@ -25,14 +25,21 @@ from elasticdl.worker.user_code import blame
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "custom_model"
-FEED = ", or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)"
+# Of functions by their role; of others they can't be known yet.
 PARAMETERS = {
+    "custom_model": (),
     "loss": ("labels", "predictions"),
     "dataset": ("mode", "path"),
     "eval_metrics_fn": (),
     "callbacks": (),
-    "metric": ("labels", "outputs"),
 }
+EXPECTED = {
+    "optimizer": "{0}(parameters) with PyTorch, {0}() with Keras",
+    "feed": "{0}(dataset, mode, metadata)",
+    "custom_data_reader": "{0}(data_origin=...)",
+    "dataset": "{0}(mode, path), or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)",
+}
+METRIC = ("labels", "outputs")
 
 OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
 NONE: Mapping[str, object] = MappingProxyType({})
@@ -68,26 +75,45 @@ class FeedOpener:
         return FeedDataset(records, self.feed, mode)
 
 
-def find_feed(module: ModuleType, spec: JobSpec, path: Path) -> FeedOpener | None:
-    """The ``feed`` of a module that has no ``dataset``, or for which ``--feed`` names one."""
-    asked = spec.feed != JobSpec.model_fields["feed"].default
-    if hasattr(module, spec.dataset) and not asked:
-        return None
-    feed = _function(module, path, spec.feed, required=asked) or _function(module, path, OLDER_FEED, required=False)
-    if feed is None:
-        return None
-    own_reader = spec.custom_data_reader != JobSpec.model_fields["custom_data_reader"].default
-    reader = _function(module, path, spec.custom_data_reader, required=own_reader)
-    return FeedOpener(feed, reader, parse_params("data_reader_params", spec.data_reader_params))
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The functions of a module, by their roles; options of the same names say what they are called."""
 
+    module: ModuleType
+    path: Path
+    spec: JobSpec
 
-def _function(module: ModuleType, path: Path, name: str, required: bool) -> Function | None:
-    found: Function | None = getattr(module, name, None)
-    if found is None and not required:
-        return None
-    if not callable(found):
-        raise UserError(f"{shown(path)} has no function {name}")
-    return found
+    def is_asked(self, role: str) -> bool:
+        """Whether an option names the function."""
+        return bool(getattr(self.spec, role) != JobSpec.model_fields[role].default)
+
+    def optional(self, role: str, name: str = "") -> Function | None:
+        is_there = getattr(self.module, name or getattr(self.spec, role), None) is not None
+        return self.require(role, name) if is_there or (self.is_asked(role) and not name) else None
+
+    def require(self, role: str, name: str = "", params: Mapping[str, object] = NONE) -> Function:
+        """``params``: given by name."""
+        name = name or getattr(self.spec, role)
+        parameters = PARAMETERS.get(role)
+        expected = EXPECTED.get(role, f"{{0}}({', '.join(parameters or ())})").format(name)
+        found: Function | None = getattr(self.module, name, None)
+        if found is None:
+            raise UserError(f"{shown(self.path)} has no {name}; expected {expected}")
+        if not callable(found):
+            raise UserError(f"{shown(self.path)}: {name} is not a function; expected {expected}")
+        if parameters is not None:
+            require_signature(found, name, self.path, parameters, params)
+        return found
+
+    def feed(self) -> FeedOpener | None:
+        """Of a module that has no ``dataset``, or for which ``--feed`` names one."""
+        if hasattr(self.module, self.spec.dataset) and not self.is_asked("feed"):
+            return None
+        feed = self.optional("feed") or self.optional("feed", OLDER_FEED)
+        if feed is None:
+            return None
+        params = parse_params("data_reader_params", self.spec.data_reader_params)
+        return FeedOpener(feed, self.optional("custom_data_reader"), params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +146,15 @@ def load_module(spec: JobSpec) -> ModelModule:
     module = _import(folder, dotted, path)
     if path.name == "__init__.py" and "." in spec.model_def and not hasattr(module, function):
         raise _missing(folder, spec.model_def)
+    source = _Source(module, path, spec)
     return ModelModule(
-        custom_model=_require(module, path, function, (), params),
+        custom_model=source.require("custom_model", function, params),
         model_params=params,
-        loss=_require(module, path, spec.loss, PARAMETERS["loss"]),
-        optimizer=_require(module, path, spec.optimizer, None),
-        dataset=find_feed(module, spec, path)
-        or _require(module, path, spec.dataset, PARAMETERS["dataset"], otherwise=FEED),
-        eval_metrics_fn=_optional(module, path, "eval_metrics_fn", spec.eval_metrics_fn),
-        callbacks=_optional(module, path, "callbacks", spec.callbacks),
+        loss=source.require("loss"),
+        optimizer=source.require("optimizer"),
+        dataset=source.feed() or source.require("dataset"),
+        eval_metrics_fn=source.optional("eval_metrics_fn"),
+        callbacks=source.optional("callbacks"),
         path=path,
         folder=folder,
     )
@@ -169,7 +195,7 @@ def make_metrics(module: ModelModule, *, nested: bool = False) -> Metrics:
             if not callable(metric):
                 raise _no_metrics(module, f"a dict whose {name!r} is {metric!r}")
             if not isinstance(metric, type) and not hasattr(metric, "update_state"):
-                require_signature(metric, f"metric {name!r}", module.path, PARAMETERS["metric"])
+                require_signature(metric, f"metric {name!r}", module.path, METRIC)
     return cast(Metrics, metrics)
 
 
@@ -216,33 +242,6 @@ def _import(folder: Path, name: str, path: Path) -> ModuleType:
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise UserError(f"{shown(path)} is hidden by another module of the same name, {module.__file__}: rename it")
     return module
-
-
-def _optional(module: ModuleType, path: Path, role: str, name: str) -> Function | None:
-    asked = name != JobSpec.model_fields[role].default
-    return _require(module, path, name, PARAMETERS[role]) if asked or hasattr(module, name) else None
-
-
-def _require(
-    module: ModuleType,
-    path: Path,
-    name: str,
-    parameters: tuple[str, ...] | None,
-    params: Mapping[str, object] = NONE,
-    otherwise: str = "",
-) -> Function:
-    """``parameters``: None if they can't be known yet. ``params``: given by name. ``otherwise``: what would do as well."""
-    expected = f"{name}(parameters) with PyTorch, {name}() with Keras"
-    if parameters is not None:
-        expected = f"{name}({', '.join(parameters)})"
-    found: Function | None = getattr(module, name, None)
-    if found is None:
-        raise UserError(f"{shown(path)} has no {name}; expected {expected}{otherwise}")
-    if not callable(found):
-        raise UserError(f"{shown(path)}: {name} is not a function; expected {expected}")
-    if parameters is not None:
-        require_signature(found, name, path, parameters, params)
-    return found
 
 
 def require_signature(

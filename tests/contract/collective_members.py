@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.session import rank_entry
@@ -34,8 +35,9 @@ CONTEXT.set_forkserver_preload(
         "elasticdl.tensorflow",
         "horovod.torch",
         "horovod.tensorflow",
-        "elasticdl.elastic.torch_kit.collective",
-        "elasticdl.elastic.keras.collective",
+        "elasticdl.elastic.collectives.torch_distributed",
+        "elasticdl.elastic.torch_kit.torch_adapter",
+        "elasticdl.elastic.keras.tensorflow_adapter",
         __name__,
     ]
 )
@@ -47,12 +49,12 @@ class MemberEnded(Exception):
 
 def make_collective(engine: str, endpoint: Endpoint) -> Any:
     if engine in KERAS_ENGINES:
-        from elasticdl.elastic.keras.collective import open_collective
+        from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
-        return open_collective(endpoint, engine.removeprefix("keras-"), has_gpu=False)
-    from elasticdl.elastic.torch_kit.collective import open_collective
+        return open_collective(endpoint, engine.removeprefix("keras-"), TensorFlowTensors())
+    from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 
-    return open_collective(endpoint, engine, has_gpu=False)
+    return open_collective(endpoint, engine, TorchTensors())
 
 
 class Program:
@@ -125,13 +127,7 @@ class Program:
         self.collective.stop()
 
     def do_sum(self, array: np.ndarray, name: str = "x") -> np.ndarray:
-        import torch
-
-        if self._in_keras:
-            return self.collective.sum(array, name).numpy()
-        tensor = torch.from_numpy(array.copy())
-        self.collective.sum_([tensor], name)
-        return tensor.numpy()
+        return self.collective.sum(array, name)
 
     def do_last_operations(self) -> Operations:
         return self.collective.last_operations()
@@ -140,13 +136,32 @@ class Program:
         """Of TensorFlow's own."""
         import tensorflow as tf
 
-        return [
-            self.collective.sum_into(tf.constant(array), f"x{number}").numpy() for number, array in enumerate(arrays)
-        ]
+        return [self.collective.sum(tf.constant(array), f"x{number}").numpy() for number, array in enumerate(arrays)]
 
     def do_sum_for_ever(self, elements: int) -> None:
         while True:
             self.do_sum(np.ones(elements, np.float32))
+
+    def do_exchange(self, array: np.ndarray, sent: list[int], received: list[int], dtype: str) -> np.ndarray:
+        """Of the framework's own tensors, with a sum under way meanwhile."""
+        import tensorflow as tf
+        import torch
+
+        tensor = tf.cast(array, dtype) if self._in_keras else torch.from_numpy(array).to(getattr(torch, dtype))
+        begun = self.collective.begin_sum(np.ones(3), "beside")
+        exchange = self.collective.begin_exchange(tensor, sent, received, "x")
+        total, result = self.collective.finish([begun, exchange])
+        assert (total == self.collective.world.size).all()
+        assert result.dtype == tensor.dtype
+        return np.asarray(tf.cast(result, "float32") if self._in_keras else result.real.float())
+
+    def do_exchange_for_ever(self, elements: int) -> None:
+        """Parts of other sizes in each direction."""
+        world = self.collective.world
+        sent = [elements >> (rank + 2 * world.rank) % 3 for rank in range(world.size)]
+        received = [elements >> (2 * rank + world.rank) % 3 for rank in range(world.size)]
+        while True:
+            self.collective.exchange(np.ones(sum(sent), np.float32), sent, received, "x")
 
     def do_sum_as(self, dtype: str, values: list[float]) -> list[float]:
         """For types that NumPy has not."""
@@ -191,7 +206,7 @@ class Program:
         while True:
             if self.collective.world.rank == 0:
                 tensor += 1
-            self.collective.broadcast_([tensor], "tensor")
+            self.collective.broadcast_array(tensor.numpy().view(np.uint8), "tensor")
 
     def do_barrier(self) -> None:
         self.collective.barrier("barrier")

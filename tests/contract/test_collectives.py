@@ -111,6 +111,21 @@ def test_bytes_of_all_lengths_are_gathered_on_rank_0(group: Group) -> None:
 
 
 @ALL_ENGINES
+def test_unequal_parts_are_exchanged_between_all_members(group: Group) -> None:
+    members = group.add(3)
+    group.form(members)
+    rows = [[0, 5, 1], [2, 0, 3000], [4, 0, 7]]  # from each rank to each
+    received = [list(sizes) for sizes in zip(*rows, strict=True)]
+    pair = np.array([0.0, 100.0])
+    given = [np.repeat(10.0 * rank + np.arange(3.0), rows[rank])[:, None] + pair for rank in range(3)]
+    expected = [np.repeat(10.0 * np.arange(3.0) + rank, received[rank])[:, None] + pair for rank in range(3)]
+    for dtype in ("float32", "float16", "int64", *["bfloat16", "complex64"] * (group.engine in ENGINES)):
+        found = group.all(members, "exchange", given, rows, received, [dtype] * 3)
+        for mine, right in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, right)
+
+
+@ALL_ENGINES
 def test_one_rank_alone_gets_what_rank_0_sends(group: Group) -> None:
     members = group.add(3)
     group.form(members)
@@ -143,12 +158,15 @@ def test_a_world_of_one_needs_nobody(group: Group) -> None:
     group.form(members + group.add())
 
 
+@pytest.mark.parametrize("work", ["sum_for_ever", "exchange_for_ever"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_survivors_leave_a_world_in_which_a_member_is_lost_while_it_reduces(group: Group, how: signal.Signals) -> None:
+def test_survivors_leave_a_world_in_which_a_member_is_lost_at_work(
+    group: Group, how: signal.Signals, work: str
+) -> None:
     members = group.add(4)
     group.form(members)
     for member in members:
-        member.tell("sum_for_ever", LARGE)
+        member.tell(work, LARGE)
     time.sleep(0.3)
     lost, survivors = members[1], [members[0], *members[2:]]
     lost.signal(how)
@@ -232,12 +250,13 @@ def test_who_leaves_is_no_harm_to_those_who_leave_later(group: Group) -> None:
 def test_a_blocked_collective_is_broken_off_from_another_thread(group: Group) -> None:
     members = group.add(2)
     group.form(members)
-    members[0].tell("barrier")
-    time.sleep(0.2)
-    group.break_world(members[:1])
-    require_broken([members[0].result()])
-    group.break_world(members[1:])
-    require_next_world(group, members)
+    for work in (("barrier",), ("exchange_for_ever", 1000)):
+        members[0].tell(*work)
+        time.sleep(0.2)
+        group.break_world(members[:1])
+        require_broken([members[0].result()])
+        group.break_world(members[1:])
+        require_next_world(group, members)
 
 
 def test_a_late_break_of_the_world_before_does_no_harm(group: Group) -> None:

@@ -15,11 +15,16 @@ WARM = ["torch", "torch._dynamo", "lightning.pytorch", "elasticdl.elastic.lightn
 LOGS = {"classifier": "digits", "language_model": "words", "gan": "gan"}
 
 
+def rows_of(folder):
+    """Those of all workers that were rank 0, one after the other."""
+    earlier = sorted(folder.glob("metrics_*.csv"), key=lambda path: int(path.stem.partition("_")[2]))
+    return [row for path in (*earlier, *folder.glob("metrics.csv")) for row in csv.DictReader(path.open())]
+
+
 def read_log(folder, name):
     """Of each key the rows in which it was logged: step, epoch, value."""
-    path = folder / LOGS[name] / "metrics.csv"
     found = {}
-    for row in csv.DictReader(path.open()) if path.exists() else ():
+    for row in rows_of(folder / LOGS[name]):
         for key, value in row.items():
             if key not in ("step", "epoch") and value:
                 found.setdefault(key, []).append((int(row["step"]), row["epoch"], float(value)))
@@ -99,7 +104,7 @@ def test_workers_join_leave_and_are_killed(alone, tmp_path, name):
 
 
 def log_of(folder, key):
-    return [float(row[key]) for row in csv.DictReader((folder / "log" / "metrics.csv").open()) if row[key]]
+    return [float(row[key]) for row in rows_of(folder / "log") if row.get(key)]
 
 
 def test_a_checkpoint_of_two_workers_is_resumed_by_three(alone, tmp_path):

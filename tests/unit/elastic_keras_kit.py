@@ -11,14 +11,15 @@ import numpy as np
 import tensorflow as tf
 from session_kit import FakeMaster, enter
 
+from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.collective import HorovodKeras
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 
 def loss(labels, predictions):
@@ -87,7 +88,7 @@ class Board:
         return slots
 
 
-class SumOfThreads(HorovodKeras):
+class SumOfThreads(HorovodCollective):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing.
 
     ``fails_at``: the number of the sum, from when the world was entered, that breaks here; whether the others still
@@ -95,7 +96,7 @@ class SumOfThreads(HorovodKeras):
     """
 
     def __init__(self, rank, board):
-        super().__init__(None, None, reduce_on_gpu=False)
+        super().__init__(TensorFlowTensors())
         self.fails_at, self.contributes = None, True
         self.enter(rank, board)
 
@@ -117,7 +118,7 @@ class SumOfThreads(HorovodKeras):
     def broadcast_array(self, array, name):
         return self.board.exchange(self.world.rank, array.copy(), name)[0]
 
-    def _exchange(self, array, sent, received, name):
+    def exchange(self, array, sent, received, name):
         rank = self.world.rank
         slots = self.board.exchange(rank, (array.copy(), sent), name)
         return np.concatenate([np.split(given, np.cumsum(sizes)[:-1])[rank] for given, sizes in slots])

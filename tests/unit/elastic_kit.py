@@ -10,6 +10,8 @@ from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -17,11 +19,11 @@ from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch_kit.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
@@ -38,29 +40,28 @@ def make_data(samples=50):
     )
 
 
-class SumOfThreads(HorovodTorch):
+class SumOfThreads(HorovodCollective):
     """A world of several workers in the threads of one process: sums are real, only the wire is missing."""
 
     def __init__(self, rank, board):
-        super().__init__(None, None, reduce_on_gpu=False)
+        super().__init__(TorchTensors())
         self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
         self._board = board
 
     def sum_(self, tensors, name):
-        self._board.contribute(self.world.rank, tensors)
+        self._board.contribute(self.world.rank, [torch.as_tensor(each) for each in tensors])
+        return tensors
 
     def begin_sum(self, tensor, name):
-        return Transfer(tensor, tensor, None)
+        return Transfer(tensor)
 
     def finish(self, transfers):
-        self.sum_([transfer.tensor for transfer in transfers], "")
+        return self.sum_([transfer.tensor for transfer in transfers], "")
 
-    def broadcast_(self, tensors, name):
-        slots = self._board.exchange(self.world.rank, tensors)
-        for mine, theirs in zip(tensors, slots[0], strict=True):
-            mine.copy_(theirs)
+    def broadcast_array(self, array, name):
+        return self._board.exchange(self.world.rank, [torch.from_numpy(array)])[0][0].numpy()
 
-    def _exchange(self, array, sent, received, name):
+    def exchange(self, array, sent, received, name):
         rank = self.world.rank
         slots = self._board.exchange(rank, [torch.from_numpy(array), torch.tensor(sent)])
         return torch.cat([given.split(sizes.tolist())[rank] for given, sizes in slots]).numpy()
@@ -90,14 +91,14 @@ class Board:
 
 def break_alone(state, board):
     """A worker that is alone sums nothing; have its steps fail with the board nevertheless."""
-    real = state._reducer.reduce
+    real = state._reducer.close
 
-    def reduce(scale=1.0):
+    def close(**votes):
         if board.fail:
             raise WorldBroken("a collective failed")
-        return real(scale)
+        return real(**votes)
 
-    state._reducer.reduce = reduce
+    state._reducer.close = close
 
 
 class Trainee:

@@ -160,7 +160,7 @@ def test_which_function_gives_the_data(make, tmp_path):
     assert open_datasets(*make(COLUMNS_FEED, dataset, training_data="x.csv")).training == [(1, 2)]
     named = make(COLUMNS_FEED.replace("def feed", "def rows"), dataset, training_data="x.csv", feed="rows")
     assert open_datasets(*named).training[1][0].tolist() == [3, 4]
-    assert "has no function rows" in refusal(make, COLUMNS_FEED, feed="rows")
+    assert "has no rows; expected rows(dataset, mode, metadata)" in refusal(make, COLUMNS_FEED, feed="rows")
 
 
 READER = """

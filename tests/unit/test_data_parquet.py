@@ -10,7 +10,8 @@ import pytest
 
 from elasticdl.common.errors import UserError
 from elasticdl.data.open import open_records
-from elasticdl.data.parquet import GroupCache, ParquetFile
+from elasticdl.data.parquet import GroupCache, open_parquet
+from elasticdl.data.records import Records
 from elasticdl.data.storage import Storage
 
 
@@ -58,7 +59,7 @@ def test_rows_by_index_over_files_and_row_groups(tmp_path):
 def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog, monkeypatch):
     pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "x.parquet", row_group_size=100)
     cache = GroupCache(most=250 * 8)
-    file = ParquetFile(str(tmp_path / "x.parquet"), Storage(), cache, None)
+    file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), cache, None))
     with caplog.at_level(logging.WARNING):
         everything = [int(file.read([row])["x"][0]) for row in np.random.default_rng(0).permutation(1000)]
     assert sorted(everything) == list(range(1000))
@@ -69,7 +70,7 @@ def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog, mo
 
 def test_a_group_that_is_in_memory_is_not_read_again(tmp_path, monkeypatch):
     pq.write_table(pa.table({"x": np.arange(10)}), tmp_path / "x.parquet")
-    file = ParquetFile(str(tmp_path / "x.parquet"), Storage(), GroupCache(), None)
+    file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), GroupCache(), None))
     file.read([0])
     (tmp_path / "x.parquet").unlink()
     assert file.read([9])["x"].tolist() == [9]

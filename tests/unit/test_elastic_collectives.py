@@ -11,11 +11,15 @@ from elastic_kit import Board, SumOfThreads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import port, transfer
-from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES, TORCH_NCCL
+from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted
+from elasticdl.elastic.collectives.opening import require_collective
+from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
+from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
+from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import KvStore
-from elasticdl.elastic.torch_kit.collective import DistributedTorch, HorovodTorch, broadcast_state
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 
 
 class FakeHorovod:
@@ -24,12 +28,12 @@ class FakeHorovod:
     Sum = "sum"
 
     def __init__(self, error=None):
-        self.looks = {}
+        self.looks, self.tensors = {}, {}
         self.error = error
 
     def allreduce_async_(self, tensor, op, name):
         tensor.mul_(2)
-        self.looks[name] = 0
+        self.looks[name], self.tensors[name] = 0, tensor
         return name
 
     def poll(self, handle):
@@ -39,11 +43,11 @@ class FakeHorovod:
     def synchronize(self, handle):
         if self.error:
             raise self.error
-        return handle
+        return self.tensors[handle]
 
 
 def two_workers(hvd):
-    collective = HorovodTorch(hvd, None, reduce_on_gpu=False)
+    collective = HorovodCollective(TorchTensors(), hvd)
     collective.world = World(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
     return collective
 
@@ -60,7 +64,14 @@ def test_a_collective_is_waited_for_without_spinning():
 )
 def test_a_horovod_without_gloo_is_taken_only_where_it_is_asked_for(monkeypatch, has_gloo, engine, wanted):
     monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(gloo_built=lambda: has_gloo))
-    assert HorovodTorch.is_wanted(engine) == wanted
+    assert is_wanted(engine, TorchTensors()) == wanted
+
+
+def test_who_has_neither_engine_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"Horovod with PyTorch, or PyTorch .*neither can be imported"):
+        require_collective("auto", TorchTensors())
 
 
 class HorovodInternalError(RuntimeError):
@@ -108,9 +119,7 @@ def broadcast(state, worlds):
     with ThreadPoolExecutor(len(worlds)) as pool:
         return list(
             pool.map(
-                lambda c: broadcast_state(
-                    state if c.world.rank == 0 else {"own": c.world.rank}, c, torch.device("cpu")
-                ),
+                lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c),
                 members,
             )
         )
@@ -141,7 +150,7 @@ def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
     collective.world = World(3, (Member(0, "h", 9, True), Member(1, "h", 0, False)), 0)
     collective.broadcast_bytes = lambda data, name: data
     with pytest.raises(ShortOfMemoryError, match="too little memory for the training state"):
-        broadcast_state({"model": torch.ones(2)}, collective, torch.device("cpu"))
+        broadcast_state({"model": torch.ones(2)}, collective)
 
 
 @pytest.mark.parametrize("lengths", [(5, 0, 17), (0, 0, 3), (0, 0, 0), (8, 8, 8), (40, 1, 9)])
@@ -167,23 +176,22 @@ class TestHostsThatHaveDifferentLibraries:
 
     def test_rank_0_says_what_it_uses(self):
         store, published = self.store()
-        DistributedTorch(None).require_one_engine(store, self.world(0))
+        TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(0))
         assert published == [(3, ENGINE, b"torch")]
 
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
-            DistributedTorch(None).require_one_engine(self.store(b"horovod")[0], self.world(1))
+            TorchDistributed(TorchTensors(), None).require_one_engine(self.store(b"horovod")[0], self.world(1))
 
     def test_a_host_that_would_use_nccl_is_told_how_it_would_not(self):
-        collective = DistributedTorch(None)
-        collective.engine = TORCH_NCCL
+        collective = TorchDistributed(TorchTensors(), None, by_nccl=True)
         with pytest.raises(
             UserError, match=r"uses torch with NCCL and rank 0 .* uses torch: .* set ELASTICDL_SHARED_GPU=1"
         ):
             collective.require_one_engine(self.store(b"torch")[0], self.world(1))
 
     def test_are_looked_for_once(self):
-        collective = DistributedTorch(None)
+        collective = TorchDistributed(TorchTensors(), None)
         collective.require_one_engine(self.store(b"torch")[0], self.world(1))
         collective.require_one_engine(self.store()[0], self.world(1))
 
@@ -191,4 +199,4 @@ class TestHostsThatHaveDifferentLibraries:
         store, _ = self.store()
         store.break_world(3)
         with pytest.raises(WorldBroken, match="has not said"):
-            DistributedTorch(None).require_one_engine(store, self.world(1))
+            TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(1))

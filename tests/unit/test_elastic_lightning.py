@@ -36,6 +36,7 @@ from elasticdl.elastic.lightning import requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.fit_host import FitHost  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
+from elasticdl.elastic.lightning.writing import Writing  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition  # noqa: E402
@@ -306,7 +307,7 @@ class StillModule(Module):
             "val_check_interval is a time",
             marks=pytest.mark.skipif(lightning.__version__ < "2.6", reason="Lightning 2.5 has no such thing"),
         ),
-        (Module, DataLoader(Endless()), {}, "an IterableDataset can't be divided"),
+        (Module, DataLoader(Endless()), {}, "what is only iterated over can't be divided"),
         (
             Module,
             DataLoader(make_data(), sampler=DistributedSampler(make_data(), 2, 0)),
@@ -730,3 +731,15 @@ def test_a_closure_that_is_evaluated_again_is_refused_where_there_are_others():
     taking_part._joined, taking_part.job = SimpleNamespace(is_reduced=True), SimpleNamespace(size=2)
     with pytest.raises(UserError, match="sharpness-aware minimization"):
         taking_part.backward(torch.ones(()), torch.ones(()), lambda loss: None)
+
+
+def test_a_csv_logger_of_another_rank_0_keeps_what_the_last_one_has_written(tmp_path):
+    trainer = SimpleNamespace(loggers=[CSVLogger(tmp_path, name="", version="log")], progress_bar_callback=None)
+    for loss in (1.0, 2.0, 3.0):
+        logger = CSVLogger(tmp_path, name="", version="log")
+        trainer.loggers = [logger]
+        Writing(trainer, SimpleNamespace(rank=None)).take_rank(0, is_first=False)
+        logger.log_metrics({"loss": loss}, step=1)
+        logger.save()
+    names = ("metrics_0.csv", "metrics_1.csv", "metrics.csv")
+    assert [(tmp_path / "log" / name).read_text().split()[1] for name in names] == ["1.0,1", "2.0,1", "3.0,1"]

@@ -16,7 +16,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, require_plain, schedulers_of
+from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.draws import Draws
@@ -26,6 +26,7 @@ from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
+from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
@@ -246,7 +247,7 @@ class FilteringLoader(DataLoader):
         ([1, 2], "the loader is a list"),
         (FilteringLoader(make_data()), "the loader is a FilteringLoader, whose own _get_iterator is not called"),
         (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
-        (DataLoader(Endless()), "an IterableDataset can't be divided"),
+        (DataLoader(Endless()), "what is only iterated over can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=NoLength()), "sampler has no length"),
         (DataLoader(make_data(3), batch_size=4, drop_last=True), "has no batch"),

@@ -3,20 +3,26 @@
 import os
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives import torch_distributed
-from elasticdl.elastic.collectives.torch_distributed import WorldStore
+from elasticdl.elastic.collectives import nccl, torch_distributed
+from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.collectives.nccl import NcclGroup
+from elasticdl.elastic.collectives.opening import open_collective
+from elasticdl.elastic.collectives.port import Transfer
+from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
+from elasticdl.elastic.collectives.torch_groups import WorldStore, all_reduce, all_to_all
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import Endpoint, KvStore
-from elasticdl.elastic.torch_kit import collective, gpu, nccl
-from elasticdl.elastic.torch_kit.collective import DistributedTorch, HorovodTorch, open_collective
-from elasticdl.elastic.torch_kit.nccl import NcclGroup, NcclLibrary, connected
+from elasticdl.elastic.torch_kit import gpu, torch_adapter
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 
 SOON = 5.0
 
@@ -42,21 +48,21 @@ class FakeWork:
 class FakeGroup:
     """An aborted kernel ends as if it had done its work. ``abort`` lasts until it is let go on."""
 
-    def __init__(self, store=None, rank=0, size=2, device=None):
+    def __init__(self):
         self.works = []
         self.finishes_at_once = False
         self.aborts = 0
         self.may_abort = threading.Event()
         self.may_abort.set()
 
-    def allreduce(self, tensors, options):
+    def allreduce(self, *_):
         work = FakeWork()
         if self.finishes_at_once:
             work.on_device.set()
         self.works.append(work)
         return work
 
-    broadcast = allreduce
+    alltoall_base = allreduce
 
     def abort(self):
         self.aborts += 1
@@ -65,18 +71,19 @@ class FakeGroup:
             work.on_device.set()
 
 
-LIBRARY = NcclLibrary(FakeGroup, lambda work: work.on_device.is_set)
-
-
 def store():
     kept = KvStore(lambda *entry: None)
     kept.open_world(3, {})
     return kept
 
 
+def make_group(mark=lambda work: work.on_device.is_set):
+    return NcclGroup(WorldStore(store(), 3, "device"), FakeGroup(), torch.device("cpu"), mark)
+
+
 @pytest.fixture
 def group():
-    made = NcclGroup(WorldStore(store(), 3, "device"), 0, 2, torch.device("cpu"), LIBRARY)
+    made = make_group()
     yield made
     made._group.may_abort.set()
 
@@ -104,7 +111,7 @@ def wait_in_thread(begun):
 
 
 def test_a_collective_is_waited_for_until_the_device_has_done_it(group):
-    begun = group.begin_sum(torch.ones(2))
+    begun = group.begin(all_reduce, torch.ones(2))
     result = wait_in_thread(begun)
     time.sleep(0.02)
     assert not begun.is_completed()
@@ -115,7 +122,7 @@ def test_a_collective_is_waited_for_until_the_device_has_done_it(group):
 
 def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
     group._group.may_abort.clear()
-    begun = group.begin_broadcast(torch.ones(2))
+    begun = group.begin(all_to_all, torch.ones(2), [1, 1], [1, 1])
     result = wait_in_thread(begun)
     began = time.monotonic()
     group.abort()  # by the session's thread
@@ -132,15 +139,9 @@ def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
 def test_the_device_is_not_asked_during_an_abort():
     """PyTorch asks it with Python's lock, and it may answer only when the abort is over."""
     asked = []
-    made = NcclGroup(
-        WorldStore(store(), 3, "device"),
-        0,
-        2,
-        torch.device("cpu"),
-        NcclLibrary(FakeGroup, lambda _: lambda: asked.append(1)),
-    )
+    made = make_group(lambda _: lambda: asked.append(1))
     made._group.may_abort.clear()
-    begun = made.begin_sum(torch.ones(2))
+    begun = made.begin(all_reduce, torch.ones(2))
     made.abort()
     assert not begun.is_completed()
     assert not asked
@@ -151,7 +152,7 @@ def test_the_device_is_not_asked_during_an_abort():
 
 
 def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
-    begun = group.begin_sum(torch.ones(2))
+    begun = group.begin(all_reduce, torch.ones(2))
     group.close()
     assert begun.is_completed()
     with pytest.raises(WorldBroken, match="world 3 is broken"):
@@ -160,19 +161,19 @@ def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
 
 def test_the_communicator_is_not_asked_while_it_is_aborted(group):
     group._group.may_abort.clear()
-    begun = group.begin_sum(torch.ones(2))
+    begun = group.begin(all_reduce, torch.ones(2))
     group.abort()
     asked = group._group.works[0].asked
     with pytest.raises(WorldBroken):
         begun.wait()
     assert group._group.works[0].asked == asked
     with pytest.raises(WorldBroken):
-        group.begin_sum(torch.ones(2))
+        group.begin(all_reduce, torch.ones(2))
 
 
 def test_what_nccl_has_found_out_breaks_the_world(group, monkeypatch):
     monkeypatch.setattr(nccl, "MARK_SECONDS", 0.05)
-    begun = group.begin_sum(torch.ones(2))
+    begun = group.begin(all_reduce, torch.ones(2))
     group._group.works[0].error = torch.distributed.DistBackendError("remote error")
     with pytest.raises(WorldBroken, match="lost a member"):
         begun.wait()
@@ -181,10 +182,8 @@ def test_what_nccl_has_found_out_breaks_the_world(group, monkeypatch):
 def test_a_mark_may_come_after_the_end_of_its_work():
     """They are on two streams."""
     marked = threading.Event()
-    made = NcclGroup(
-        WorldStore(store(), 3, "device"), 0, 2, torch.device("cpu"), NcclLibrary(FakeGroup, lambda _: marked.is_set)
-    )
-    begun = made.begin_sum(torch.ones(2))
+    made = make_group(lambda _: marked.is_set)
+    begun = made.begin(all_reduce, torch.ones(2))
     made._group.works[0].on_device.set()
     result = wait_in_thread(begun)
     time.sleep(0.02)
@@ -196,13 +195,13 @@ def test_two_workers_on_one_gpu_are_told_what_to_do(group, monkeypatch):
     error = torch.distributed.DistBackendError("Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on 1000")
     monkeypatch.setattr(group._group, "allreduce", lambda *_: exec("raise error", {"error": error}))
     with pytest.raises(UserError, match=f"NCCL refuses: give each its own, or set {SHARED_GPU}=1"):
-        connected(group, lambda: False)
+        group.connect(lambda: False)
     group.close()
     assert group._group.aborts == 1
 
 
 def test_what_nccl_finds_out_at_the_very_end_is_raised(group):
-    begun = group.begin_sum(torch.ones(2))
+    begun = group.begin(all_reduce, torch.ones(2))
     group._group.works[0].error = torch.distributed.DistBackendError("remote error")
     group._group.works[0].on_device.set()
     with pytest.raises(torch.distributed.DistBackendError):  # which the collective's guard makes a WorldBroken
@@ -212,7 +211,7 @@ def test_what_nccl_finds_out_at_the_very_end_is_raised(group):
 def test_a_collective_has_a_deadline(group, monkeypatch):
     monkeypatch.setattr(nccl, "COLLECTIVE_SECONDS", 0.05)
     with pytest.raises(WorldBroken, match="not done after"):
-        group.begin_sum(torch.ones(2)).wait()
+        group.begin(all_reduce, torch.ones(2)).wait()
 
 
 def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch, caplog):
@@ -226,7 +225,7 @@ def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch
 def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
     monkeypatch.setattr(nccl, "CONNECT_SECONDS", 30.0 if given_up else 0.05)
     with pytest.raises(WorldBroken):
-        connected(group, lambda: given_up)
+        group.connect(lambda: given_up)
     group.close()
     assert group._group.aborts == 1
 
@@ -234,8 +233,17 @@ def test_one_that_does_not_come_about_is_aborted(group, monkeypatch, given_up):
 def test_the_settings_are_for_the_constructor_alone(monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
-    with nccl._environment():
-        assert {name: os.environ[name] for name in nccl.SETTINGS} == nccl.SETTINGS
+    seen = []
+
+    class Group:
+        Options = partial(SimpleNamespace, config=SimpleNamespace())
+
+        def __init__(self, *_):
+            seen.append({name: os.environ[name] for name in nccl.SETTINGS})
+
+    monkeypatch.setattr(nccl.dist, "ProcessGroupNCCL", Group, raising=False)
+    nccl._make_group(None, 0, 2)
+    assert seen == [nccl.SETTINGS]
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
@@ -246,8 +254,8 @@ class TestInAWorld:
     TENSOR = torch.ones(2, device="meta")
 
     def collective(self, monkeypatch, opened):
-        monkeypatch.setattr(torch_distributed._Attempt, "_open", lambda attempt: (object(), opened(attempt)))
-        made = DistributedTorch(Endpoint(store(), "lo"), lambda *_: None)
+        monkeypatch.setattr(TorchDistributed, "_open_groups", lambda made, *_, **__: (object(), opened(made)))
+        made = TorchDistributed(TorchTensors(), Endpoint(store(), "lo"), by_nccl=True)
         self.world = World(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
         return made
 
@@ -256,7 +264,7 @@ class TestInAWorld:
         made = self.collective(monkeypatch, lambda _: group)
         made.start(self.world)
         made.sum_([self.TENSOR], "t")
-        made.broadcast_([self.TENSOR], "t")
+        assert made.exchange(self.TENSOR, [1, 1], [2, 3], "t").shape == (5,)
         assert len(group._group.works) == 2
         assert made._works == []
         made.stop()
@@ -290,10 +298,11 @@ class TestInAWorld:
     def test_gloo_may_still_copy_to_a_device_what_it_has_summed(self):
         work = FakeWork()
         work.on_device.set()
-        by_gloo, by_nccl = DistributedTorch(None), DistributedTorch(None, lambda *_: None)
+        made = TorchDistributed(TorchTensors(), None)
         for tensor, expected in ((self.TENSOR, True), (torch.ones(2), False)):
-            assert by_gloo.in_flight(collective.Transfer(tensor, handle=work)) is expected
-            assert not by_nccl.in_flight(collective.Transfer(tensor, handle=work))
+            by_gloo = torch_distributed._GlooWork(work, tensor)
+            assert made.in_flight(Transfer(tensor, handle=by_gloo)) is expected
+            assert not made.in_flight(Transfer(tensor, handle=work))
 
     def test_a_group_that_comes_too_late_is_aborted(self, monkeypatch, group):
         go = threading.Event()
@@ -316,31 +325,31 @@ class TestTheWayThatTensorsTake:
     @pytest.fixture
     def has_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: True)
+        monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: True)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
         monkeypatch.delenv(SHARED_GPU, raising=False)
 
     def open(self):
-        return open_collective(Endpoint(store(), "lo"), "torch", has_gpu=True)
+        return open_collective(Endpoint(store(), "lo"), "torch", TorchTensors())
 
     def test_a_worker_with_a_gpu_of_its_own_takes_nccl(self, has_gpu):
         made = self.open()
-        assert (made.engine, made._open_device_group) == ("torch with NCCL", nccl.open_group)
+        assert (made.engine, made._by_nccl) == ("torch with NCCL", True)
 
     def test_workers_that_share_one_take_gloo(self, has_gpu, monkeypatch):
         monkeypatch.setenv(SHARED_GPU, "1")
         made = self.open()
-        assert (made.engine, made._open_device_group, made._reduce_on_gpu) == ("torch", None, True)
+        assert (made.engine, made._by_nccl, made.takes_gpu) == ("torch", False, True)
 
     @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 26, 5))])
     def test_without_a_usable_nccl_it_is_gloo(self, has_gpu, monkeypatch, available, version):
-        monkeypatch.setattr(gpu.dist, "is_nccl_available", lambda: available)
+        monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: available)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
-        assert self.open()._open_device_group is None
+        assert not self.open()._by_nccl
 
     def test_without_a_gpu_nothing_is_asked(self, monkeypatch):
-        assert open_collective(Endpoint(store(), "lo"), "torch", has_gpu=False)._open_device_group is None
-        assert not gpu.can_use_nccl({})
+        assert not self.open()._by_nccl
+        assert not nccl.can_use_nccl({})
 
 
 class FakeCopy:
@@ -369,7 +378,7 @@ class FakeHorovod:
 
     def allreduce_async_(self, tensor, op, name):
         self.begun.append(name)
-        return name
+        return tensor
 
     def poll(self, handle):
         return True
@@ -384,12 +393,12 @@ class TestHorovodWithoutNccl:
     @pytest.fixture
     def hvd(self, monkeypatch):
         FakeCopy.made = ()
-        monkeypatch.setattr(collective, "HostCopy", FakeCopy)
-        monkeypatch.setattr(collective, "new_stream", lambda _: "stream")
+        monkeypatch.setattr(torch_adapter, "HostCopy", FakeCopy)
+        monkeypatch.setattr(torch_adapter, "new_stream", lambda _: "stream")
         return FakeHorovod()
 
     def member(self, hvd):
-        made = HorovodTorch(hvd, None, reduce_on_gpu=False)
+        made = HorovodCollective(TorchTensors(), hvd)
         made.start(World(3, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
         return made
 

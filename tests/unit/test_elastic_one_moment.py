@@ -175,13 +175,14 @@ def test_a_commit_before_the_step_leaves_the_batch_to_the_next_world():
 
 def change_at_next_vote(training):
     reducer = training.state._reducer
-    real_reduce = reducer.reduce
+    real = reducer.close
 
-    def reduce(scale):
-        reducer.reduce = real_reduce
-        return replace(real_reduce(scale), leaving=True)
+    def close(**votes):
+        reducer.close = real
+        outcome = real(**votes)
+        return replace(outcome, vote=replace(outcome.vote, leaving=True))
 
-    reducer.reduce = reduce
+    reducer.close = close
 
 
 def test_rank_0_can_ask_for_the_end_of_training():

@@ -46,7 +46,10 @@ class Host:
 
 
 class NoGradients:
-    def begin(self):
+    def open(self):
+        pass
+
+    def drop_gradients(self):
         pass
 
     hooks = ParameterHooks(list)

@@ -119,13 +119,12 @@ def holding(**buffers):
 def test_a_constant_buffer_stays_the_same_to_the_bit():
     mask, counter = torch.tensor([0.1, -torch.inf]), torch.tensor(3, dtype=torch.uint8)
     reducer = GradientReducer(list, [holding(mask=mask, counter=counter)], SumOfThreads(0, Board(1)))
-    reducer.begin()
+    reducer.open()
     for is_first in (True, False, False):
         reducer.reset_buffers()
         counter -= 1
         reducer.add(torch.tensor(1.0), 1, weight=1 / 3, is_first=is_first)
-    reducer.cast_vote(leaving=False, share=1.0)
-    reducer.reduce()
+    reducer.close(share=1.0)
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
 
@@ -135,10 +134,9 @@ def test_numbers_that_torch_does_not_subtract_are_left_alone(dtype):
     """As quantized weights among the buffers."""
     weights = torch.tensor([0, 1]).to(dtype)
     reducer = GradientReducer(list, [holding(weights=weights)], SumOfThreads(0, Board(1)))
-    reducer.begin()
+    reducer.open()
     reducer.add(torch.tensor(1.0), 1, weight=0.5, is_first=True)
-    reducer.cast_vote(leaving=False, share=1.0)
-    reducer.reduce()
+    reducer.close(share=1.0)
     assert torch.equal(weights, torch.tensor([0, 1]).to(dtype))
 
 
@@ -279,12 +277,11 @@ def test_gradients_of_mixed_dtypes():
     b = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
     reducer = GradientReducer(lambda: [a, frozen, b], [], SumOfThreads(0, Board(1)))
-    reducer.begin()
+    reducer.open()
     (a.sum() * 2).backward()
     (b.sum() * 3).backward()
     reducer.add(torch.tensor(1.5), 4, weight=1.0, is_first=True)
-    reducer.cast_vote(leaving=True, share=1.0)
-    vote = reducer.reduce(0.5)
+    vote = reducer.close(leaving=True, share=1.0, scale=0.5).vote
     assert (vote.leaving, vote.samples, vote.loss) == (True, 4, 1.5)
     assert a.grad.tolist() == [1.0] * 3
     assert b.grad.tolist() == [1.5] * 2

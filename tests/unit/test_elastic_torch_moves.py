@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.torch.tape import Tape
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
@@ -188,7 +188,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
         given.tape.note_backward(loss, {})
         steps.state.reset_buffers()
-        given.part = MicroBatch(given.batch.indices[:3], 3 / 8)  # as it was in a world of three
+        given.most = 3  # samples of its part, as it was in a world of three
         steps.remake()
         script.optimizer.step()
     expected = kind()

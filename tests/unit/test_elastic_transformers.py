@@ -24,9 +24,9 @@ transformers = pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
-from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
 from elasticdl.elastic.transformers.items import Items  # noqa: E402
+from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # noqa: E402
 
 
 class Alone:

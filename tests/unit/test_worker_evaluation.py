@@ -9,8 +9,9 @@ from elastic_kit import Board, SumOfThreads
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.collective import HorovodTorch
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.worker.torch_learner import TorchEvaluator
 
 
@@ -60,7 +61,7 @@ def test_exact_for_every_share(samples, workers):
 
 
 def alone(dataset=None, **changes):
-    return make_evaluator(HorovodTorch(None, None, reduce_on_gpu=False), dataset or data(10), **changes)
+    return make_evaluator(HorovodCollective(TorchTensors()), dataset or data(10), **changes)
 
 
 def test_runs_in_evaluation_mode_without_a_trace():

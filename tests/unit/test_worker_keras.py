@@ -10,10 +10,11 @@ from worker_kit import Script
 import keras  # isort: skip
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.horovod import require_horovod
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras import callbacks as callbacks_module
-from elasticdl.elastic.keras.collective import HorovodKeras
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def callbacks():
 
 def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, monkeypatch):
     job = make_job(make_spec(AS_PRINTED, minibatch_size=10, num_epochs=37))
-    horovod = HorovodKeras.require_horovod()
+    horovod = require_horovod(TensorFlowTensors())
     monkeypatch.setattr(horovod, "size", lambda: 3)
     job.trainer.run()
     assert rates(job) == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)

@@ -130,7 +130,7 @@ def test_a_device_that_fails_costs_only_its_worker(work, error, users):
 
 
 def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, monkeypatch):
-    def broadcast(*_):
+    def broadcast(*_, **__):
         with memory_of_the_worker("the training state"):
             raise torch.OutOfMemoryError("CUDA out of memory")
 

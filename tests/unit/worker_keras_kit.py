@@ -10,9 +10,10 @@ import tensorflow as tf
 from worker_kit import Script, write_zoo
 
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.keras.collective import HorovodKeras
 from elasticdl.elastic.keras.keras_job import ElasticContext
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
@@ -73,14 +74,14 @@ def spec_maker(folder, monkeypatch):
     return make
 
 
-class BreakingCollective(HorovodKeras):
+class BreakingCollective(HorovodCollective):
     """Fails when a sum with one of the given names is asked for the n-th time.
 
     The other members, if any, contribute just what this one does; as rank 0, they send ``root_bytes``.
     """
 
     def __init__(self, failures=frozenset()):
-        super().__init__(None, None, reduce_on_gpu=False)
+        super().__init__(TensorFlowTensors())
         self.failures = failures
         self.done: dict[str, int] = {}
         self.root_bytes: bytes | None = None

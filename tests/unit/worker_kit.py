@@ -9,12 +9,14 @@ from pathlib import Path
 from session_kit import FakeMaster
 
 from elasticdl.common.spec import JobSpec
+from elasticdl.elastic.collectives.horovod import HorovodCollective
+from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.torch_kit.collective import HorovodTorch, Transfer
 from elasticdl.elastic.torch_kit.reduction.buckets import STEP
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
@@ -110,27 +112,28 @@ class Script(FakeMaster):
         return left
 
 
-class BreakingCollective(HorovodTorch):
+class BreakingCollective(HorovodCollective):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.
     """
 
     def __init__(self, failures: set[tuple[str, int]] = frozenset()):
-        super().__init__(None, None, reduce_on_gpu=False)
+        super().__init__(TorchTensors())
         self.failures = failures
         self.done: dict[str, int] = {}
 
     def sum_(self, tensors, name):
         self._count(name)
         for tensor in tensors:
-            tensor.mul_(self.world.size)
+            tensor *= self.world.size
+        return tensors
 
     def require_one_engine(self, store, world):
         """They do."""
 
     def begin_sum(self, tensor, name):
-        return Transfer(tensor, tensor, None)
+        return Transfer(tensor)
 
     def finish(self, transfers):
         for transfer in transfers:
@@ -142,13 +145,13 @@ class BreakingCollective(HorovodTorch):
 
     def break_at_steps(self, reducer):
         """Also in a world of one, which sums nothing."""
-        reduce, end = reducer.reduce, reducer.end
+        close, end = reducer.close, reducer.end
 
         def counted(work):
             self._count(STEP)
             return work()
 
-        reducer.reduce = lambda scale=1.0: counted(lambda: reduce(scale))
+        reducer.close = lambda **votes: counted(lambda: close(**votes))
         reducer.end = lambda: counted(end)
 
     def _count(self, name):

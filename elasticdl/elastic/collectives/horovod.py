@@ -1,23 +1,21 @@
-"""Horovod behind the port: its worlds on Gloo, and what its collectives share on all frameworks.
-
-What moves a framework's own tensors is in `elasticdl.elastic.torch_kit.collective` and `elasticdl.elastic.keras.collective`.
-"""
+"""Horovod behind the port. Its worlds are on Gloo; tensors on a GPU travel by NCCL where Horovod was built with it."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import os
-import sys
-from collections.abc import Iterator
+import time
 from types import ModuleType
-from typing import ClassVar, Protocol, Self
+from typing import Any, Protocol
+
+import numpy as np
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.asked import Asked
-from elasticdl.elastic.collectives.port import Collective, memory_of_the_worker
+from elasticdl.elastic.collectives.polling import naps
+from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.link.sockets import break_connections
@@ -27,9 +25,6 @@ RAISERS = ("horovod", "tensorflow")  # packages
 TENSORFLOW_ERRORS = frozenset({"UnknownError", "AbortedError", "CancelledError"})
 # Known to Horovod as `scripts/build_horovod.py` builds it, and to no other: its thread sleeps while there is nothing to sum.
 IDLE_CYCLE_MS = 20
-
-# By these names, too, a user's function may ask Horovod for the number of workers.
-KERAS_ALIASES = ("horovod.keras", "horovod.tensorflow.keras")
 
 
 class HorovodModule(Protocol):
@@ -101,79 +96,64 @@ class HorovodWorld:
         return {f"HOROVOD_{name}": str(value) for name, value in values.items()}
 
 
+def is_wanted(engine: str, tensors: TensorAdapter) -> bool:
+    """``engine``: as ``--collective``, where auto is Horovod if it can be imported and has Gloo."""
+    if engine == "auto":
+        try:
+            return bool(importlib.import_module(tensors.horovod).gloo_built())
+        except ImportError:
+            return False
+    return engine != "torch"
+
+
+def require_horovod(tensors: TensorAdapter) -> ModuleType:
+    """Horovod's module for the framework, or one line that says what is missing.
+
+    Raises:
+        UserError: Horovod is not installed, was built without the framework, or without Gloo.
+    """
+    try:
+        hvd = importlib.import_module(tensors.horovod)
+    except ImportError as error:
+        raise UserError(
+            f"Horovod with {tensors.title} is needed and can't be imported ({error}); `make setup` builds it, --collective torch "
+            f"does without, or install it with HOROVOD_WITH_{tensors.title.upper()}=1 HOROVOD_WITH_GLOO=1"
+        ) from error
+    if not hvd.gloo_built():
+        raise UserError(
+            "this Horovod was built without Gloo, which elastic jobs need: rebuild with HOROVOD_WITH_GLOO=1"
+        )
+    return hvd
+
+
 class HorovodCollective(Collective):
     """In a world of one, too, Horovod is there for the user."""
 
     engine = "horovod"
+    is_native = True
 
-    module: ClassVar[str]  # of Horovod's, for the framework
-    title: ClassVar[str]  # of the framework
-
-    @classmethod
-    def open(cls, endpoint: Endpoint | None, *, has_gpu: bool) -> Self:
-        """For worlds of one, without Horovod, if there is no endpoint. ``has_gpu``: this worker sees one.
-
-        Raises:
-            UserError: as `require_horovod`.
-        """
-        if endpoint is None:
-            return cls(None, None, reduce_on_gpu=False)
-        hvd = cls.require_horovod()
-        # NCCL refuses two ranks on one GPU.
-        return cls(hvd, endpoint, reduce_on_gpu=has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ)
-
-    @classmethod
-    def is_wanted(cls, engine: str) -> bool:
-        """``engine``: as ``--collective``, where auto is Horovod if it can be imported and has Gloo."""
-        if engine == "auto":
-            try:
-                return bool(importlib.import_module(cls.module).gloo_built())
-            except ImportError:
-                return False
-        return engine != "torch"
-
-    @classmethod
-    def require_horovod(cls) -> ModuleType:
-        """Horovod's module for the framework, or one line that says what is missing.
-
-        Raises:
-            UserError: Horovod is not installed, was built without the framework, or without Gloo.
-        """
-        try:
-            hvd = importlib.import_module(cls.module)
-        except ImportError as error:
-            raise UserError(
-                f"Horovod with {cls.title} is needed and can't be imported ({error}); `make setup` builds it, --collective torch does without, "
-                f"or install it with HOROVOD_WITH_{cls.title.upper()}=1 HOROVOD_WITH_GLOO=1"
-            ) from error
-        if not hvd.gloo_built():
-            raise UserError(
-                "this Horovod was built without Gloo, which elastic jobs need: rebuild with HOROVOD_WITH_GLOO=1"
-            )
-        return hvd
-
-    def __init__(self, hvd: ModuleType | None, endpoint: Endpoint | None, *, reduce_on_gpu: bool) -> None:
-        """Without ``hvd`` only worlds of one are possible (a script that runs alone).
-
-        ``reduce_on_gpu``: Horovod may be handed tensors on a GPU; else they travel through host memory.
-        """
-        super().__init__()
+    def __init__(self, tensors: TensorAdapter, hvd: ModuleType | None = None, endpoint: Endpoint | None = None) -> None:
+        """``hvd``: Horovod's module for the framework; without it only worlds of one are possible."""
+        super().__init__(tensors, endpoint.store if endpoint else None)
         self._hvd = hvd
+        self._operations: Any = None  # of the framework
+        if hvd:
+            # NCCL refuses two ranks on one GPU.
+            self.takes_gpu = tensors.has_gpu and bool(hvd.nccl_built()) and SHARED_GPU not in os.environ
+            self._operations = tensors.operations(hvd, on_gpu=self.takes_gpu)
         self._server: KvServer | None = None
         self._connection: HorovodWorld | None = None
         if hvd and endpoint:
-            self._asked = Asked(endpoint.store)
             self._server = KvServer(endpoint.store)
             self._connection = HorovodWorld(hvd, self._server, endpoint.interface)
             atexit.register(self._connection.stop)
-        self._reduce_on_gpu = reduce_on_gpu
 
     def start(self, world: World) -> None:
-        self.world = world
-        if self._connection:
+        super().start(world)
+        if self._connection and self._hvd:
             self._connection.start(world)
             # By which each `init` has the world end before what was registered earlier, as the last vote of a script.
-            atexit.unregister(self._horovod.mpi_ops._basics.shutdown)
+            atexit.unregister(self._hvd.mpi_ops._basics.shutdown)
 
     def stop(self) -> None:
         if self._connection:
@@ -187,23 +167,25 @@ class HorovodCollective(Collective):
         if self._server:
             self._server.close()
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[ModuleType]:
-        """Within, an error whose cause is the world becomes `WorldBroken`, and one of memory the worker's; others pass."""
-        try:
-            with memory_of_the_worker(f"a collective of world {self.world.version}"):
-                yield self._horovod
-        except Exception as error:
-            if not is_failure(error):
-                raise
-            raise WorldBroken(f"a collective of world {self.world.version} failed: {error}") from error
+    def _is_failure(self, error: Exception) -> bool:
+        return is_failure(error)
 
-    @property
-    def _horovod(self) -> ModuleType:
-        assert self._hvd is not None, "a world of several workers needs Horovod"
-        return self._hvd
+    def _begin_sum(self, lent: Any, name: str) -> Any:
+        return self._operations.allreduce_async_(lent, op=self._operations.Sum, name=name)
 
-    def _modules(self) -> list[ModuleType]:
-        if self._hvd is None:
-            return []
-        return [self._hvd, *(sys.modules[name] for name in KERAS_ALIASES if name in sys.modules)]
+    def _begin_broadcast(self, lent: Any, name: str) -> Any:
+        return self._operations.broadcast_async_(lent, root_rank=0, name=name)
+
+    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any:
+        splits = self.tensors.lend(np.array(sent, np.int32), natively=True)
+        return self._operations.alltoall_async(lent, splits, name)
+
+    def _wait(self, handle: Any) -> Any:
+        """``synchronize`` alone spins, on a core that the transfer itself may need."""
+        began = time.monotonic()
+        for _ in naps():
+            if self._operations.poll(handle):
+                break
+            self._look_for_asked(began)
+        result = self._operations.synchronize(handle)
+        return result[0] if isinstance(result, tuple) else result  # of an exchange, beside what has come from whom

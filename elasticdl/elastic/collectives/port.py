@@ -1,31 +1,33 @@
-"""The port between elastic training and a library that moves tensors.
+"""The port between elastic training and a library that moves tensors: `Collective`.
 
-`elasticdl.elastic.collectives.horovod` and `elasticdl.elastic.collectives.torch_distributed` are behind it. What moves a
-framework's own tensors is added in `elasticdl.elastic.torch_kit.collective` and `elasticdl.elastic.keras.collective`.
+An engine is a subclass: `elasticdl.elastic.collectives.horovod`, `elasticdl.elastic.collectives.torch_distributed`. Whose
+tensors it moves is said by the adapter that it is given (`elasticdl.elastic.collectives.tensor_adapter`), so each engine
+works with each framework.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.collectives.asked import Asked
+from elasticdl.elastic.collectives.asked import PATIENCE, Asked
+from elasticdl.elastic.collectives.tensor_adapter import Bytes, HostCopy, TensorAdapter
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.store import KvStore, Refusal
 from elasticdl.elastic.link.witness import Operations
 
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")  # of Python, PyTorch and TensorFlow
-Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 1 << 14
 GATHERED_BYTES = 8 << 20  # of each member, that rank 0 receives at once
@@ -36,29 +38,49 @@ LAST_OPERATIONS = 8
 TORCH, TORCH_NCCL = "torch", "torch with NCCL"
 
 
+@dataclass(slots=True)
+class Transfer:
+    """A collective under way."""
+
+    tensor: Any  # as the caller has given it
+    begin: Any = None  # called with what the engine works on, returns the engine's handle
+    deliver: Any = None  # called with the given tensor and the engine's result, returns the caller's
+    copy: HostCopy | None = None  # that is yet to be made; the engine can't begin before
+    handle: Any = None  # the engine's, once it has begun
+
+
 class Collective(ABC):
     """One world's communication at a time. In a world of one collectives cost nothing.
 
     All members call the same operations in the same order. Those that move data raise `WorldBroken` if a member was lost:
-    nothing was received then.
+    the contents of the tensors that were to be filled are undefined then.
     """
 
     engine: str  # the library, as users name it
+    is_native = False  # it has operations for the framework's own tensors
+    takes_gpu = False  # it may be handed tensors on a GPU; else they travel through host memory
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: TensorAdapter, store: KvStore | None = None) -> None:
+        """``store``: where members publish; without one only worlds of one are possible (a script that runs alone)."""
+        self.tensors = tensors
         self.world: World = ALONE
         self._has_compared = False  # its engine with rank 0's
-        self._asked: Asked | None = None  # where there may be several members
+        self._asked = Asked(store) if store else None
+        self._looked = 0.0  # last, whether another member waits for what its script has asked for
         self._begun, self._begun_in = 0, ALONE  # operations, and in which world
         self._last: deque[str] = deque(maxlen=LAST_OPERATIONS)
+        self._copying: deque[Transfer] = deque()  # to the host; they begin in this order
 
-    @abstractmethod
+    # -- worlds --
+
     def start(self, world: World) -> None:
         """Connect to the other members.
 
         Raises:
             WorldBroken: it did not come about; the caller may join the next world.
         """
+        self._copying.clear()  # of a torn step
+        self.world = world
 
     def require_one_engine(self, store: KvStore, world: World) -> None:
         """With ``--collective auto`` each worker takes what it has, and hosts may differ. Of use before `start`.
@@ -103,13 +125,60 @@ class Collective(ABC):
     def close(self) -> None:
         """Free what outlives worlds."""
 
-    @abstractmethod
+    # -- operations --
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """The sum over the world. All ranks get the same bits. The given tensor may hold the sum then, and is not to be used."""
+        return self.sum_([tensor], name)[0]
+
+    def sum_(self, tensors: Sequence[Any], name: str) -> list[Any]:
+        """Their sums, all under way at once: in place, if the framework's tensors can be written to."""
+        return self.finish([self.begin_sum(tensor, f"{name}.{index}") for index, tensor in enumerate(tensors)])
+
+    def begin_sum(self, tensor: Any, name: str) -> Transfer:
+        """As `sum`, without waiting for it: `finish` does. All members begin in the same order."""
+        return self._begin(tensor, name, lambda lent: self._begin_sum(lent, name), self.tensors.summed)
+
+    def exchange(self, tensor: Any, sent: Sequence[int], received: Sequence[int], name: str) -> Any:
+        """The parts of the tensor go to the ranks in turn, one to each. Returns what has come from the ranks in turn.
+
+        ``sent``, ``received``: by rank, how many rows of the tensor's first dimension; parts may be unequal, or empty. What
+        one member sends to another is what that one expects from it.
+        """
+        return self.finish([self.begin_exchange(tensor, sent, received, name)])[0]
+
+    def begin_exchange(self, tensor: Any, sent: Sequence[int], received: Sequence[int], name: str) -> Transfer:
+        """As `exchange`, without waiting for it: `finish` does. The tensor must not change before."""
+        sizes = list(map(int, sent)), list(map(int, received))
+        return self._begin(tensor, name, lambda lent: self._begin_exchange(lent, *sizes, name), self.tensors.arrived)
+
+    def finish(self, transfers: Iterable[Transfer]) -> list[Any]:
+        """Wait until all have come to their end. Returns their results."""
+        if self.world.size == 1:
+            return [transfer.tensor for transfer in transfers]
+        with self._guard():
+            return [self._finish(transfer) for transfer in transfers]
+
+    def in_flight(self, transfer: Transfer) -> bool:
+        """Whether what has begun may still write to its tensor, though the world is gone."""
+        return False
+
+    def sum_asked(self, tensor: Any, what: str) -> None:
+        """As `sum_`, where a script decides that it comes to this: a worker that does not is told of. ``what``: in words."""
+        if self.world.size > 1:
+            begun = Collective.last_operations(self).begun
+            with self._asked.asking(self.world, begun, what) if self._asked else contextlib.nullcontext():
+                self._sum_asked(tensor)
+
     def barrier(self, name: str) -> None:
         """Return when every member has come here."""
+        self.sum(np.zeros(1, np.float32), name)
 
-    @abstractmethod
     def broadcast_array(self, array: Bytes, name: str) -> Bytes:
         """Rank 0's array; all pass one of the same length. May be the given one, overwritten."""
+        begun = self._begin(array, name, lambda lent: self._begin_broadcast(lent, name), _as_array)
+        received: Bytes = self.finish([begun])[0]
+        return received
 
     def send_array(self, array: Bytes, receiver: int, name: str) -> Bytes:
         """Rank 0's array on the rank ``receiver``, on the others nothing; all pass one of the same length."""
@@ -118,7 +187,8 @@ class Collective(ABC):
             sent[receiver] = len(array)
         elif self.world.rank == receiver:
             received[0] = len(array)
-        return self._exchange(array[: sum(sent)], sent, received, name)
+        part: Bytes = self.exchange(array[: sum(sent)], sent, received, name)
+        return part
 
     def broadcast_bytes(self, data: bytes, name: str) -> bytes:
         """The bytes of rank 0; what the others pass is not looked at."""
@@ -144,14 +214,14 @@ class Collective(ABC):
             return [array]
         mine = np.zeros(self.world.size)
         mine[self.world.rank] = len(array)
-        lengths = self._sum_array(mine, f"{name}.lengths").astype(np.int64)
+        lengths = np.asarray(self.sum(mine, f"{name}.lengths")).astype(np.int64)
         parts: list[list[Bytes]] = [[] for _ in lengths]
         for start in range(0, int(lengths.max()), GATHERED_BYTES):
             sizes = np.clip(lengths - start, 0, GATHERED_BYTES)
             piece = array[start : start + GATHERED_BYTES]
             sent = [len(piece), *[0] * (self.world.size - 1)]
             received = sizes.tolist() if self.world.rank == 0 else [0] * self.world.size
-            piece = self._exchange(piece, sent, received, f"{name}.piece")
+            piece = self.exchange(piece, sent, received, f"{name}.piece")
             if self.world.rank == 0:
                 for whole, part in zip(parts, np.split(piece, np.cumsum(sizes)[:-1]), strict=True):
                     whole.append(part)
@@ -162,15 +232,52 @@ class Collective(ABC):
         that does something else than the others."""
         return Operations(self._begun, tuple(self._last)) if self._begun_in is self.world else Operations()
 
-    def _look_for_asked(self, asked: Asked) -> None:
-        """This member waits for long.
+    # -- what engines have --
+
+    def _begin(
+        self, tensor: Any, name: str, begin: Callable[[Any], Any], deliver: Callable[[Any, Any], Any]
+    ) -> Transfer:
+        if self.world.size == 1:
+            return Transfer(tensor)
+        with self._guard():
+            self._count(name)
+            lent = self.tensors.lend(tensor, natively=self.is_native)
+            copy = None if self.takes_gpu else self.tensors.copy_to_host(lent)
+            transfer = Transfer(tensor, begin, _as_array if isinstance(tensor, np.ndarray) else deliver, copy)
+            if copy is None:
+                transfer.handle = begin(lent)
+            else:
+                self._copying.append(transfer)
+            while self._copying and (first := self._copying[0].copy) and first.is_done():
+                self._begin_next()
+            return transfer
+
+    def _begin_next(self) -> None:
+        """Of those whose tensors had to come to the host, once this one has."""
+        transfer = self._copying.popleft()
+        assert transfer.copy is not None, "it waits for its copy"
+        transfer.handle, transfer.copy = transfer.begin(transfer.copy.wait()), None
+
+    def _finish(self, transfer: Transfer) -> Any:
+        while transfer.handle is None:
+            self._begin_next()
+        return transfer.deliver(transfer.tensor, self._wait(transfer.handle))
+
+    def _sum_asked(self, tensor: Any) -> None:
+        self.sum_([tensor], "elasticdl.asked")
+
+    def _look_for_asked(self, began: float) -> None:
+        """For engines, now and then while they wait since ``began``.
 
         Raises:
-            UserError: another waits for what its script alone has asked for.
+            UserError: this member waits for long, and another waits for what its script alone has asked for.
         """
-        told = Collective.last_operations(self)
-        last = told.last[-1].rstrip(".0123456789") if told.last else "the next world"
-        asked.look(self.world, told.begun, last)
+        now = time.monotonic()
+        if self._asked is not None and now - max(began, self._looked) > PATIENCE:
+            self._looked = now
+            told = Collective.last_operations(self)
+            last = told.last[-1].rstrip(".0123456789") if told.last else "the next world"
+            self._asked.look(self.world, told.begun, last)
 
     def _count(self, name: str) -> None:
         """An operation of this name begins."""
@@ -180,13 +287,39 @@ class Collective(ABC):
         self._begun += 1
         self._last.append(name)
 
-    @abstractmethod
-    def _sum_array(self, array: Any, name: str) -> Any:
-        """The sum over the world of a float64 array."""
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Within, an error whose cause is the world becomes `WorldBroken`, and one of memory the worker's; others pass."""
+        try:
+            with memory_of_the_worker(f"a collective of world {self.world.version}"):
+                yield
+        except Exception as error:
+            if not self._is_failure(error):
+                raise
+            raise WorldBroken(f"a collective of world {self.world.version} failed: {error}") from error
 
     @abstractmethod
-    def _exchange(self, array: Bytes, sent: list[int], received: list[int], name: str) -> Bytes:
-        """The parts of the array go to the ranks in turn; what came from them in turn. Both lists: bytes, by rank."""
+    def _is_failure(self, error: Exception) -> bool:
+        """Whether a lost member is the cause."""
+
+    @abstractmethod
+    def _begin_sum(self, lent: Any, name: str) -> Any:
+        """Returns what `_wait` takes. The engine may write to the memory that it is lent."""
+
+    @abstractmethod
+    def _begin_broadcast(self, lent: Any, name: str) -> Any:
+        """From rank 0. What is lent is on the host."""
+
+    @abstractmethod
+    def _begin_exchange(self, lent: Any, sent: list[int], received: list[int], name: str) -> Any: ...
+
+    @abstractmethod
+    def _wait(self, handle: Any) -> Any:
+        """The result, in the memory that was lent or in other."""
+
+
+def _as_array(_: Any, result: Any) -> Any:
+    return np.asarray(result)
 
 
 @contextlib.contextmanager

@@ -8,45 +8,24 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from elasticdl.elastic.collectives.port import Bytes, Collective, memory_of_the_worker
+from elasticdl.elastic.collectives.port import Collective, memory_of_the_worker
+from elasticdl.elastic.collectives.tensor_adapter import Bytes
 
 PIECE_BYTES = 16 << 20  # smaller ones take more rounds, larger ones leave the processor's cache
 
 
-class TensorFormat(Protocol):
-    """How a framework's tensors become bytes, and bytes tensors."""
-
-    @property
-    def kind(self) -> type:
-        """The class of the tensors."""
-
-    def size(self, tensor: Any) -> int:
-        """In bytes."""
-
-    def describe(self, tensor: Any) -> Any:
-        """What `from_bytes` needs to know; it is pickled."""
-
-    def new_buffer(self, size: int) -> Bytes:
-        """Memory for what travels, on the host."""
-
-    def to_bytes(self, tensor: Any) -> Any:
-        """What `read` takes parts of, where the tensor is."""
-
-    def read(self, content: Any, cut: slice, place: Bytes) -> None:
-        """Have these bytes copied, which `finish_reading` waits for."""
-
-    def finish_reading(self) -> None: ...
-
-    def from_bytes(self, content: Bytes, description: Any) -> Any: ...
-
-
-def broadcast_state(state: Any, collective: Collective, form: TensorFormat, *, to_all: bool = False) -> Any:
+def broadcast_state(
+    state: dict[str, Any], collective: Collective, *, on_host: Collection[str] = (), to_all: bool = False
+) -> dict[str, Any]:
     """Rank 0's nested state, on every member that does not stand with it, or ``to_all``; on the others their own.
+
+    ``on_host``: the parts of the state whose tensors need not arrive on a device.
 
     Raises:
         WorldBroken: nothing was received; the caller's own state is untouched.
@@ -58,30 +37,33 @@ def broadcast_state(state: Any, collective: Collective, form: TensorFormat, *, t
     receivers = [rank for rank in range(world.size) if to_all or not world.stands_with_root(rank)]
     with memory_of_the_worker("the training state"):
         if world.rank == 0:
-            _send(state, collective, form, receivers)
+            _send(state, collective, on_host, receivers)
             return state
-        received = _receive(collective, form, receivers)
+        received = _receive(collective, receivers)
         return state if received is None else received
 
 
-def _send(state: Any, collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> None:
+def _send(state: dict[str, Any], collective: Collective, on_host: Collection[str], receivers: Sequence[int]) -> None:
+    adapter = collective.tensors
     tensors: list[Any] = []
-    tree = take_tensors(state, form.kind, tensors)
-    sizes = [form.size(tensor) for tensor in tensors]
-    packed = pickle.dumps((tree, sizes, [form.describe(tensor) for tensor in tensors]))
-    collective.broadcast_bytes(packed, "elasticdl.tensor_tree")
-    buffer = form.new_buffer(min(sum(sizes), PIECE_BYTES))
+    take_tensors([part for name, part in state.items() if name not in on_host], adapter.kind, tensors)
+    elsewhere = {id(tensor) for tensor in tensors}
+    tensors.clear()
+    tree = take_tensors(state, adapter.kind, tensors)
+    sizes = [adapter.size(tensor) for tensor in tensors]
+    descriptions = [adapter.describe(tensor, on_host=id(tensor) not in elsewhere) for tensor in tensors]
+    collective.broadcast_bytes(pickle.dumps((tree, sizes, descriptions)), "elasticdl.tensor_tree")
+    buffer = np.empty(min(sum(sizes), PIECE_BYTES), np.uint8)
     present, content = -1, None  # the tensor whose bytes are at hand
     for piece in _pieces(sizes):
         for index, cut, place in piece:
             if present != index:
-                present, content = index, form.to_bytes(tensors[index])
-            form.read(content, cut, buffer[place])
-        form.finish_reading()
+                present, content = index, adapter.to_bytes(tensors[index])
+            buffer[place] = adapter.read(content, cut)
         _move(buffer[: piece[-1][2].stop], collective, receivers)
 
 
-def _receive(collective: Collective, form: TensorFormat, receivers: Sequence[int]) -> Any | None:
+def _receive(collective: Collective, receivers: Sequence[int]) -> dict[str, Any] | None:
     keep = collective.world.rank in receivers
     # Comes from another member of the same job, over the job's own connections.
     tree, sizes, descriptions = pickle.loads(collective.broadcast_bytes(b"", "elasticdl.tensor_tree"))
@@ -94,7 +76,9 @@ def _receive(collective: Collective, form: TensorFormat, receivers: Sequence[int
                 contents[index][cut] = received[place]
     if not keep:
         return None
-    return put_tensors(tree, [form.from_bytes(*each) for each in zip(contents, descriptions, strict=True)])
+    tensors = [collective.tensors.from_bytes(*each) for each in zip(contents, descriptions, strict=True)]
+    state: dict[str, Any] = put_tensors(tree, tensors)
+    return state
 
 
 def _move(array: Bytes, collective: Collective, receivers: Sequence[int]) -> Bytes:
@@ -121,41 +105,40 @@ def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice, slice]]]:
         yield piece
 
 
+@dataclass(frozen=True, slots=True)
 class _Slot:
     """Stands for a tensor that is sent outside the pickle."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
 
 def take_tensors(value: Any, kind: type | tuple[type, ...], tensors: list[Any]) -> Any:
     """A copy of the nested value with slots for the tensors (instances of ``kind``), which are appended to the list."""
-    if isinstance(value, kind):
-        tensors.append(value)
+
+    def take(tensor: Any) -> _Slot:
+        tensors.append(tensor)
         return _Slot(len(tensors) - 1)
-    if isinstance(value, dict):
-        return _filled(value, [(key, take_tensors(item, kind, tensors)) for key, item in value.items()])
-    if type(value) in (list, tuple):
-        return type(value)(take_tensors(item, kind, tensors) for item in value)
-    return value
 
-
-def _filled(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict like this one with other items: one with a default, or a module's of torch, which notes the versions of its parts."""
-    if type(value) is dict:
-        return dict(items)
-    made = copy.copy(value)
-    made.clear()
-    made.update(items)
-    return made
+    return _mapped(value, kind, take)
 
 
 def put_tensors(value: Any, tensors: list[Any]) -> Any:
     """The inverse of `take_tensors`."""
-    if isinstance(value, _Slot):
-        return tensors[value.index]
+    return _mapped(value, _Slot, lambda slot: tensors[slot.index])
+
+
+def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, dict):
-        return _filled(value, [(key, put_tensors(item, tensors)) for key, item in value.items()])
+        items = {key: _mapped(item, kind, change) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        # One with a default, or a module's of torch, which notes the versions of its parts.
+        made = copy.copy(value)
+        made.clear()
+        made.update(items)
+        return made
     if type(value) in (list, tuple):
-        return type(value)(put_tensors(item, tensors) for item in value)
+        return type(value)(_mapped(item, kind, change) for item in value)
     return value

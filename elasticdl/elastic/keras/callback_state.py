@@ -34,7 +34,7 @@ def changed(callback: Any, first: Mapping[str, Any]) -> Attributes:
     return {
         name: value
         for name, value in present.items()
-        if name not in first or not plain_data.is_same(value, first[name])
+        if name not in first or plain_data.checksum(value) != plain_data.checksum(first[name])
     }
 
 

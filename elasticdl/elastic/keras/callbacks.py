@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.callback_outside import Outside
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.training import plain_data
 from elasticdl.elastic.training.attributes import CONTENT
@@ -192,7 +192,7 @@ class KerasCallbacks:
             if _counts(callback := self._callbacks[number]):
                 callback.set_model(self._model if writes else _Unwritten(self._model))
 
-    def agree(self, collective: KerasCollective, *, entering: bool) -> bool:
+    def agree(self, collective: Collective, *, entering: bool) -> bool:
         """Take over what rank 0's callbacks keep, as far as it is needed; tell whether rank 0 wants to stop.
 
         Raises:
@@ -212,7 +212,7 @@ class KerasCallbacks:
         self._model.stop_training = received["stop"]
         return bool(received["stop"])
 
-    def stop_after_step(self, collective: KerasCollective) -> bool:
+    def stop_after_step(self, collective: Collective) -> bool:
         """Whether rank 0 wants to stop, now that its callbacks have seen a step.
 
         Raises:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.keras.callback_state import KINDS
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import attributes, plain_data
 from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, is_scripts_own
 
@@ -73,7 +73,7 @@ class DataAttributes:
         for path, value in kept.items():
             attributes.put(self._source, path, value, KINDS)
 
-    def agree(self, collective: KerasCollective) -> None:
+    def agree(self, collective: Collective) -> None:
         """Have all members keep what rank 0 keeps.
 
         Raises:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import step_seed
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.keras.data_attributes import DataAttributes
 from elasticdl.elastic.keras.fit_arguments import check_values, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
@@ -53,7 +53,7 @@ class Samples:
         if self.attributes is not None:
             self.attributes.put(stands["kept"])
 
-    def agree(self, collective: KerasCollective) -> None:
+    def agree(self, collective: Collective) -> None:
         """See `DataAttributes.agree`."""
         if self.attributes is not None:
             self.attributes.agree(collective)

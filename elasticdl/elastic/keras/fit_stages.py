@@ -21,13 +21,13 @@ from typing import IO, Any
 import numpy as np
 
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE
 from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.callbacks import KerasCallbacks
-from elasticdl.elastic.keras.collective import KerasCollective
 from elasticdl.elastic.training import plain_data
 from elasticdl.tensorflow import keras
 
@@ -100,7 +100,7 @@ class Stages:
         data: list[Any] = record["data"]
         return data
 
-    def meet(self, collective: KerasCollective) -> None:
+    def meet(self, collective: Collective) -> None:
         """See that all members of the world are in the same stage, before anything else is done in it.
 
         Raises:
@@ -130,7 +130,7 @@ class Stages:
             raise StageSuperseded(f"the others are at fit() number {newest} already")
         raise WorldChanged(f"a worker has to catch up to fit() number {newest}")
 
-    def _hand_over(self, collective: KerasCollective, first: int) -> None:
+    def _hand_over(self, collective: Collective, first: int) -> None:
         """One after the other, as there may be many, and each has the weights."""
         count = np.array([len(self._records) if collective.world.rank == 0 else 0], np.float32)
         for number in range(first, int(np.asarray(collective.sum(count, "elasticdl.stages"))[0])):

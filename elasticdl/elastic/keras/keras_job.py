@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from elasticdl.elastic.collectives.opening import open_collective
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.keras.backend import count_gpus, prepare_devices, require_backend, seed_keras
-from elasticdl.elastic.keras.collective import KerasCollective, open_collective
 from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
-class ElasticContext(JobContext[KerasCollective]):
+class ElasticContext(JobContext[Collective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     @classmethod
-    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> KerasCollective:
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
         require_backend()
         prepare_devices()
-        return open_collective(endpoint, engine, has_gpu=count_gpus() > 0)
+        return open_collective(endpoint, engine, TensorFlowTensors())
 
     def warm_up(self, step: TrainStep, inputs: Any, labels: Any) -> None:
         """Trace what the job may need: neither a growth nor a loss of workers shall wait for that."""

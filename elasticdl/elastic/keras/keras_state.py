@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
-from elasticdl.elastic.keras.collective import broadcast_state
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import ElasticDataLoader
 from elasticdl.elastic.keras.step import SEED_NAME, MicroBatch, TrainStep
@@ -159,7 +159,7 @@ class KerasState(state.TrainingState):
             batch = self.loader.sampler.current
             checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
             sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
-        return self._job.collective.sum_into(sums, "elasticdl.step")
+        return self._job.collective.sum(sums, "elasticdl.step")
 
     @staticmethod
     def _count_votes(report: Any) -> Vote:
@@ -233,13 +233,11 @@ class KerasState(state.TrainingState):
 
     def _broadcast(self) -> dict[str, Any]:
         own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**self._dump_rest(), **own}, self._job.collective)
-        return received
+        return broadcast_state({**self._dump_rest(), **own}, self._job.collective)
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {name: [_read(variable) for variable in given] for name, given in self._variables().items()}
-        received: dict[str, Any] = broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
-        return received
+        return broadcast_state({**own, "values": values}, self._job.collective, to_all=True)
 
     def settings(self) -> Mapping[str, Any]:
         return {LEARNING_RATE: self._dump_settings()}

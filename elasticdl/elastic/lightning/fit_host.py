@@ -17,17 +17,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.lightning.decisions import Decisions
-from elasticdl.elastic.lightning.fit_state import FitState, ManualState
-from elasticdl.elastic.lightning.holders import PACKAGES, begin_epoch_as_others, holders_of
-from elasticdl.elastic.lightning.left_out import gathered
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged
+from elasticdl.elastic.lightning.fit_state import FitState, ManualState, holders_of
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged, gathered
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.requirements import OWN_OPTIMIZER, SECOND_PASS
 from elasticdl.elastic.lightning.stopping import Stopping
-from elasticdl.elastic.lightning.told import Told
-from elasticdl.elastic.lightning.trainer_state import TrainerState
-from elasticdl.elastic.lightning.window import Window
-from elasticdl.elastic.lightning.writing import Writing
+from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Window, begin_epoch_as_others
+from elasticdl.elastic.lightning.writing import Told, Writing
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant

@@ -14,12 +14,19 @@ from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.lightning.trainer_state import PACKAGES
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.pieces import OfElasticDL
 from elasticdl.elastic.training.state import TrainingState
+
+
+def holders_of(trainer: Any) -> Iterator[Holder]:
+    """The script's own callbacks. Lightning's have a state of their own."""
+    return holders_of_callbacks(trainer.callbacks, PACKAGES, "give the callback state_dict and load_state_dict")
 
 
 class FitState(LoopState):

@@ -5,8 +5,9 @@ It travels to workers that come later, which go on from there as from a checkpoi
 
 from __future__ import annotations
 
+import importlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.tree import mapped
 from elasticdl.elastic.lightning.logged import Held, Logged
 from elasticdl.elastic.torch_kit.data.own_loader import stream_parts
 from elasticdl.elastic.training.pieces import OfElasticDL
 
+PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
 PLAIN = (bool, int, float, str)
 # In the state of Lightning's callbacks: what goes by this worker's clock, and what its ``load_state_dict`` does not take.
 OF_EACH_WORKER = ("time_elapsed", "current_score")
@@ -127,7 +130,11 @@ class TrainerState(OfElasticDL):
             (connector._current_fx, connector._first_loop_iter),
             trainer.should_stop,
             streams(),
-            {callback.state_key: _copied(state) for callback in trainer.callbacks if (state := callback.state_dict())},
+            {
+                callback.state_key: mapped(lambda leaf: leaf, state)
+                for callback in trainer.callbacks
+                if (state := callback.state_dict())
+            },
             [{name: values[name] for name in names} for values, names in self._saved],
         )
 
@@ -180,7 +187,7 @@ class TrainerState(OfElasticDL):
         trainer.should_stop = snapshot.should_stop
         for callback in trainer.callbacks:
             if callback.state_key in snapshot.callbacks:
-                callback.load_state_dict(_copied(snapshot.callbacks[callback.state_key]))
+                callback.load_state_dict(mapped(lambda leaf: leaf, snapshot.callbacks[callback.state_key]))
         for (values, _), theirs in zip(self._saved, snapshot.saved, strict=True):
             values.update(theirs)
         restore_streams(snapshot.streams)
@@ -252,10 +259,58 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.data_ptr() == other.data_ptr()
 
 
-def _copied(state: Any) -> Any:
-    """Containers are copied, what they hold is not."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state
+class Window:
+    """Random streams: those of a batch and a rank where a worker does something with its part of the batch, and the script's elsewhere.
+
+    Open while a batch is loaded and moved to its device, and while the training step runs; paused for hooks in between.
+    """
+
+    def __init__(self) -> None:
+        self._outside: Streams | None = None  # the script's, while the window is open
+        self._within: Streams | None = None  # while it is paused
+        self._before: Streams | None = None  # the script's, as the last window was closed
+
+    def open(self, seed: Callable[[], None] | None) -> None:
+        """``seed``: sets the streams of the batch; None: the script's are used throughout."""
+        self._before = self._within = None
+        if seed is not None:
+            self._outside = streams()
+            seed()
+
+    def pause(self) -> None:
+        if self._outside is not None:
+            self._within = streams()
+            restore_streams(self._outside)
+            self._outside = None
+
+    def resume(self) -> None:
+        if self._within is not None:
+            self._outside = streams()
+            restore_streams(self._within)
+            self._within = None
+
+    def close(self) -> None:
+        self._within = None
+        if self._outside is not None:
+            restore_streams(self._outside)
+            self._before, self._outside = self._outside, None
+
+    def put_back(self) -> None:
+        """A training step was run again, and has drawn."""
+        if self._before is not None:
+            restore_streams(self._before)
+
+
+def begin_epoch_as_others(trainer: Any) -> None:
+    """What the hooks change of the job's state is replaced by that; what else they set, as of a data set, stays.
+
+    Lightning calls them where an epoch begins, and not where one is resumed.
+    """
+    (package,) = {each.__module__.partition(".trainer.")[0] for each in type(trainer).__mro__ if _is_trainer(each)}
+    call: Any = importlib.import_module(f"{package}.trainer.call")
+    call._call_callback_hooks(trainer, "on_train_epoch_start")
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+
+
+def _is_trainer(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in PACKAGES and kind.__name__ == "Trainer"

@@ -1,10 +1,13 @@
-"""Which worker writes files and the progress bar: rank 0 alone, whichever that is."""
+"""What rank 0 alone does, whichever worker that is: it writes files, shows the progress bar, and tells the job of validations and checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import time
+from itertools import count
+from pathlib import Path
 from typing import Any
+
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 # Before there is a world nobody writes: which worker is to do that is not known.
 NOBODY = 1
@@ -26,7 +29,7 @@ class Writing:
         self.rank = self._rank_zero_only.rank = rank
         if rank == 0:
             if goes_on or not is_first:
-                self._continue_files()
+                self._put_files_aside()
             if is_first:
                 self._say_what_was_not_said()
 
@@ -53,16 +56,36 @@ class Writing:
             logger.log_graph(module)
             logger.save()
 
-    def _continue_files(self) -> None:
+    def _put_files_aside(self) -> None:
         """A CSVLogger that begins would remove what the last rank 0 has written."""
         for logger in self._trainer.loggers:
-            path = os.path.join(getattr(logger, "log_dir", None) or "", "metrics.csv")
-            if not hasattr(logger, "_flush_logs_every_n_steps") or not os.path.isfile(path):
-                continue
-            kept = path + ".kept"
-            os.replace(path, kept)
-            with contextlib.suppress(FileNotFoundError):
-                experiment = logger.experiment
-                os.replace(kept, path)
-                with open(path, newline="") as file:
-                    experiment.metrics_keys = file.readline().strip().split(",")
+            path = Path(getattr(logger, "log_dir", None) or "", "metrics.csv")
+            if any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__) and path.is_file():
+                free = (path.with_stem(f"metrics_{number}") for number in count())
+                path.rename(next(each for each in free if not each.exists()))
+
+
+class Told:
+    """So that their time does not count as training."""
+
+    def __init__(self, trainer: Any, job: ElasticContext) -> None:
+        self._trainer = trainer
+        self._job = job
+        self._began = 0.0
+        self._before: dict[str, Any] = {}  # metrics
+
+    def validation_begins(self) -> None:
+        self._began, self._before = time.monotonic(), dict(self._trainer.callback_metrics)
+
+    def validation_ends(self) -> None:
+        trainer = self._trainer
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            found = trainer.callback_metrics.items()
+            metrics = {name: float(value) for name, value in found if value is not self._before.get(name)}
+            about = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+            self._job.tell_work("evaluation", **about, metrics=metrics, seconds=time.monotonic() - self._began)
+
+    def saved(self, path: str, seconds: float) -> None:
+        if self._trainer.is_global_zero:
+            step = self._trainer.global_step
+            self._job.tell_work("checkpoint", step=step, path=path, seconds=seconds, held=seconds)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.ga.torch.optimizer import STATE_KEY, Optimizer
+from elasticdl.ga.torch.optim import STATE_KEY, Optimizer
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch.loop_host import LoopHost

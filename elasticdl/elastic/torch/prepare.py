@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -22,25 +20,13 @@ from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, require_summable
+from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.owners import owners
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.refusals import require_plain
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.elastic.training.stateful import Stateful
-
-# By the name of their type, as some are in packages that may not be installed.
-WRAPPERS = {
-    "DistributedDataParallel": "give the module within: gradients are summed anyway",
-    "DataParallel": "give the module within: each worker has one device",
-    "FullyShardedDataParallel": "each worker holds the whole model",
-    "FSDPModule": "each worker holds the whole model",
-}
-
-
-_SET_BY_LAUNCHERS = (
-    "; RANK is in the environment, by which libraries do so of themselves: unset it, WORLD_SIZE and MASTER_ADDR"
-)
 
 
 class PreparedLoader:
@@ -173,7 +159,7 @@ class PlainLoop:
 
 def _accumulated(optimizer: Any) -> tuple[Any, int]:
     """The optimizer that makes the steps, and of how many batches it makes one. Of what nobody has imported, nothing is imported."""
-    known = sys.modules.get("elasticdl.ga.torch.optimizer")
+    known = sys.modules.get("elasticdl.ga.torch.optim")
     if known is None or not isinstance(optimizer, known.Optimizer):
         return optimizer, 1
     return optimizer.optimizer, optimizer.steps
@@ -212,31 +198,6 @@ def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[s
         warn(
             f"a global batch has {whole} samples, {steps} batches of {size}, where elastic.init() was told of {expected}"
         )
-
-
-def require_plain(model: Any, optimizer: Any, who: str = "elastic.prepare") -> None:
-    """``who``: has been given them, for messages.
-
-    Raises:
-        UserError: they are made for another way of training on several devices, or can't be had.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"{who}: the model is a {type(model).__name__}; expected one torch.nn.Module")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(f"{who}: the optimizer is a {type(optimizer).__name__}; expected one of torch.optim")
-    require_summable(optimizer, who)
-    if dist.is_available() and dist.is_initialized():
-        raise UserError(
-            f"{who}: torch.distributed is initialized: leave init_process_group out, as workers come and go, and find "
-            f"each other through the job{_SET_BY_LAUNCHERS if 'RANK' in os.environ else ''}"
-        )
-    for name, module in model.named_modules():
-        where = f"{who}: {name or 'the model'} is a {type(module).__name__}"
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise UserError(f"{where}, which needs a process group: leave convert_sync_batchnorm out")
-        for kind in type(module).__mro__:
-            if kind.__name__ in WRAPPERS:
-                raise UserError(f"{where}: {WRAPPERS[kind.__name__]}")
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer, known: Sequence[Any]) -> list[LRScheduler]:

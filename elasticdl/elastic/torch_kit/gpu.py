@@ -1,4 +1,4 @@
-"""All that is done with a GPU beside the model's own arithmetic. Nothing else here or in the worker uses `torch.cuda`.
+"""All that is done with a GPU beside the model's own arithmetic. Nothing else in PyTorch's kit uses `torch.cuda`.
 
 The host never waits for the device but at an event. What leaves the device goes through pinned memory, on a stream of its
 own, so that the stream on which the model computes goes on.
@@ -6,20 +6,11 @@ own, so that the stream on which the model computes goes on.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-
-from elasticdl.common.environment import SHARED_GPU
-from elasticdl.elastic.collectives.port import Bytes
 
 GPU = "cuda"
-# Aborting a communicator hangs in 2.25.1 (pytorch #149153), non-blocking calls now and then in 2.26 (#154055).
-OLDEST_NCCL = (2, 27, 0)
 
 
 # -- which device --
@@ -35,13 +26,6 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def can_use_nccl(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether tensors of this worker's GPU can travel by torch's own NCCL, which refuses two ranks on one GPU."""
-    if SHARED_GPU in environ or choose_device().type != GPU or not dist.is_nccl_available():
-        return False
-    return tuple(torch.cuda.nccl.version()) >= OLDEST_NCCL  # type: ignore[no-untyped-call]
-
-
 # -- random numbers, waiting --
 
 
@@ -55,13 +39,6 @@ def wait_for(device: torch.device) -> None:
     """Until all that the device was told to do is done."""
     if device.type == GPU:
         torch.cuda.synchronize(device)
-
-
-def reached(device: torch.device) -> None:
-    """Until what the present stream was told so far is done."""
-    if device.type == GPU:
-        event = torch.cuda.current_stream(device).record_event(_new_event())
-        event.synchronize()
 
 
 class PassTimer:
@@ -94,24 +71,8 @@ class PassTimer:
 # -- from the device to the host --
 
 
-def pinned_bytes(size: int, device: torch.device) -> Bytes:
-    """Host memory that ``device`` copies to without a detour; plain memory for a CPU."""
-    if device.type != GPU:
-        return np.empty(size, np.uint8)
-    made: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return made
-
-
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def event_after(work: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Is reached when ``work``, a collective of torch's, is done on its device. The present stream does not wait for it."""
-    with torch.cuda.stream(stream):
-        work.synchronize()
-        event: torch.cuda.Event = stream.record_event(_new_event())
-        return event
 
 
 class HostCopy:

@@ -5,44 +5,43 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.collectives.opening import open_collective
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
-from elasticdl.elastic.torch_kit.collective import TorchCollective, open_collective
 from elasticdl.elastic.torch_kit.gpu import choose_device
+from elasticdl.elastic.torch_kit.pieces.own_optimizers import look_before_steps
+from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.training.job import JobContext
 
+FORBIDDEN = "forbidden steps"
 
-class ElasticContext(JobContext[TorchCollective]):
+
+class ElasticContext(JobContext[Collective]):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     divides_batches = True  # as there is no `fit`
 
-    def __init__(self, session: Session, collective: TorchCollective, policy: BatchPolicy, seed: int) -> None:
+    def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
         super().__init__(session, collective, policy, seed)
         self.device = choose_device()
-        self._forbids: RemovableHandle | None = None
 
     def forbid_steps(self, why: str) -> None:
         def refuse(*_: Any) -> NoReturn:
             raise UserError(why)
 
-        if self._forbids is None:
-            self._forbids = register_optimizer_step_pre_hook(refuse)
+        look_before_steps(FORBIDDEN, refuse)
 
     def allow_steps(self) -> None:
-        if self._forbids is not None:
-            self._forbids.remove()
-            self._forbids = None
+        look_before_steps(FORBIDDEN, None)
 
     @classmethod
-    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
-        return open_collective(endpoint, engine, has_gpu=choose_device().type != "cpu")
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
+        return open_collective(endpoint, engine, TorchTensors())
 
 
 def sum_of_all(job: ElasticContext, mine: float) -> float:

@@ -1,17 +1,17 @@
-"""What the objects of a script keep in their attributes: what of it travels to other workers, and how.
+"""Values that a script's objects keep in their attributes: which of them are sent to other workers, and how.
 
-Plain data travel as what they are. Objects whose content can be taken and put (variables, metrics, random streams) stay the
-objects that they are here, with the content of the other's. Objects of the script's own classes are gone into. Of the rest, what is
-the script's is named.
+Plain data are sent whole. Of variables, metrics and random streams only the content is sent: the receiver puts it into its own object.
+Objects of the script's own classes are searched in turn. Nothing else can be sent; what of it a user may count on is named.
 
-Each has a path: names and keys with dots between them; before that of a content stands `CONTENT`.
+A path says where a value is kept: attribute names and keys with dots between them. `CONTENT` stands before the path of a content.
 """
 
 from __future__ import annotations
 
 import argparse
-import dis
+import contextlib
 import functools
+import inspect
 import io
 import logging
 import os
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ MOST_NESTED = 4
 OF_THE_WORKER = re.compile(
     r"(^|_)(rank|world_size|main_process)$|(^|_)is_(global_zero|rank_zero|main|master)"
 )  # by its name
+TEXTS = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)  # of documentation, with examples
+# Of one attribute or several: what stands before the sign.
+ASSIGNMENT = re.compile(
+    r"^[ \t]*((?:[\w.]+\s*,\s*)*[\w.]*\.\w+)(?:[ \t]*:[^=\n]+)?[ \t]*[-+*/%|&^@]*=(?!=)", re.MULTILINE
+)
 LAST_STANDARD_FILE = 2  # the number of stderr
 HOLD_ATTRIBUTES = (SimpleNamespace, argparse.Namespace)
 OF_THE_PROCESS = (
@@ -47,7 +52,7 @@ OF_THE_PROCESS = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of a kind of objects: how it is taken, and put."""
+    """How the content of a kind of objects is taken, and put."""
 
     take: Callable[[Any], Any]
     put: Callable[[Any, Any], object]
@@ -55,10 +60,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """What a framework's objects are to those that hold them.
+    """How the objects of a framework are treated.
 
-    ``assigned``: given what stands somewhere and what is to stand there, an array of the framework's, what to set. ``holders``: are gone
-    into as objects of the script's own are, but for their attributes of the ``foreign`` names.
+    ``assigned``: given a present value and an array of the framework's that is to replace it, returns what to set. ``holders``: are searched
+    as objects of the script's own are, but for their attributes of the ``foreign`` names.
     """
 
     content_of: Callable[[Any], Content | None] = lambda _: None
@@ -92,9 +97,9 @@ def spots(
     others: Iterable[Any] = (),
     entered: list[tuple[Any, Any, Any]] | None = None,
 ) -> Iterator[Spot]:
-    """All that an object keeps but for attributes of these names, and for ``others``.
+    """All that an object keeps, without the attributes of the ``foreign`` names and without ``others``.
 
-    ``entered`` is added the objects that are gone into: where they are kept, and what.
+    ``entered``: gets each object that is searched, with its owner and key.
     """
     names = [name for name in vars(holder) if name not in foreign]
     walk = _Walk(kinds, {id(holder), *map(id, others)}, [] if entered is None else entered)
@@ -118,13 +123,13 @@ def take(holder: Any, kinds: Kinds, foreign: Iterable[str] = (), *, copy: bool =
 
 
 def left_behind(found: Iterable[Spot], kinds: Kinds) -> Iterator[Spot]:
-    """What does not travel, and which some user may count on."""
+    """What does not travel, although a user may count on it."""
     silent = (*OF_THE_PROCESS, *kinds.of_the_process)
     return (spot for spot in found if not (spot.travels or callable(spot.value) or isinstance(spot.value, silent)))
 
 
 def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
-    """Have an object keep there what `take` gave, of another worker perhaps. False: there is no such place here."""
+    """Put a value that `take` gave, perhaps on another worker, at this path of an object. False: the object has no such place."""
     *steps, last = path.removeprefix(CONTENT).split(".")
     owner: Any = vars(holder)
     for step in steps:
@@ -145,41 +150,30 @@ def put(holder: Any, path: str, value: Any, kinds: Kinds) -> bool:
 
 
 def assigned(present: Any, value: Any, kinds: Kinds) -> Any:
-    """What to set in the place of ``present``, which others may hold as well: itself with another content, where that can be."""
+    """What to set in the place of ``present``: where possible ``present`` itself with the new content, as other objects may hold it, too."""
     if type(present) is not type(value) or present is value:
         return value
-    match present:
-        case list():
-            present[:] = value
-        case dict():
-            if isinstance(present, defaultdict) and present.default_factory is not value.default_factory:
-                return value
-            mapping = dict(value)
-            present.clear()
-            present.update(mapping)  # no pairs: a Counter would count them
-        case set():
-            items = list(value)
-            present.clear()
-            present.update(items)
-        case deque() if present.maxlen == value.maxlen:
-            items = list(value)
-            present.clear()
-            present.extend(items)
-        case _:
-            return kinds.assigned(present, value)
+    alike = all(getattr(present, name, None) == getattr(value, name, None) for name in ("default_factory", "maxlen"))
+    if not isinstance(present, list | dict | set | deque) or not alike:
+        return kinds.assigned(present, value)
+    items = dict(value) if isinstance(value, dict) else list(value)  # no pairs: a Counter would count them
+    present.clear()
+    (present.extend if isinstance(present, list | deque) else present.update)(items)
     return present
 
 
 @functools.cache
 def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
-    """Names of the attributes that the functions of these packages set, of all classes that ``kind`` is derived from."""
+    """Names of the attributes that the source of these packages sets, in all classes that ``kind`` is derived from."""
     names: set[str] = set()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] in packages:
-            for member in vars(each).values():
-                for function in (member, *(getattr(member, name, None) for name in ("fget", "fset", "__func__"))):
-                    if isinstance(function, FunctionType):
-                        names |= {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_ATTR"}
+            with contextlib.suppress(OSError, TypeError, KeyError):  # there is no source, or the class is compiled
+                # Text alone: in Python 3.11 two threads that parse at once fail, and `inspect` parses to find a class.
+                module = TEXTS.sub('""', inspect.getsource(sys.modules[each.__module__]))
+                found = re.search(rf"^class {each.__name__}\b.*?(?=^[@\w]|\Z)", module, re.MULTILINE | re.DOTALL)
+                for targets in ASSIGNMENT.findall(found[0] if found else ""):
+                    names.update(re.findall(r"\.(\w+)\s*(?=,|$)", targets))
     return frozenset(names)
 
 
@@ -228,7 +222,7 @@ class _Walk:
             return False
 
     def _within(self, value: Any) -> tuple[Any, list[Any]] | None:
-        """What it holds, and the keys of that; None if that is nobody's business."""
+        """The dict or list of what a value holds, and its keys that are searched; None if the value is not searched."""
         if type(value) in (list, tuple):
             return value, list(range(len(value)))
         if type(value) is dict:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from elasticdl.common.tree import mapped
 
 MOST_PROBED = 8  # samples
 _ROUNDING = 1e-3
@@ -114,12 +116,6 @@ def _shown(value: Any) -> str:
     return f"{flat[0]:.4g}" if flat.size == 1 else f"[{flat[0]:.4g}, ...]"
 
 
-def rows_of(value: Any, rows: slice) -> Any:
+def rows_of(value: Any, rows: slice | list[int]) -> Any:
     """These rows of all arrays in a nested value."""
-    if isinstance(value, Mapping):
-        return {key: rows_of(each, rows) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(rows_of(each, rows) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(rows_of(each, rows) for each in value)
-    return value[rows] if getattr(value, "shape", None) else value
+    return mapped(lambda leaf: leaf[rows] if getattr(leaf, "shape", None) else leaf, value)

@@ -29,18 +29,14 @@ with contextlib.suppress(ImportError):  # it comes with TensorFlow
     import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 and its like by name
 
 STRUCTURE = "outline"  # the name of its array
-ARRAY, TUPLE, ITEMS, KIND, FOREIGN = "__array__", "__tuple__", "__items__", "__kind__", "__foreign__"
-PER_ITEM = 64  # bytes that an item of a collection takes, about
+ARRAY, KIND, FOREIGN = "__array__", "__kind__", "__foreign__"
 MARK = "__"  # with which no text key of a dict begins that is written as it is
+PER_ITEM = 64  # bytes that an item of a collection takes, about
 
 Array = NDArray[Any]
 IsForeign = Callable[[Any], bool]  # an array that is not NumPy's, such as a tensor: it stays what it is
 
 AS_THEY_ARE = (type(None), bool, int, float, str)
-SEQUENCES: Mapping[str, Any] = MappingProxyType({"set": set, "frozenset": frozenset, "deque": deque})
-DICTS: Mapping[str, Any] = MappingProxyType(
-    {"OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": defaultdict}
-)
 # Of a defaultdict; others are functions.
 FACTORIES: Mapping[str, Callable[[], Any] | None] = MappingProxyType(
     {
@@ -59,27 +55,47 @@ def _never(_: Any) -> bool:
 def is_plain(value: object, is_foreign: IsForeign = _never) -> bool:
     """Whether `take_apart` can: numbers, texts, arrays, enums, and collections and dataclasses of these."""
     kind = type(value)
-    if kind in AS_THEY_ARE or kind in (bytes, complex) or isinstance(value, Path) or is_foreign(value):
+    if kind in AS_THEY_ARE or is_foreign(value):
         return True
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind != "O" and value.dtype.names is None and kind is not np.ma.MaskedArray
-    if isinstance(value, enum.Enum):
-        return _is_known(kind)
-    if isinstance(value, dict):
-        whole = kind is dict or (kind in DICTS.values() and (kind is not defaultdict or _factory(value) is not None))
-        return whole and all(is_plain(key) and is_plain(item, is_foreign) for key, item in value.items())
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        known = kind in (list, tuple, *SEQUENCES.values()) or (hasattr(kind, "_fields") and _is_known(kind))
-        return known and all(is_plain(item, is_foreign) for item in value)
-    if dataclasses.is_dataclass(kind) and _is_known(kind):
-        return set(getattr(value, "__dict__", ())) <= _fields(kind) and is_plain(_dumped(value), is_foreign)
-    return False
+    if isinstance(value, list) and kind is list:
+        return all(is_plain(item, is_foreign) for item in value)
+    name = _kind_of(value)
+    if name and isinstance(value, dict):
+        return all(is_plain(key) and is_plain(item, is_foreign) for key, item in value.items())
+    return bool(name) and is_plain(KINDS[name].parts(value), is_foreign)
 
 
 def take_apart(value: Any, is_foreign: IsForeign = _never) -> tuple[Any, dict[str, Any]]:
     """Of a plain value the outline and the arrays."""
     arrays: dict[str, Any] = {}
-    return _Taker(arrays, is_foreign).take(value), arrays
+
+    def named(array: Any) -> str:
+        arrays[name := f"a{len(arrays)}"] = array
+        return name
+
+    def take(value: Any) -> Any:
+        kind = type(value)
+        if kind in AS_THEY_ARE:
+            return value
+        if is_foreign(value):
+            return {FOREIGN: named(value)}
+        if isinstance(value, np.ndarray | np.generic):
+            array = np.asarray(value)
+            is_scalar = isinstance(value, np.generic)
+            if array.dtype.kind != "V":
+                return {ARRAY: named(array), "scalar": is_scalar}
+            # NumPy's format has no name for types that other packages have added.
+            return {ARRAY: named(array.view(f"V{array.itemsize}")), "scalar": is_scalar, "dtype": array.dtype.name}
+        if kind is list:
+            return [take(item) for item in value]
+        if kind is dict and all(isinstance(key, str) and not key.startswith(MARK) for key in value):
+            return {key: take(item) for key, item in value.items()}
+        name = _kind_of(value)
+        return {KIND: name, "parts": take(KINDS[name].parts(value))}
+
+    return take(value), arrays
 
 
 def put_together(outline: Any, arrays: Mapping[str, Any]) -> Any:
@@ -87,20 +103,20 @@ def put_together(outline: Any, arrays: Mapping[str, Any]) -> Any:
     UserError: a class that is named is not here.
     Exception: whatever a damaged outline makes of this.
     """
-    return _Putter(arrays).put(outline)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether both plain values would be written alike."""
-    if type(one) in AS_THEY_ARE:
-        return type(other) is type(one) and repr(one) == repr(other)
-    outlines, arrays = zip(*map(take_apart, (one, other)), strict=True)
-    if json.dumps(outlines[0]) != json.dumps(outlines[1]):
-        return False
-    return all(
-        (array.dtype, array.shape, array.tobytes()) == (twin.dtype, twin.shape, twin.tobytes())
-        for array, twin in zip(arrays[0].values(), arrays[1].values(), strict=True)
-    )
+    match outline:
+        case {"__foreign__": name}:
+            return arrays[name]
+        case {"__array__": name, **rest}:
+            array = arrays[name]
+            array = array.view(np.dtype(str(rest["dtype"]))) if "dtype" in rest else array
+            return array[()] if rest["scalar"] else array
+        case {"__kind__": name, "parts": parts}:
+            return KINDS[str(name)].make(put_together(parts, arrays))
+        case dict():
+            return {key: put_together(item, arrays) for key, item in outline.items()}
+        case list():
+            return [put_together(item, arrays) for item in outline]
+    return outline
 
 
 def size_of(value: Any, most: int) -> int:
@@ -155,75 +171,37 @@ def loads(data: bytes) -> Any:
     return read(io.BytesIO(data))
 
 
-# -- taking apart --
+# -- what is written as its parts, which are plain again --
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Taker:
-    arrays: dict[str, Any]
-    is_foreign: IsForeign
-
-    def take(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in AS_THEY_ARE:
-            return value
-        if self.is_foreign(value):
-            return {FOREIGN: self._name(value)}
-        match value:
-            case np.ndarray() | np.generic():
-                array = np.asarray(value)
-                # NumPy's format has no name for types that other packages have added.
-                added = array.dtype.kind == "V"
-                dtype = {"dtype": array.dtype.name} if added else {}
-                name = self._name(array.view(f"V{array.itemsize}") if added else array)
-                return {ARRAY: name, **dtype, "scalar": isinstance(value, np.generic)}
-            case enum.Flag():  # several together have no name
-                return {KIND: "flag", "class": _title(kind), "value": value.value}
-            case enum.Enum():
-                return {KIND: "enum", "class": _title(kind), "name": value.name}
-            case bytes():
-                return {KIND: "bytes", "bytes": self.take(np.frombuffer(value, np.uint8))}
-            case Path():
-                return {KIND: "path", "path": str(value)}
-            case complex():
-                return {KIND: "complex", "parts": [value.real, value.imag]}
-            case tuple() if hasattr(kind, "_fields"):
-                return {KIND: "namedtuple", "class": _title(kind), "items": self._every(value)}
-            case tuple():
-                return {TUPLE: self._every(value)}
-            case list():
-                return self._every(value)
-            case set() | frozenset() | deque():
-                length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
-                return {KIND: kind.__name__, **length, "items": self._every(value)}
-            case dict() if kind is dict and all(isinstance(key, str) and not key.startswith(MARK) for key in value):
-                return {key: self.take(item) for key, item in value.items()}
-            case dict():
-                pairs = [[self.take(key), self.take(item)] for key, item in value.items()]
-                if kind not in DICTS.values():
-                    return {ITEMS: pairs}
-                factory = {"factory": _factory(value)} if kind is defaultdict else {}
-                return {KIND: kind.__name__, **factory, "items": pairs}
-            case _ if dataclasses.is_dataclass(kind):
-                return {KIND: "dataclass", "class": _title(kind), "fields": self.take(_dumped(value))}
-        return value
-
-    def _every(self, items: Any) -> list[Any]:
-        return [self.take(item) for item in items]
-
-    def _name(self, array: Any) -> str:
-        name = f"a{len(self.arrays)}"
-        self.arrays[name] = array
-        return name
+class _Kind:
+    parts: Callable[[Any], Any]
+    make: Callable[[Any], Any]
 
 
-def _dumped(value: Any) -> dict[str, Any]:
-    """Of a dataclass; one field deep, so that what is in it is written as what it is."""
-    return {name: getattr(value, name) for name in _fields(type(value)) if hasattr(value, name)}
+def _kind_of(value: Any) -> str:
+    """The name of one of `KINDS`; empty if it is of none."""
+    kind = type(value)
+    if kind is defaultdict and _factory(value) is None:
+        return ""
+    if kind in _COLLECTIONS:
+        return str(kind.__name__)
+    if isinstance(value, Path):
+        return "path"
+    if _find(_title(kind)) is not kind:  # a function has made it
+        return ""
+    if isinstance(value, enum.Enum):
+        return "flag" if isinstance(value, enum.Flag) else "enum"  # several flags together have no name
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return "namedtuple"
+    if dataclasses.is_dataclass(kind) and set(getattr(value, "__dict__", ())) <= _fields(kind):
+        return "dataclass"
+    return ""
 
 
-def _fields(kind: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
+def _pairs(mapping: dict[Any, Any]) -> list[list[Any]]:
+    return [[key, item] for key, item in mapping.items()]
 
 
 def _factory(value: Any) -> str | None:
@@ -231,13 +209,24 @@ def _factory(value: Any) -> str | None:
     return found[0] if found else None
 
 
+def _fields(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _dumped(value: Any) -> dict[str, Any]:
+    """Of a dataclass; one field deep, so that what is in it is written as what it is."""
+    return {name: getattr(value, name) for name in _fields(type(value)) if hasattr(value, name)}
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    made = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)  # also of a frozen one
+    return made
+
+
 def _title(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _is_known(kind: type) -> bool:
-    """Whether a class is found by its name; one that a function has made is not."""
-    return _find(_title(kind)) is kind
 
 
 def _find(title: str) -> Any:
@@ -248,71 +237,43 @@ def _find(title: str) -> Any:
     return found
 
 
-# -- putting together --
+def _of_class(parts: Callable[[Any], Any], make: Callable[[Any, Any], Any], holds: Callable[[Any], bool]) -> _Kind:
+    """The name of the class is the first part."""
+
+    def remake(titled: list[Any]) -> Any:
+        found = _find(titled[0])
+        if not isinstance(found, type) or not holds(found):
+            name = titled[0].replace(":", ".")
+            raise UserError(f"the state holds an object of {name}, and there is no such class here")
+        return make(found, titled[1])
+
+    return _Kind(lambda value: [_title(type(value)), parts(value)], remake)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Putter:
-    arrays: Mapping[str, Any]
-
-    def put(self, outline: Any) -> Any:
-        match outline:
-            case {"__foreign__": name}:
-                return self.arrays[name]
-            case {"__array__": name, **rest}:
-                array = self.arrays[name]
-                array = array.view(np.dtype(str(rest["dtype"]))) if "dtype" in rest else array
-                return array[()] if rest["scalar"] else array
-            case {"__tuple__": items}:
-                return tuple(self._every(items))
-            case {"__items__": items}:
-                return dict(self._pairs(items))
-            case {"__kind__": kind, **rest}:
-                return self._kind(str(kind), {str(name): part for name, part in rest.items()})
-            case dict():
-                return {key: self.put(item) for key, item in outline.items()}
-            case list():
-                return self._every(outline)
-        return outline
-
-    def _kind(self, kind: str, rest: dict[str, Any]) -> Any:
-        match kind:
-            case "bytes":
-                return self.put(rest["bytes"]).tobytes()
-            case "path":
-                return Path(rest["path"])
-            case "complex":
-                return complex(*rest["parts"])
-            case "enum":
-                return _class(rest["class"], lambda found: issubclass(found, enum.Enum))[rest["name"]]
-            case "flag":
-                return _class(rest["class"], lambda found: issubclass(found, enum.Flag))(rest["value"])
-            case "namedtuple":
-                found = _class(rest["class"], lambda found: issubclass(found, tuple) and hasattr(found, "_fields"))
-                return tuple.__new__(found, self._every(rest["items"]))
-            case "dataclass":
-                found = _class(rest["class"], dataclasses.is_dataclass)
-                made = object.__new__(found)
-                for name, value in self.put(rest["fields"]).items():
-                    object.__setattr__(made, name, value)  # also of a frozen one
-                return made
-            case "deque":
-                return deque(self._every(rest["items"]), rest["maxlen"])
-            case "defaultdict":
-                return defaultdict(FACTORIES[rest["factory"]], self._pairs(rest["items"]))
-            case "Counter" | "OrderedDict":
-                return DICTS[kind](dict(self._pairs(rest["items"])))
-        return SEQUENCES[kind](self._every(rest["items"]))
-
-    def _every(self, items: list[Any]) -> list[Any]:
-        return [self.put(item) for item in items]
-
-    def _pairs(self, items: list[Any]) -> list[tuple[Any, Any]]:
-        return [(self.put(key), self.put(item)) for key, item in items]
-
-
-def _class(title: str, holds: Callable[[type], bool]) -> Any:
-    found = _find(title)
-    if not isinstance(found, type) or not holds(found):
-        raise UserError(f"the state holds an object of {title.replace(':', '.')}, and there is no such class here")
-    return found
+_COLLECTIONS = (bytes, complex, tuple, set, frozenset, dict, OrderedDict, Counter, defaultdict, deque)
+KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "bytes": _Kind(lambda value: np.frombuffer(value, np.uint8), lambda array: array.tobytes()),
+        "complex": _Kind(lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+        "path": _Kind(str, Path),
+        "tuple": _Kind(list, tuple),
+        "set": _Kind(list, set),
+        "frozenset": _Kind(list, frozenset),
+        "dict": _Kind(_pairs, dict),
+        "OrderedDict": _Kind(_pairs, OrderedDict),
+        "Counter": _Kind(_pairs, lambda pairs: Counter(dict(pairs))),
+        "defaultdict": _Kind(
+            lambda value: [_factory(value), _pairs(value)],
+            lambda parts: defaultdict(FACTORIES[parts[0]], parts[1]),
+        ),
+        "deque": _Kind(lambda value: [list(value), value.maxlen], lambda parts: deque(*parts)),
+        "enum": _of_class(
+            lambda value: value.name, lambda kind, name: kind[name], lambda kind: issubclass(kind, enum.Enum)
+        ),
+        "flag": _of_class(
+            lambda value: value.value, lambda kind, bits: kind(bits), lambda kind: issubclass(kind, enum.Flag)
+        ),
+        "namedtuple": _of_class(list, tuple.__new__, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields")),
+        "dataclass": _of_class(_dumped, _made, dataclasses.is_dataclass),
+    }
+)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -17,14 +18,22 @@ SEEDED = "ELASTICDL_SEEDED"  # set where they were
 
 
 @contextlib.contextmanager
-def kept_streams() -> Iterator[None]:
-    """Within, the generators are anybody's; afterwards they are as before."""
-    python, numpys = random.getstate(), np.random.get_state()
+def kept_streams(*, pythons: bool = True, numpys: bool = True) -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards those that are asked for are as before."""
+    states = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpys)
+        if pythons:
+            random.setstate(states[0])
+        if numpys:
+            np.random.set_state(states[1])
+
+
+def used_streams_kept() -> AbstractContextManager[None]:
+    """Within, the generators may be seeded; afterwards those that the script of a worker has seeded or drawn from are as before."""
+    seeded = SEEDED in os.environ  # else nobody knows what has been done to Python's
+    return kept_streams(pythons=seeded and _python_is_used(), numpys=seeded and _numpy_is_used())
 
 
 def seed_if_unused(seed: int) -> None:
@@ -33,21 +42,6 @@ def seed_if_unused(seed: int) -> None:
         random.seed(seed)
     if not _numpy_is_used():
         np.random.seed(seed % 2**32)
-
-
-@contextlib.contextmanager
-def used_streams_kept() -> Iterator[None]:
-    """Within, the generators may be seeded; afterwards those that the script of a worker has seeded or drawn from are as before."""
-    seeded = SEEDED in os.environ  # else nobody knows what has been done to Python's
-    python = random.getstate() if seeded and _python_is_used() else None
-    numpys = np.random.get_state() if seeded and _numpy_is_used() else None
-    try:
-        yield
-    finally:
-        if python is not None:
-            random.setstate(python)
-        if numpys is not None:
-            np.random.set_state(numpys)
 
 
 def _python_is_used() -> bool:

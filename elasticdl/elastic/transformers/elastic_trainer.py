@@ -16,12 +16,16 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
 from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
-from elasticdl.elastic.transformers.arguments import follow_rank
-from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
-from elasticdl.elastic.transformers.refusals import SEARCH, require_elastic
-from elasticdl.elastic.transformers.told_evaluations import tell_checkpoint, tell_evaluation
+from elasticdl.elastic.transformers.requirements import SEARCH, WHO, require_elastic
 from elasticdl.elastic.transformers.trainer_host import TrainerHost
+from elasticdl.elastic.transformers.writing import (
+    follow_rank,
+    is_meant,
+    tell_checkpoint,
+    tell_evaluation,
+    to_resume_from,
+)
 
 # What a worker resumes from that has come later: not a checkpoint.
 FROM_THE_JOB = ""
@@ -161,7 +165,7 @@ class Elastic:
         return super()._finalize_training(*args)  # type: ignore[misc]
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError(f"elastic.transformers: {SEARCH}")
+        raise UserError(f"{WHO}: {SEARCH}")
 
 
 def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None:

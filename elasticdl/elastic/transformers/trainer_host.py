@@ -30,12 +30,11 @@ from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.checkpoints import FirstsCheckpoint
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.items import Count, Items
-from elasticdl.elastic.transformers.passed import Passed, TrainersState
 from elasticdl.elastic.transformers.place import TrainerSnapshot
-from elasticdl.elastic.transformers.trainer_holders import PACKAGES, holders_of
+from elasticdl.elastic.transformers.trainers_state import PACKAGES, Passed, TrainersState, holders_of
+from elasticdl.elastic.transformers.writing import FirstsCheckpoint
 
 # A forward pass draws from another stream than what loads its batch.
 FORWARD = b"forward"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.ga.keras.optimizer import Optimizer
+from elasticdl.ga.keras.optimizers import Optimizer
 from elasticdl.tensorflow import keras
 
 

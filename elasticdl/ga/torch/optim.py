@@ -5,14 +5,29 @@
 
 The ready-made ones take ``steps`` first or by name, then what torch's class of that name takes. Optimizers that evaluate
 a closure several times in one step (LBFGS) cannot be fed one micro-batch after the other and are refused.
+
+`Optimizer` wraps one, and makes one step of several micro-batches.
+
+    micro-batch   1 .. steps-1     step() moves its gradient out of ``p.grad`` into the sum; ``p.grad`` is None
+    micro-batch   steps            step() puts the weighted mean into ``p.grad``, and the wrapped optimizer makes its step;
+                                   then ``p.grad`` is None, and the next accumulation begins
+
+So ``zero_grad()`` clears what has not been handed to ``step()`` yet, as always in torch, and nothing else.
 """
 
 from __future__ import annotations
 
-import torch
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar, cast
 
-from elasticdl.ga.steps import ReadyMade, ready_made
-from elasticdl.ga.torch.optimizer import Optimizer
+import torch
+from torch import Tensor
+
+from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.ga.steps import ReadyMade, check_samples, checked_steps, ready_made
+from elasticdl.ga.torch.accumulation import Accumulation
 
 __all__ = [
     "ASGD",
@@ -29,6 +44,237 @@ __all__ = [
     "Rprop",
     "SparseAdam",
 ]
+
+STATE_KEY = "accumulation"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
+    """Under `torch.compile`, too: counting in Python would be traced anew for each count."""
+    return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+
+
+def _frame_runs_eagerly(function: Callable[P, R]) -> Callable[P, R]:
+    """As `_runs_eagerly`, but what the function calls may be compiled: the update, the closure."""
+    return cast(Callable[P, R], torch.compiler.disable(function, recursive=False))  # type: ignore[no-untyped-call]
+
+
+def _of_the_wrapped(name: str) -> Any:
+    """An attribute that there is once, in the wrapped optimizer."""
+    return property(
+        lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value)
+    )
+
+
+class Optimizer(torch.optim.Optimizer):
+    """``optimizer``, stepping once for every ``steps`` micro-batches, on the mean of their gradients.
+
+    Parameter groups, state, defaults, hooks and whatever else is not mentioned here are those of the wrapped optimizer,
+    ``self.optimizer``: hooks run once per optimizer step, with ``p.grad`` holding the mean.
+    """
+
+    # So a GradScaler hands over every micro-batch, with what it found, instead of not calling step() after an overflow.
+    _step_supports_amp_scaling = True
+    param_groups = _of_the_wrapped("param_groups")
+    state = _of_the_wrapped("state")
+    defaults = _of_the_wrapped("defaults")
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        """Raises ArgumentError if ``steps`` or the optimizer cannot be right."""
+        # No super().__init__(): groups, state and hooks exist once, in the wrapped optimizer.
+        self.optimizer = _checked_optimizer(optimizer)
+        self.steps = steps
+        self._begin()
+        # Whether the last ``step()`` or ``flush()`` made an optimizer step; False if a GradScaler had it left out.
+        self.stepped = False
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches per optimizer step. May be changed at any time; what is accumulated stays."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps = checked_steps(steps)
+
+    @property
+    def will_step(self) -> bool:
+        """Whether the next micro-batch completes the accumulation: the next ``step()`` changes the parameters."""
+        return self._ready or self._accumulation.count + 1 >= self.steps
+
+    @_frame_runs_eagerly
+    def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None) -> Any:
+        """Hand over the gradient of one micro-batch; each ``steps``-th call makes an optimizer step.
+
+        ``closure``: computes loss and gradient of this micro-batch; called once, its loss is returned.
+        ``samples``: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+        """
+        self.stepped = False
+        loss = self._evaluate(closure)
+        if self._gather(samples):
+            try:
+                if not self._accumulation.overflowed:
+                    self.optimizer.step()
+                    self.stepped = True
+            finally:
+                self.discard()
+        return loss
+
+    @_runs_eagerly
+    def accumulate(self, samples: float | None = None, *, last: bool = False) -> bool:
+        """The first half of ``step()``, for what must see the mean gradient: clipping, logging.
+
+        True: ``p.grad`` holds the mean of the accumulation, and ``step()`` is due. False: ``p.grad`` is None, and
+        ``step()`` would do nothing. With a GradScaler call ``unscale_`` before and ``step`` after, each time.
+        ``last``: close the accumulation now, however many micro-batches it has.
+        """
+        if self._ready:
+            raise UserError("accumulate() has returned True: call step() (or zero_grad(), to drop it) before the next")
+        return self._take(samples, scale=None, last=last)
+
+    def flush(self) -> bool:
+        """Make the optimizer step of what is accumulated, if anything: at the end of an epoch. True if one was made."""
+        if not self._ready:
+            self._take(None, scale=None, last=True)
+        self.step()
+        return self.stepped
+
+    @_runs_eagerly
+    def discard(self) -> None:
+        """Forget what is accumulated, ``p.grad`` included, and begin anew."""
+        self.optimizer.zero_grad()
+        self._begin()
+
+    @_runs_eagerly
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``p.grad``: of the micro-batch that was not handed over yet. What is accumulated stays."""
+        self.optimizer.zero_grad(set_to_none)
+        if self._ready:  # p.grad was the whole accumulation
+            self._begin()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and what is accumulated, if anything; either can load the other's.
+
+        ``steps`` is not in it: it stays what the constructor was given. A mean that waits in ``p.grad`` is not, as
+        torch saves no ``p.grad``.
+        """
+        state = self.optimizer.state_dict()
+        if self._accumulation.count and not self._ready:
+            state[STATE_KEY] = self._accumulation.state(self._params())
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, in the middle of an accumulation if it was saved there.
+
+        Raises:
+            ArgumentError: it is no state of an optimizer; nothing has been loaded.
+            ValueError: torch's own, where it is one of other parameters.
+        """
+        accumulation = Accumulation()
+        try:
+            if STATE_KEY in state_dict:
+                accumulation = Accumulation.from_state(state_dict[STATE_KEY], self._params())
+            self.optimizer.load_state_dict(state_dict)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"load_state_dict(): a {type(state_dict).__name__} that is no state of an optimizer ("
+                f"{type(error).__name__}: {error}); give what state_dict() returned"
+            ) from error
+        self.discard()
+        self._accumulation = accumulation
+
+    def __getattr__(self, name: str) -> Any:
+        # The hooks that the methods inherited from torch register, and what the wrapped optimizer has of its own.
+        if name.startswith("__") or name == "optimizer":  # the latter: while being unpickled
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        accumulation = Accumulation() if self._ready else self._accumulation  # copies of parameters carry no p.grad
+        return {"optimizer": self.optimizer, "steps": self._steps, STATE_KEY: accumulation, "stepped": self.stepped}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.optimizer = state["optimizer"]
+        self._steps = state["steps"]
+        self._begin()
+        self._accumulation = state[STATE_KEY]
+        self.stepped = state["stepped"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} (steps={self.steps}) of {self.optimizer!r}"
+
+    def _params(self) -> Iterator[Tensor]:
+        return (param for group in self.param_groups for param in group["params"])
+
+    def _begin(self) -> None:
+        self._accumulation = Accumulation()
+        self._ready = False  # the mean is in p.grad
+        self._rates: list[float] = []
+
+    @_frame_runs_eagerly
+    def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        if self._ready:
+            raise UserError("step(closure) after accumulate(): the closure would add to the mean gradient")
+        with torch.enable_grad():
+            return closure()
+
+    @_runs_eagerly
+    def _gather(self, samples: float | None) -> bool:
+        """Take what is in ``p.grad``, unless `accumulate` did; True if an optimizer step is due."""
+        # A GradScaler sets these two for the time of its call: the scale, or None after unscale_(); what it found.
+        scale, found = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        if scale is not None and (self._ready or all(param.grad is None for param in self._params())):
+            raise UserError(
+                "scaler.step(optimizer) found no gradients to unscale: call scaler.unscale_(optimizer) before "
+                "optimizer.accumulate(), and zero_grad() only after scaler.step()"
+            )
+        due = self._ready or self._take(samples, scale, last=False)
+        self._accumulation.note_overflow(found)
+        return due
+
+    @_runs_eagerly
+    def _take(self, samples: float | None, scale: Tensor | None, *, last: bool) -> bool:
+        check_samples(samples)
+        taken = self._accumulation.take(self._params(), samples, scale)
+        if taken:
+            self._check_rates()
+        count = self._accumulation.count
+        self._ready = (taken and count >= self.steps) or (last and count > 0)
+        if self._ready:
+            self._accumulation.put_mean(self._params())
+        return self._ready
+
+    def _check_rates(self) -> None:
+        """Warn of a scheduler that is stepped once per micro-batch: it would run through its schedule too fast."""
+        rates = [group["lr"] for group in self.param_groups if isinstance(group.get("lr"), float)]
+        if self._rates and rates != self._rates:
+            warnings.warn(
+                "the learning rate changed within an accumulation: step a scheduler only `if optimizer.stepped`, and at "
+                "the end of an epoch after optimizer.flush()",
+                stacklevel=2,
+            )
+        self._rates = rates
+
+
+def _checked_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"Optimizer(optimizer, steps) wraps a torch optimizer, not a {type(optimizer).__name__}")
+    if isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"the optimizer accumulates already, over {optimizer.steps} micro-batches: wrap it once")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ArgumentError(
+            f"{type(optimizer).__name__} evaluates its closure several times in a step, so it cannot be fed one micro-batch "
+            "after the other: use it unwrapped, and loop over the micro-batches inside the closure"
+        )
+    return optimizer
 
 
 def _ready_made(wraps: type[torch.optim.Optimizer]) -> type[Optimizer]:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.torch_kit import gpu
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
@@ -30,15 +31,7 @@ Reduce = Callable[[Callable[[], object] | None], None]
 
 def to_device(sample: Any, device: torch.device) -> Any:
     """Tensors within tuples, lists and dicts moved to the device, all else as it is."""
-    if isinstance(sample, torch.Tensor):
-        return sample.to(device, non_blocking=True)
-    if isinstance(sample, dict):
-        return {key: to_device(value, device) for key, value in sample.items()}
-    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return type(sample)(*(to_device(value, device) for value in sample))
-    if isinstance(sample, list | tuple):
-        return type(sample)(to_device(value, device) for value in sample)
-    return sample
+    return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, sample)
 
 
 def seed_generators(seed: int) -> None:
@@ -111,8 +104,7 @@ class StepBatch(cursor.StepBatch):
         """
         backward: Callable[[], object] = self.weigh(loss).backward
         if self.untaken:
-            backward()
-            self._reducer.hooks.put_back()
+            self._reducer.backward(backward, last=False)
             self._weighed.note()
         else:
             self._reduce(backward)
@@ -163,13 +155,12 @@ class ElasticSampler(Ordered, Sampler[list[int]]):
         samples: Iterator[Any] | None = None
         try:
             for plan in plans:
-                if samples is None:
-                    seed_generators(
-                        plan.seed
-                    )  # torch's loader draws the seed of its processes from the global generator
+                if samples is None:  # torch's loader draws the seed of its processes from the global generator
+                    seed_generators(plan.seed)
                     samples = iter(loader)
                 seed_generators(plan.seed)
-                self._reducer.begin()
+                self._reducer.open()
+                self._reducer.drop_gradients()
                 self._weighed.begin()
                 batch = StepBatch(plan, samples, self._job, self._reducer, self._reduce, self._weighed)
                 yield self.begin(batch)

@@ -11,17 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
+from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.children import require_guard
-
-# Whose loaders give what torch's gives.
-ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class OwnLoader:
         Raises:
             UserError: it can't be loaded in parts.
         """
-        _require_parts(loader, who)
+        refuse(who, of_loader(loader))
         self.loader = loader
         self.draws = Draws(loader)
         self.source = self.draws.data
@@ -152,31 +149,6 @@ class OwnCursor:
         sample = next(self._parts)
         self.number += 1
         return sample
-
-
-def _require_parts(loader: Any, who: str) -> None:
-    if not isinstance(loader, DataLoader):
-        raise UserError(f"{who}: the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader")
-    for name in ("__iter__", "_get_iterator"):
-        own = next((kind for kind in type(loader).__mro__ if name in vars(kind)), DataLoader)
-        if own.__module__.partition(".")[0] not in ITERATED_PLAINLY:
-            raise UserError(
-                f"{who}: the loader is a {own.__name__}, whose own {name} is not called where a batch is loaded in parts: "
-                "do what it does in collate_fn, in the sampler or in the training step"
-            )
-    if isinstance(loader.dataset, IterableDataset):
-        raise UserError(
-            f"{who}: an IterableDataset can't be divided among workers that come and go: give the loader a data set "
-            "with __len__ and __getitem__"
-        )
-    if loader.batch_sampler is None:
-        raise UserError(f"{who}: DataLoader(batch_size=None) makes no batches: give it a batch_size")
-    try:
-        batches = len(loader)
-    except TypeError as error:
-        raise UserError(f"{who}: the loader's sampler has no length; expected one with __len__") from error
-    if not batches:
-        raise UserError(f"{who}: the loader has no batch; expected at least one in an epoch")
 
 
 class RandomStreams:

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.collective import TorchCollective
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Answers:
     def add(self, answer: Any) -> None:
         self._known.append(answer)
 
-    def agree(self, collective: TorchCollective) -> bool:
+    def agree(self, collective: Collective) -> bool:
         """Have all members of a new world know what one of them knows. Returns whether any of them `has_own`.
 
         Raises:

@@ -151,12 +151,11 @@ class LoopState(TorchState):
         self._job.post(p.BatchGiven(plan))
         share = samples / plan.batch
         # The script has made a pass also where none of the samples is this worker's.
-        loss = objective * (plan.batch / samples) if samples else torch.zeros(())
+        mean = objective * (plan.batch / samples) if samples else 0.0
         is_first = self._job.world.rank == 0
-        self._reducer.add(loss, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
-        self._reducer.cast_vote(
+        self._reducer.add(mean, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
+        self._job.advance(Activity.WAIT)
+        outcome = self._reducer.close(
             leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
         )
-        self._job.advance(Activity.WAIT)
-        vote = self._reducer.reduce()
-        self._voted(vote, self._reducer.passes.seconds)
+        self._voted(outcome.vote, outcome.seconds)

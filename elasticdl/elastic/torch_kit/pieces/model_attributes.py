@@ -1,8 +1,8 @@
-"""What modules, callbacks and trainers keep in their attributes: a worker that comes later has it as the others do.
+"""What modules, callbacks and trainers keep in their attributes is sent to workers that come later.
 
-Counts of an annealing, flags that a hook has set, a moving average of weights in a callback, and which parameters are trained: what
-has changed since training began travels beside the state. What is small is noted before each step, so that a step that is torn is made
-again from there, and counted once.
+Examples are the count of an annealing, a flag that a hook has set, a moving average of weights in a callback, and ``requires_grad`` of parameters.
+What has changed since training began is sent with the state. Small values are copied before each step: a torn step is made again from the
+copies, so it is counted once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.elastic.torch_kit.flat import host_array
-from elasticdl.elastic.torch_kit.pieces.kept import Noted, TooLargeError, copy_of_small, small_copy
+from elasticdl.elastic.torch_kit.pieces.kept import Noted, Slot, TooLargeError, copy_of_small, small_copy
 from elasticdl.elastic.training import attributes
 from elasticdl.elastic.training.attributes import (
     OF_THE_PROCESS,
@@ -43,7 +43,7 @@ REMEDY_OF_A_MODULE = "give it get_extra_state and set_extra_state"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An object that keeps something. ``name``: the same on all workers. ``foreign``: attributes that are a library's."""
+    """An object whose attributes are sent. ``name``: the same on all workers. ``foreign``: names of attributes that are a library's."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def holders_of_callbacks(
     *,
     is_noted: bool = True,
 ) -> Iterator[Holder]:
-    """Of the script's own. Those of these packages have a state of their own, or need none."""
+    """One for each callback of the script's own. Callbacks of these packages have a state of their own, or need none."""
     numbers: dict[str, Iterator[int]] = defaultdict(count)
     for callback in callbacks:
         kind: Any = type(callback)
@@ -90,10 +90,9 @@ class Attributes:
         self._others: list[Holder] = []
         self._first: dict[str, dict[str, _First]] = {}
         self._has_begun = False
-        self._noted: dict[tuple[str, str], Any] = {}  # at the last commit, what is small: by holder and path
-        self._noted_all = Noted()
+        self._noted = Noted()  # at the last commit
         self._is_known = False  # what is noted
-        self._slots: list[tuple[str, str, Any, Any]] = []  # of what is noted: holder, path, owner and key
+        self._slots: list[Slot] = []  # of what is noted
         self._sizes: list[tuple[Any, int]] = []  # of these owners
         self._entered: list[tuple[Any, Any, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # or not
@@ -114,12 +113,11 @@ class Attributes:
 
     @property
     def is_on_its_way(self) -> bool:
-        """This worker has what others had in the middle of training, and is yet to come there."""
+        """This worker has received the attributes, and its script has not yet come to where the job stands."""
         return self._received is not None
 
     def begin(self) -> None:
-        """The first step comes next. What hooks have told each worker at the start, such as whether it writes and to which
-        file, is its own."""
+        """The first step comes next. Flags, texts and file numbers that hooks have set until now stay each worker's own."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -133,28 +131,26 @@ class Attributes:
     def note(self) -> Noted:
         """What is small, as it is now."""
         self._look()
-        values = [(owner, key, value := owner[key], small_copy(value)) for _, _, owner, key in self._slots]
+        values = [(slot, value := slot.owner[slot.key], small_copy(value)) for slot in self._slots]
         return Noted(values, [(parameter, parameter.requires_grad) for parameter in self._trained])
 
     def commit(self, *, may_be_torn: bool) -> None:
         """All is as it is between two steps."""
-        self._noted_all = self.note() if may_be_torn else Noted()
-        kept = (each[-1] for each in self._noted_all.values)
-        self._noted = dict(zip([slot[:2] for slot in self._slots], kept, strict=False)) if may_be_torn else {}
+        self._noted = self.note() if may_be_torn else Noted()
 
     def restore(self) -> None:
-        """To what was received, or noted at the last commit."""
+        """Go back to what was received, or to what was noted at the last commit."""
         if self._received is not None:
             self._put(self._received)
         else:
-            self.put_back(self._noted_all)
+            self.put_back(self._noted)
 
     def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
-        """``since``: what was noted later; what has been added till then goes."""
+        """``since``: noted later; entries that it has and ``noted`` has not are removed."""
         noted.put_back(self._kinds, since)
 
     def arrive(self) -> None:
-        """This worker stands where the job stands, and goes on from there."""
+        """This worker's script stands where the job stands."""
         self._received = None
         self._tell_missing()
 
@@ -166,19 +162,20 @@ class Attributes:
     # -- to and from other workers --
 
     def dump(self) -> dict[str, Any]:
-        """What has changed since training began, as of the last commit. Tensors by reference."""
+        """What has changed between the beginning of training and the last commit. Tensors are given by reference."""
         changed: dict[str, dict[str, Any]] = {}
+        noted = {(slot.holder, slot.path): kept for slot, _, kept in self._noted.values}
         for holder in self._holders():
             first = self._first.get(holder.name, {})
             for spot in self._spots(holder):
                 if not spot.travels:
                     self._name(holder, spot, first.get(spot.path))
                     continue
-                value = self._noted.get((holder.name, spot.path), spot) if spot.content is None else spot
-                value = spot.taken() if value is spot else value
+                place = (holder.name, spot.path)
+                value = noted[place] if place in noted and spot.content is None else spot.taken()
                 if spot.path not in first or self._mark(value) != first[spot.path].mark:
                     changed.setdefault(holder.name, {})[spot.path] = value
-        trained = {id(parameter): was for parameter, was in self._noted_all.trained}
+        trained = {id(parameter): was for parameter, was in self._noted.trained}
         flags = {name: trained.get(id(each), each.requires_grad) for name, each in self._parameters()}
         outline, arrays = take_apart(changed, is_tensor)
         arrays = {name: each.detach() if is_tensor(each) else each for name, each in arrays.items()}
@@ -236,7 +233,7 @@ class Attributes:
                 yield spot
 
     def _look(self) -> None:
-        """Anew for what is noted, if something has come or gone."""
+        """Find again what is to be noted, if something was added or removed."""
         same = all(len(owner) == size for owner, size in self._sizes)
         if self._is_known and same and all(owner[key] is value for owner, key, value in self._entered):
             return
@@ -249,8 +246,8 @@ class Attributes:
                 owners[id(vars(holder.what))] = vars(holder.what)
                 for spot in self._spots(holder, self._entered):
                     if spot.travels and spot.content is None and not isinstance(spot.owner, tuple):
-                        self._slots.append((holder.name, spot.path, spot.owner, spot.key))
-        owners |= {id(owner): owner for _, _, owner, _ in self._slots}
+                        self._slots.append(Slot(holder.name, spot.path, spot.owner, spot.key))
+        owners |= {id(slot.owner): slot.owner for slot in self._slots}
         self._sizes = [(owner, len(owner)) for owner in owners.values()]
 
     def _note_first(self, holder: Holder) -> None:
@@ -270,7 +267,7 @@ class Attributes:
         return checksum(value, is_tensor, host_array)
 
     def _name(self, holder: Holder, spot: Spot, first: _First | None) -> None:
-        """What does not travel, and a newcomer has otherwise than the others."""
+        """Warn of a value that can't be sent, so that a newcomer has another one."""
         is_new = first is None or first.mark != LEFT or first.copy != id(spot.value)
         if is_new and any(attributes.left_behind([spot], self._kinds)) and _is_data(spot.value):
             what = f"{spot.path}, a {type(spot.value).__name__}"

@@ -1,4 +1,4 @@
-"""Optimizers that a script steps beside those that are trained with: nobody sums the gradients that they step by."""
+"""Refuses optimizers that a script steps beside those that it has given: the workers do not sum the gradients of their parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,30 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
 
+Look = Callable[[torch.optim.Optimizer], None]
+
 _of_thread = threading.local()  # each worker's, where several are threads of a process
+
+
+def look_before_steps(purpose: str, look: Look | None) -> None:
+    """Have ``look`` called before each step of any optimizer, which it may refuse. None: nothing looks for this purpose any more."""
+    _hook_steps()
+    looks = _of_thread.__dict__
+    looks.pop(purpose, None)
+    if look is not None:
+        looks[purpose] = look
+
+
+@functools.cache
+def _hook_steps() -> None:
+    """Once in a process."""
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not torch.compiler.is_compiling():  # it would be traced
+            for look in list(_of_thread.__dict__.values()):
+                look(optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
 
 
 class OwnOptimizers:
@@ -34,8 +57,7 @@ class OwnOptimizers:
         self._remedy = remedy
         # Beside the model's own parameters there may be copies, of which each batch has an optimizer of its own, as in meta-learning.
         self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        _see_steps()
-        _of_thread.watching = self
+        look_before_steps("own optimizers", self.require_none)
 
     def require_none(self, optimizer: torch.optim.Optimizer) -> None:
         """It is about to step.
@@ -60,17 +82,3 @@ class OwnOptimizers:
             f"{type(optimizer).__name__} steps {what} by the gradient of this worker's part of a batch, and the workers do not sum it, as the optimizer is "
             f"the script's own: {self._remedy}"
         )
-
-
-@functools.cache
-def _see_steps() -> None:
-    """Once in a process."""
-
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():  # it would be traced
-            return
-        watching: OwnOptimizers | None = getattr(_of_thread, "watching", None)
-        if watching is not None:
-            watching.require_none(optimizer)
-
-    register_optimizer_step_pre_hook(before_step)

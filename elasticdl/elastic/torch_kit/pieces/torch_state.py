@@ -15,6 +15,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
+from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.lifecycle import WorkerState
@@ -22,7 +23,6 @@ from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch_kit.collective import broadcast_state
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.flat import host_array
 from elasticdl.elastic.torch_kit.pieces.further import IS_OUTSIDE, further_modules
@@ -42,6 +42,7 @@ from elasticdl.elastic.training.copies import UNCHANGING, copied
 from elasticdl.elastic.training.pieces import Array, Marks
 
 # Settings of an optimizer that say how it computes, which workers on other devices may do otherwise; and no settings.
+COPIED_WHEN_LOADED = ("model", "optimizer", "outside")  # parts of the state that need not arrive on the device
 OF_EACH_WORKER = ("params", "foreach", "fused", "capturable")
 MAKE_THE_MODEL = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
@@ -185,23 +186,22 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         if batch and backward is None:
             self._weighed.require()
+        if batch and self._measures_noise:
+            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
+        if backward is not None:
+            self._reducer.backward(backward, last=True)
+        self._job.advance(Activity.WAIT)
         part = 1 / self._job.world.size
-        self._reducer.cast_vote(
+        outcome = self._reducer.close(
             leaving=self._job.leaving,
             stopping=self._wants_to_stop,
             share=None if batch else part,
             batch=self._batch_check.ballot(batch.plan if batch else None),
             state=self._check.ballot(),
+            scale=1.0 if batch else part,
         )
-        if batch and self._measures_noise:
-            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
-        if backward is not None:
-            with self._reducer.launching():
-                backward()
-        self._job.advance(Activity.WAIT)
-        vote = self._reducer.reduce(1.0 if batch else part)
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
-        self._voted(vote, self._reducer.passes.seconds)
+        self._voted(outcome.vote, outcome.seconds)
         self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
 
     @property
@@ -336,12 +336,11 @@ class TorchState(state.TrainingState):
             self._load_own(copy.deepcopy(self._saved["own"]))  # an optimizer works on what it is given
 
     def _broadcast(self) -> dict[str, Any]:
-        received: dict[str, Any] = broadcast_state(self.sent(), self._job.collective, self._job.device)
-        return received
+        return broadcast_state(self.sent(), self._job.collective, on_host=COPIED_WHEN_LOADED)
 
     def _broadcast_model(self, values: dict[str, Any]) -> dict[str, Any]:
         own = {**self._dump_own(), "values": values}
-        return broadcast_state(own, self._job.collective, self._job.device, to_all=True)
+        return broadcast_state(own, self._job.collective, on_host=COPIED_WHEN_LOADED, to_all=True)
 
     def save(self, part: p.SaveScope) -> None:
         super().save(part)

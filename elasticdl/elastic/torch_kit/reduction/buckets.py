@@ -1,19 +1,26 @@
 """Gradients in flat buckets, each summed over the world while the backward pass makes those of the next.
 
 As in PyTorch's DistributedDataParallel (Li et al., VLDB 2020): buckets are filled in the reverse order of the parameters, and
-launched in that order on all workers, also on one that has no gradients. Results reach ``parameter.grad`` only once all have
-arrived, so a torn step changes nothing but gradients.
+begun in that order on all workers, also on one that has no gradients. The order is all that workers must have in common: one may
+begin its buckets during the backward pass, and another after it.
+
+Small tensors travel at the end of *closing* buckets, which come last and begin in `finish`: until then they may be written.
+
+A gradient that comes after its sum has begun is *late*. Sums are linear, so late gradients are summed by themselves, and added.
+
+Results reach ``parameter.grad`` only once all have arrived, so a torn step changes nothing but gradients.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.collective import TorchCollective, Transfer
+from elasticdl.elastic.collectives.port import Collective, Transfer
+from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.torch_kit.flat import aligned, by_kind, flat_views, strides_of
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook
 
@@ -35,11 +42,12 @@ class _Bucket:
         ]
 
     @torch.no_grad()
-    def fill(self) -> None:
-        """Move the gradients here. A parameter without one counts as having a gradient of zero."""
+    def fill(self, present: dict[int, bool]) -> None:
+        """Move the gradients here. A parameter without one counts as having a gradient of zero. ``present``: takes, by its id, whether it has one."""
         gradients, places = list(self._tail), list(self._tail_views)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             gradient, parameter.grad = parameter.grad, None
+            present[id(parameter)] = gradient is not None
             if gradient is None:
                 view.zero_()
             else:
@@ -63,36 +71,74 @@ class Buckets:
     """The gradients of some parameters, and small tensors beside them, on their way through the world."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], tail: Sequence[torch.Tensor], collective: TorchCollective
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        tail: Sequence[torch.Tensor],
+        collective: Collective,
+        *,
+        launches: bool = True,
     ) -> None:
-        """``tail``: tensors that are summed in place; complete before the last backward pass of a step."""
+        """``tail``: tensors that are summed in place; complete when `finish` is called. ``launches``: sums may begin within backward passes."""
         self._collective = collective
-        rest, self._buckets = by_kind(tail), []
+        self._parameters = parameters
+        rest = by_kind(tail)
+        closing: list[_Bucket] = []
+        self._buckets: list[_Bucket] = []
         for kind, of_kind in by_kind(reversed(parameters)).items():
             *others, last = _cut(of_kind)
             self._buckets += [_Bucket(run, []) for run in others]
-            self._buckets.append(_Bucket(last, rest.pop(kind, [])))
-        # What is complete already goes first.
-        self._buckets = [_Bucket([], of_kind) for of_kind in rest.values()] + self._buckets
+            (closing if kind in rest else self._buckets).append(_Bucket(last, rest.pop(kind, [])))
+        self._early = [each for bucket in self._buckets for each in bucket.parameters]
+        self._early_buckets = len(self._buckets)
         self._number = {id(each): i for i, bucket in enumerate(self._buckets) for each in bucket.parameters}
-        self._missing: list[set[int]] = []  # of each bucket, the parameters whose gradients are not there yet
+        self._buckets += [*closing, *(_Bucket([], of_kind) for of_kind in rest.values())]
+        self._missing: list[set[int]] = []  # of each early bucket, the parameters whose gradients are not there yet
         self._transfers: list[Transfer] = []
-        several = sum(bool(bucket.parameters) for bucket in self._buckets) > 1
+        self._failure: WorldBroken | None = None  # in the middle of a backward pass
+        self._present: dict[int, bool] = {}  # whether a parameter had a gradient when its sum began, by its id
+        self._late: dict[int, torch.Tensor] = {}  # gradients, by the numbers of the early parameters
+        self._withdrawn: set[int] = set()  # ids of parameters
         own = OwnHook(self._accumulated)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(own)  # type: ignore[no-untyped-call]
-            for parameter in (parameters if several else ())
+            for parameter in (self._early if launches else ())
         ]
 
     @contextlib.contextmanager
     def launching(self) -> Iterator[None]:
-        """Within, the backward pass makes the last gradients of this step."""
-        self._missing = [{id(parameter) for parameter in bucket.parameters} for bucket in self._buckets]
+        """Within, a backward pass makes what may be the last gradients of this step. A world that breaks is told of by `finish`."""
+        early = self._buckets[: self._early_buckets]
+        self._missing = [{id(parameter) for parameter in bucket.parameters} for bucket in early]
         try:
-            self._launch_complete()
             yield
         finally:
             self._missing = []
+
+    def withdraw(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """What this worker has given to sums that have begun is not to count: the script has cleared these gradients."""
+        self._withdrawn.update(id(each) for each in parameters if id(each) in self._present)
+
+    def begin_early(self) -> bool:
+        """Begin what could have begun within the backward pass. Returns whether this worker has late gradients, or has withdrawn some.
+
+        Raises:
+            WorldBroken: gradients are gone.
+        """
+        if self._failure is not None:
+            raise self._failure
+        begun = bool(self._transfers)
+        while len(self._transfers) < self._early_buckets:
+            self._begin_next()
+        if not begun:
+            return False
+        for number, parameter in enumerate(self._early):
+            if parameter.grad is not None:
+                self._late[number], parameter.grad = parameter.grad, None
+        return bool(self._late or self._withdrawn)
+
+    def present(self) -> list[bool]:
+        """Of each parameter, whether this worker has given a gradient to its sum, or is about to."""
+        return [self._present.get(id(each), each.grad is not None) for each in self._parameters]
 
     def finish(self, scale: float) -> None:
         """Sum what is not under way yet, wait for all, and hand the sums out, those of gradients times ``scale``.
@@ -100,16 +146,53 @@ class Buckets:
         Raises:
             WorldBroken: gradients are gone; nothing else has changed.
         """
-        for bucket in self._buckets[len(self._transfers) :]:
-            self._launch(bucket)
+        if len(self._transfers) < self._early_buckets:
+            self.begin_early()
+        while len(self._transfers) < len(self._buckets):
+            self._begin_next()
         self._collective.finish(self._transfers)
         self._transfers = []
         for bucket in self._buckets:
             bucket.hand_out(scale)
 
+    @torch.no_grad()
+    def sum_late(self, scale: float, workers: Sequence[float]) -> list[float]:
+        """Add what has come late, after `finish`, where any member says that it has some. ``workers``: of each parameter, those that have given a gradient
+        to its sum. Returns how many have given any.
+
+        Raises:
+            WorldBroken: gradients are gone.
+            UserError: some members have withdrawn a gradient that others let stand.
+        """
+        sums = [each.grad for each in self._early]
+        every = list(enumerate(self._early))
+        marks = torch.tensor(
+            [[id(e) in self._withdrawn for _, e in every], [i in self._late for i, _ in every]]
+        ).float()
+        for number, parameter in every:  # some of which may be frozen by now
+            parameter.grad = self._late.get(number)
+        Buckets(self._early, [marks], self._collective, launches=False).finish(scale)
+        given = dict(zip(map(id, self._parameters), workers, strict=True))
+        for parameter, before, withdrawn, late in zip(self._early, sums, *marks.tolist(), strict=True):
+            if withdrawn and withdrawn != given[id(parameter)]:
+                raise UserError(
+                    "some workers have cleared the gradients of their last backward pass, and others have not: let the loop "
+                    "clear them by what all workers know, and not by what one has seen of a batch"
+                )
+            if withdrawn:
+                given[id(parameter)] = late
+                continue
+            given[id(parameter)] += late
+            assert before is not None, "sums were handed out"
+            parameter.grad = before.add_(parameter.grad) if late else before
+        return list(given.values())
+
     def forget(self) -> bool:
-        """The step is torn. Returns whether a transfer that was left alone may still write here."""
+        """A step begins; the last one may be torn. Returns whether a transfer that was left alone may still write here."""
         transfers, self._transfers = self._transfers, []
+        self._failure = None
+        for noted in (self._present, self._late, self._withdrawn):
+            noted.clear()
         return any(map(self._collective.in_flight, transfers))
 
     def close(self) -> None:
@@ -118,24 +201,20 @@ class Buckets:
             hook.remove()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if not self._missing:
+        if not self._missing or (number := self._number[id(parameter)]) < len(self._transfers):
             return
-        number = self._number[id(parameter)]
-        if number < len(self._transfers):
-            raise UserError(
-                "a parameter got a gradient again after its sum had begun, as with reentrant checkpointing: give "
-                "checkpoint(..., use_reentrant=False), or batch.weigh(loss).backward() instead of batch.backward(loss)"
-            )
         self._missing[number].discard(id(parameter))
-        self._launch_complete()
+        try:
+            while (number := len(self._transfers)) < self._early_buckets and not self._missing[number]:
+                self._begin_next()
+        except WorldBroken as failure:
+            self._failure, self._missing = failure, []
 
-    def _launch_complete(self) -> None:
-        while (number := len(self._transfers)) < len(self._buckets) and not self._missing[number]:
-            self._launch(self._buckets[number])
-
-    def _launch(self, bucket: _Bucket) -> None:
-        bucket.fill()
-        self._transfers.append(self._collective.begin_sum(bucket.flat, f"{STEP}.{len(self._transfers)}"))
+    def _begin_next(self) -> None:
+        number = len(self._transfers)
+        bucket = self._buckets[number]
+        bucket.fill(self._present)
+        self._transfers.append(self._collective.begin_sum(bucket.flat, f"{STEP}.{number}"))
 
 
 def _cut(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

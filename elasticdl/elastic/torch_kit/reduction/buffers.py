@@ -28,15 +28,29 @@ def least_samples(modules: Iterable[torch.nn.Module]) -> int:
 
 
 class _BufferGroup:
-    """Buffers of one kind. They are copied to flat memory and back at once: a model has hundreds of small ones."""
+    """Buffers of one kind. They are copied to flat memory and back at once: a model has hundreds of small ones.
+
+    Some of them may count samples. One does if in each micro-batch of a step it moves, all its elements together, by the number of samples.
+    """
 
     def __init__(self, named: list[NamedTensor], buffers: list[torch.Tensor]) -> None:
         self.named = named
-        self.counts = not (buffers[0].is_floating_point() or buffers[0].is_complex())
+        self.is_counters = not (buffers[0].is_floating_point() or buffers[0].is_complex())
         self.before, self._before = flat_views(buffers)
         self._now, self._views = flat_views(buffers)
-        self.delta = torch.zeros_like(self.before, dtype=torch.float32 if self.counts else None)
-        self.counters = _SampleCounters(self, self.before.device)
+        self.delta = torch.zeros_like(self.before, dtype=torch.float32 if self.is_counters else None)
+        offsets = [view.storage_offset() for view in self._before]
+        deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
+        every = zip(named, self._before, self._views, deltas, strict=True)
+        # Of those that may count samples what each was, what it is, and by how much it moves.
+        self._counters = [
+            (before, now, delta) for each, before, now, delta in every if _may_count_samples(each, before)
+        ]
+        sizes = [before.numel() for before, *_ in self._counters]
+        # Sums over the micro-batches: of the moves of these; of the samples of those in which each fits; and of all that tell anything.
+        self.counted = torch.zeros(sum(sizes) + len(sizes) + 1 if sizes else 0, device=self.before.device)
+        self._moves = torch.split(self.counted[: sum(sizes)], sizes) if sizes else ()
+        self._fitting = self.counted[sum(sizes) : -1]
         self._begun: Sequence[torch.Tensor | None] = buffers
         self.begin()
 
@@ -45,17 +59,27 @@ class _BufferGroup:
         self._begun = [each.tensor for each in self.named]
         _copy(self._before, self._begun)
         self.delta.zero_()
-        self.counters.begin()
+        self.counted.zero_()
 
+    @torch.no_grad()
     def add_moves(self, weight: float, samples: int, passes: int, *, is_first: bool) -> None:
-        part = float(is_first) if self.counts else weight
-        if part or (samples and self.counters.named):
+        part = float(is_first) if self.is_counters else weight
+        if part or (samples and self._counters):
             self._take()
         if part:
             # What stays as it is may be infinite, as in a mask.
             moves = torch.where(self._now == self.before, 0, _wide(self._now) - _wide(self.before))
             self.delta.add_(moves, alpha=part)
-        self.counters.add(samples, passes)
+        if not samples or not self._counters:
+            return
+        fits = []
+        for (before, now, _), moves in zip(self._counters, self._moves, strict=True):
+            move = (_wide(now) - _wide(before)).float().flatten()
+            moves += move
+            fits.append((move.sum() - samples).abs() < 0.01)
+        self._fitting += torch.stack(fits) * samples
+        if samples != passes:  # else one that counts batches moves alike
+            self.counted[-1] += samples
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -68,7 +92,7 @@ class _BufferGroup:
     @torch.no_grad()
     def take_share(self, share: float) -> None:
         """For a loop whose batches are its own."""
-        if not self.counts:
+        if not self.is_counters:
             self._take()
             torch.mul(self._now, share, out=self.delta)
 
@@ -76,9 +100,11 @@ class _BufferGroup:
     def update(self, samples: int, *, are_moves: bool) -> None:
         """``are_moves``: what was summed, in a step on so many samples; if not, the buffers themselves were."""
         if are_moves:
-            self.counters.correct(samples)
+            for fitting, moves, (*_, delta) in zip(self._fitting, self._moves, self._counters, strict=True):
+                counts_samples = (fitting == samples) & (self.counted[-1] > 0)
+                delta.copy_(torch.where(counts_samples, moves.to(delta.dtype), delta))
             self._now.copy_(_wide(self.before) + self.delta.to(_wide(self.before).dtype))
-        elif not self.counts:
+        elif not self.is_counters:
             self._now.copy_(self.delta)
         else:
             return
@@ -89,12 +115,6 @@ class _BufferGroup:
             if now is not begun and is_alike(now, view):
                 each.put(view.clone())  # what a forward pass has assigned may be a view of something else
         _copy(kept, self._views)
-
-    def spans(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Of each buffer what it was, what it is, and by how much it has moved."""
-        offsets = [view.storage_offset() for view in self._before]
-        deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
-        return list(zip(self._before, self._views, deltas, strict=True))
 
     def _take(self) -> None:
         """What stands there now.
@@ -111,45 +131,6 @@ class _BufferGroup:
                 tensor = before
             now.append(tensor)
         _copy(self._views, now)
-
-
-class _SampleCounters:
-    """Those buffers of a group that may count samples: by how much they move is summed over the micro-batches.
-
-    One counts samples if in each micro-batch of a step it moves, all its elements together, by the number of samples.
-    """
-
-    def __init__(self, group: _BufferGroup, device: torch.device) -> None:
-        every = group.spans()
-        self.named = [i for i, each in enumerate(group.named) if _may_count_samples(each, every[i][0])]
-        self._spans = [every[i] for i in self.named]
-        sizes = [before.numel() for before, _, _ in self._spans]
-        # Behind the moves: of each the samples of those micro-batches in which it fits, and then of all that tell anything.
-        self.delta = torch.zeros(sum(sizes) + len(sizes) + 1 if sizes else 0, device=device)
-        self._moves = torch.split(self.delta[: sum(sizes)], sizes) if sizes else ()
-        self._fitting = self.delta[sum(sizes) : -1]
-
-    def begin(self) -> None:
-        self.delta.zero_()
-
-    @torch.no_grad()
-    def add(self, samples: int, passes: int) -> None:
-        if not samples or not self.named:
-            return
-        fits = []
-        for (before, now, _), moves in zip(self._spans, self._moves, strict=True):
-            move = (_wide(now) - _wide(before)).float().flatten()
-            moves += move
-            fits.append((move.sum() - samples).abs() < 0.01)
-        self._fitting += torch.stack(fits) * samples
-        if samples != passes:  # else one that counts batches moves alike
-            self.delta[-1] += samples
-
-    def correct(self, samples: int) -> None:
-        """The sums are those of all workers."""
-        for fitting, moves, (_, _, delta) in zip(self._fitting, self._moves, self._spans, strict=True):
-            counts_samples = (fitting == samples) & (self.delta[-1] > 0)
-            delta.copy_(torch.where(counts_samples, moves.to(delta.dtype), delta))
 
 
 def _may_count_samples(named: NamedTensor, buffer: torch.Tensor) -> bool:
@@ -180,7 +161,7 @@ class Buffers:
     @property
     def deltas(self) -> list[torch.Tensor]:
         """To be summed over the world between `close` and `update`; other tensors once there are other buffers."""
-        return [each for group in self._groups for each in (group.delta, group.counters.delta) if len(each)]
+        return [each for group in self._groups for each in (group.delta, group.counted) if len(each)]
 
     def begin(self) -> None:
         self._counted = self._alone = False
@@ -196,7 +177,6 @@ class Buffers:
 
     def begin_passes(self) -> None:
         """The script may have changed the model since the step began; its first pass comes next."""
-        self._note_still()
         if _is_other(self._present(), self._laid_out):
             self.begin()
 
@@ -266,16 +246,16 @@ class Buffers:
         return [each for each in present if not each.is_cache and (id(each.module), each.key) not in known]
 
     def _present(self) -> list[tuple[NamedTensor, torch.Tensor]]:
-        """Those that are summed, and what stands there."""
+        """Those that are summed, and what stands there. The others, which have to stay as they are, are noted."""
         self._of = self.found.find()
-        self._note_still()
-        persistent = [(each, each.tensor) for each in self._of if not each.is_cache]
-        every = [(each, tensor) for each, tensor in (*persistent, *self._caches) if tensor is not None]
-        return [(each, tensor) for each, tensor in every if _can_be_moved(tensor)]
-
-    def _note_still(self) -> None:
-        every = [(each, each.tensor) for each in self._of if not each.is_cache and self._may_be_summed]
-        self._still = [(each, now, _version(now)) for each, now in every if now is not None and not _can_be_moved(now)]
+        every = [(each, tensor) for each in self._of if not each.is_cache and (tensor := each.tensor) is not None]
+        every += [(each, tensor) for each, tensor in self._caches if tensor is not None]
+        present = [(each, tensor) for each, tensor in every if _can_be_moved(tensor)]
+        still = every if len(every) != len(present) and self._may_be_summed else []
+        self._still = [
+            (each, now, _version(now)) for each, now in still if not each.is_cache and not _can_be_moved(now)
+        ]
+        return present
 
     def _lay_out(self, present: list[tuple[NamedTensor, torch.Tensor]]) -> None:
         self._laid_out = present

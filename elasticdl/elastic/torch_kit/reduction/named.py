@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -22,16 +23,13 @@ class NamedTensor:
     is_cache: bool = False  # no part of the module's state: each worker may have its own
 
     @property
-    def _places(self) -> dict[str, torch.Tensor | None]:
-        return self.module._parameters if self.is_parameter else self.module._buffers  # type: ignore[return-value]
-
-    @property
     def tensor(self) -> torch.Tensor | None:
-        places = self._places
+        places = self.module._parameters if self.is_parameter else self.module._buffers
         return places[self.key] if self.key in places else None  # noqa: SIM401  a ScriptModule's have no `get`
 
     def put(self, tensor: torch.Tensor) -> None:
-        self._places[self.key] = tensor
+        places: Any = self.module._parameters if self.is_parameter else self.module._buffers
+        places[self.key] = tensor
 
     def name_in(self, roots: Iterable[torch.nn.Module]) -> str:
         for root in roots:
@@ -52,7 +50,7 @@ class NamedBuffers:
 
     def find(self, *, anew: bool = True) -> list[NamedTensor]:
         """``anew``: there may be other modules."""
-        modules = list(modules_of(self.roots)) if anew else self._modules
+        modules = modules_of(self.roots) if anew else self._modules
         number = sum(tensor is not None for module in modules for tensor in module._buffers.values())
         if number != self._number or list(map(id, modules)) != list(map(id, self._modules)):
             self._modules, self._number = modules, number
@@ -69,9 +67,16 @@ class NamedBuffers:
         return list(found.values())
 
 
-def modules_of(roots: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    for root in roots:
-        yield from root.modules()
+def modules_of(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Each once, in the order of `torch.nn.Module.modules`, which takes several times as long."""
+    found: dict[int, torch.nn.Module] = {}
+    pending = [*roots][::-1]
+    while pending:
+        module = pending.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            pending += [each for each in module._modules.values() if each is not None][::-1]
+    return list(found.values())
 
 
 def is_alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

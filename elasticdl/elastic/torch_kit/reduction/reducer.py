@@ -1,40 +1,51 @@
-"""The gradients of a step, what its forward passes did to the model's buffers, and the vote that goes with them."""
+"""The gradients of a step, what its forward passes did to the model's buffers, and what workers tell each other with them.
+
+All of it travels in one go. A collective only moves what it is given: the order of summation is decided here and in `Buckets`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.vote import (
-    ENDED,
-    LEAVING,
-    LOSS,
-    SAMPLES,
-    SQUARES,
-    STOPPING,
-    VOTE_SIZE,
-    GradientNoise,
-    Vote,
-    mark,
-)
-from elasticdl.elastic.torch_kit.collective import TorchCollective
+from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.core import agreement, vote
+from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.torch_kit.flat import strides_of
 from elasticdl.elastic.torch_kit.gpu import HostCopy, PassTimer
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
 
-CHANGED = VOTE_SIZE  # a further place in the vector of votes: this worker trains other parameters than in the last step
+# Further places in the vector of votes: this worker trains other parameters than in the last step; it has late gradients, made by the pass
+# that has begun sums; its passes, and their square; the checksum of the names and shapes of what rides.
+CHANGED, LATE, TWICE, PASSES, PASSES_SQUARED, RIDES = range(vote.VOTE_SIZE, vote.VOTE_SIZE + 6)
+BALLOT = RIDES + agreement.SIZE
+ROOM = 64  # numbers that may ride before a step needs a second collective, once
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step's sums have told."""
+
+    vote: Vote
+    rides: Rides
+    seconds: float  # that the passes took by the device's clock, or 0
 
 
 class GradientReducer:
     """Owns the gradients of some parameters between two optimizer steps.
+
+    A step: `open`, for each micro-batch `add` and `backward`, then `close`. After that ``parameter.grad`` holds the sum over the workers.
 
     Parameters that get no gradient in a step count as having a gradient of zero. Which of them are trained may change, on all
     workers alike: those that are frozen, unfrozen or added to the optimizer.
@@ -44,34 +55,38 @@ class GradientReducer:
         self,
         parameters: Callable[[], Iterable[torch.nn.Parameter]],
         modules: Iterable[torch.nn.Module],
-        collective: TorchCollective,
+        collective: Collective,
         *,
         leaves_missing_grads_none: bool = False,
         may_be_summed: bool = True,
         hooks_rest: bool = True,
     ) -> None:
-        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``keeps_absent``: a parameter that no worker has a gradient
-        of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`."""
+        """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
+        has a gradient of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`."""
         self.hooks = ParameterHooks(parameters, rest=hooks_rest)
         self._all = parameters
         self._collective = collective
         self._buffers = Buffers(modules, may_be_summed=may_be_summed)
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
-        self._votes = [0.0] * (VOTE_SIZE + 1)  # this worker's, and after the reduction those of all
-        self._vote = torch.zeros(VOTE_SIZE + 1)
-        self._is_filled = False  # with this step's
+        self._leaves_missing_grads_none = leaves_missing_grads_none
+        self._votes = [0.0] * BALLOT  # this worker's, and after the sum those of all
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
         self._read_loss: HostCopy | None = None  # of this step
-        self._present_anywhere = (
-            torch.zeros(0) if leaves_missing_grads_none else None
-        )  # of each trained parameter, workers with a gradient
+        self._rides = Rides()
+        self._room = ROOM
+        self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
         self._batch = 0  # samples of this step, if the noise of its gradients is measured
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
+        self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
+        self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
+        self._overlaps = self._is_trusted = (
+            True  # in this world: sums begin within passes; a pass that is called the last is it
+        )
 
     @property
     def followers(self) -> Followers:
@@ -82,22 +97,16 @@ class GradientReducer:
         """Of the modules, those that there are."""
         return self._buffers.found
 
-    def begin(self) -> None:
-        """A step begins: there are no gradients."""
-        self.begin_counting()
-        self.drop_gradients()
+    # -- a step --
 
-    def drop_gradients(self) -> None:
-        for parameter in self._all():
-            parameter.grad = None
-
-    def begin_counting(self) -> None:
-        """A step begins; its gradients are yet to be cleared."""
+    def open(self) -> None:
+        """A step begins; the gradients that are there count, unless `drop_gradients` is called."""
         self.hooks.put_back()
         if self._buckets is not None and self._buckets.forget():
             self._drop_buckets()
-        self._votes = [0.0] * len(self._votes)
-        self._is_filled = False
+        self._votes = [0.0] * BALLOT
+        self._rides = Rides()
+        self._made = self._launched_at = 0
         if self._loss is not None:
             self._loss.zero_()
         self._read_loss = None
@@ -105,21 +114,9 @@ class GradientReducer:
         self._buffers.begin()
         self.passes.begin()
 
-    def add(self, loss: torch.Tensor, samples: int, *, weight: float, is_first: bool, passes: int = 1) -> None:
-        """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
-
-        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``passes``: that it was in fact.
-
-        Raises:
-            UserError: a buffer has come, gone or changed its shape.
-        """
-        self._votes[SAMPLES] += samples
-        if self._loss is None:
-            self._votes[LOSS] += loss.item() * samples
-        else:
-            self._loss += loss.detach().to(self._loss) * samples
-        alone = self._collective.world.size == 1
-        self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
+    def drop_gradients(self) -> None:
+        for parameter in self._all():
+            parameter.grad = None
 
     def begin_passes(self) -> None:
         """Of the step's micro-batches the first comes next."""
@@ -134,110 +131,187 @@ class GradientReducer:
         """Have the next micro-batch begin with the buffers of before the step."""
         self._buffers.reset()
 
-    def cast_vote(
-        self, *, leaving: bool, share: float | None = None, stopping: bool = False, batch: int = 0, state: int = 0
-    ) -> None:
-        """This worker's micro-batches have been added, though the last backward pass may be yet to come.
+    def add(self, loss: torch.Tensor | float, samples: int, *, weight: float, is_first: bool, passes: int = 1) -> None:
+        """Count a micro-batch of this many samples with this mean loss; its backward pass may be yet to come.
 
-        ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None in any other.
-        ``batch``, ``state``: checksums of the global batch and of the training state.
+        ``weight``: its part of the global batch. ``is_first``: it is the very first of the step. ``passes``: that it was in fact.
+
+        Raises:
+            UserError: a buffer has come, gone or changed its shape.
         """
-        self._votes[LEAVING], self._votes[STOPPING] = leaving, stopping
-        mark(self._votes, batch, state)
-        self._buffers.close(share)
-        if self._loss is not None and self._collective.world.size == 1:
-            # It comes to the host while the device is on the backward pass, which is not waited for.
-            self._read_loss = HostCopy(self._loss)
+        self._votes[vote.SAMPLES] += samples
+        if not isinstance(loss, torch.Tensor):
+            self._votes[vote.LOSS] += loss * samples
+        elif self._loss is None:
+            self._votes[vote.LOSS] += loss.item() * samples
+        else:
+            self._loss += loss.detach().to(self._loss) * samples
+        self._read_loss = None
+        alone = self._collective.world.size == 1
+        self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
 
     def measure_noise(self, batch: int) -> None:
-        """All members do so in this step, which has so many samples, weighed by their counts. Their own gradients have to be
-        there at its end, so it does without `launching`."""
+        """Before the last pass of a step on so many samples, which all members make so. Their own gradients, weighed by their counts, have
+        to be there at its end: nothing is summed meanwhile."""
         self._batch = batch if self._collective.world.size > 1 else 0
 
-    def launching(self) -> AbstractContextManager[None]:
-        """Within, the backward pass makes the last gradients of this step: they are reduced meanwhile, after `cast`."""
-        if self._buckets is None or self._agreed != self._collective.world.version or self._batch:
-            return contextlib.nullcontext()
-        self._fill_vote()
-        return self._buckets.launching()
+    def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
+        """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
 
-    def reduce(self, scale: float = 1.0) -> Vote:
-        """Sum over the world; afterwards ``parameter.grad`` holds the result.
+        ``last``: it makes the step's last gradients, and they are summed meanwhile. None: it does if the last two steps had so many passes, on all
+        workers. A further pass costs a second sum; after one the passes are counted whatever ``last`` says. A world that breaks meanwhile is told of by `close`.
+        """
+        self._made += 1
+        if last is None or not self._is_trusted:
+            last = last is not False and self._made == self._expected
+        world = self._collective.world
+        launching: AbstractContextManager[None] = nullcontext()
+        if last and world.size == 1 and self._loss is not None:
+            # It comes to the host while the device is on the backward pass, which is not waited for.
+            self._read_loss = HostCopy(self._loss)
+        elif (
+            last and self._overlaps and not self._batch and self._buckets is not None and self._agreed == world.version
+        ):
+            self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
+        with self.hooks.aside(), launching:
+            run()
 
-        ``scale``: factor on the sum; 1 if the loss was weighed by sample counts already.
+    def withdraw(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """The script clears the gradients of these before the step is closed. All workers do so."""
+        if self._buckets is not None:
+            self._buckets.withdraw(parameters)
+
+    def ride(self, name: str, numbers: npt.ArrayLike) -> None:
+        """Have a few numbers summed with this step's gradients. All members give the same names and shapes in a step."""
+        self._rides.add(name, numbers)
+
+    def close(
+        self,
+        *,
+        leaving: bool = False,
+        stopping: bool = False,
+        share: float | None = None,
+        batch: int = 0,
+        state: int = 0,
+        scale: float = 1.0,
+    ) -> Outcome:
+        """Sum over the world all that was added.
+
+        ``leaving``, ``stopping``: this worker's votes. ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None
+        in any other. ``batch``, ``state``: checksums of the global batch and of the training state. ``scale``: factor on the gradients' sum; 1 if
+        losses were weighed by sample counts already.
 
         Raises:
             UserError: the workers train different parameters.
             WorldBroken: gradients are gone; parameters and buffers are untouched.
         """
+        self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
+        vote.mark(self._votes, batch, state)
+        self._buffers.close(share)
         self.passes.end()
         if self._collective.world.size == 1:
             self._complete_alone(scale)
         else:
             self._sum(scale)
-        self._buffers.update(round(self._votes[SAMPLES]))
-        return self._result()
+        self._buffers.update(round(self._votes[vote.SAMPLES]))
+        self._count_passes()
+        return Outcome(self._vote(), self._rides, self.passes.seconds)
 
     def end(self, state: int = 0) -> Vote:
-        """Take part in a step without anything to add: this worker's training is over. ``state``: as for `cast`.
+        """Take part in a step without anything to add: this worker's training is over. ``state``: as for `close`.
 
         Raises:
             WorldBroken: a member was lost.
         """
-        self.begin()
-        self._votes[ENDED] = 1.0
-        mark(self._votes, 0, state)
+        self.open()
+        self.drop_gradients()
+        self._votes[vote.ENDED] = 1.0
+        vote.mark(self._votes, 0, state)
         if self._collective.world.size > 1:
             self._sum(1.0)
-        return self._result()
+        return self._vote()
 
-    def _result(self) -> Vote:
+    # -- as they were called; to go once nobody calls them --
+
+    begin_counting = open
+
+    def cast_vote(self, **votes: Any) -> None:
+        self._cast: dict[str, Any] = votes
+
+    def reduce(self, scale: float = 1.0) -> Vote:
+        return self.close(**self._cast, scale=scale).vote
+
+    # -- details --
+
+    def _vote(self) -> Vote:
         if self._loss is not None:
-            self._votes[LOSS] = (self._read_loss or HostCopy(self._loss)).wait().item()
-        if not self._batch or self._batch != round(self._votes[SAMPLES]):  # of others nothing was measured
+            self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
+        if not self._batch or self._batch != round(self._votes[vote.SAMPLES]):  # of others nothing was measured
             return Vote.of(self._votes)
-        squares, reduced = self._votes[SQUARES] * self._batch**2, _square(self._trained)
+        squares, reduced = self._votes[vote.SQUARES] * self._batch**2, _square(self._trained)
         return Vote.of(self._votes, GradientNoise.of(squares, reduced, self._batch, self._collective.world.size))
 
-    def _fill_vote(self) -> None:
-        self._is_filled = True
-        self._votes[CHANGED] = self._has_changed()
-        self._vote.copy_(torch.tensor(self._votes))
-        if self._present_anywhere is not None:
-            self._present_anywhere.copy_(torch.tensor([float(each.grad is not None) for each in self._trained]))
+    def _count_passes(self) -> None:
+        """What is expected of the next step. Where workers differ, they do of nothing."""
+        are_alike = self._collective.world.size * self._votes[PASSES_SQUARED] == self._votes[PASSES] ** 2
+        made = self._made if are_alike else 0
+        self._before, self._expected = made, made if made == self._before else 0
 
     def _complete_alone(self, scale: float) -> None:
         for parameter in self._present():
             if parameter.grad is None:
-                parameter.grad = None if self._present_anywhere is not None else torch.zeros_like(parameter)
-                continue
-            if parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
-                parameter.grad = parameter.grad.to_dense()
-            if scale != 1.0:
+                parameter.grad = None if self._leaves_missing_grads_none else torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse and self._buckets is not None:  # as it was in the larger world
+                parameter.grad = parameter.grad.to_dense() * scale
+            elif scale != 1.0:
                 parameter.grad.mul_(scale)
 
     def _sum(self, scale: float) -> None:
         if self._agreed != self._collective.world.version:
             self._agree()
-            self._agreed = self._collective.world.version
+            self._agreed, self._overlaps, self._is_trusted = self._collective.world.version, True, True
         if self._buckets is None:
-            tail = [*self._deltas, self._vote, *([] if self._loss is None else [self._loss])]
-            if self._present_anywhere is not None:
-                self._present_anywhere = torch.zeros(len(self._trained))
-                tail.append(self._present_anywhere)
+            self._small = torch.zeros(BALLOT + self._room + len(self._trained))
+            tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
             self._buckets = Buckets(self._trained, tail, self._collective)
-        if self._batch and self._votes[SAMPLES]:  # its gradients are b_i / B times the mean over its samples
-            self._votes[SQUARES] = _square(self._trained) / self._votes[SAMPLES]
-        if not self._is_filled:
-            self._fill_vote()
-        self._buckets.finish(scale)
-        self._votes = self._vote.tolist()
-        if self._present_anywhere is not None:
-            for parameter, workers in zip(self._trained, self._present_anywhere.tolist(), strict=True):
-                parameter.grad = parameter.grad if workers else None
+        buckets, riding = self._buckets, self._rides.numbers()
+        if self._batch and self._votes[vote.SAMPLES]:  # its gradients are b_i / B times the mean over its samples
+            self._votes[vote.SQUARES] = _square(self._trained) / self._votes[vote.SAMPLES]
+        self._votes[CHANGED] = self._has_changed()
+        self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
+        self._votes[LATE] = is_late = buckets.begin_early()
+        self._votes[TWICE] = is_late and self._launched_at == self._made
+        if riding:
+            self._votes[RIDES:] = agreement.pieces(self._rides.form())
+        room = riding if len(riding) <= self._room else []
+        self._small.numpy()[:] = [*self._votes, *room, *[0.0] * (self._room - len(room)), *buckets.present()]
+        buckets.finish(scale)
+        sums = self._small.tolist()
+        self._votes, workers = sums[:BALLOT], sums[BALLOT + self._room :]
+        if self._votes[LATE]:
+            workers = buckets.sum_late(scale, workers)
+            # Else each step would take two sums, as with reentrant checkpoints.
+            self._overlaps, self._is_trusted = not self._votes[TWICE], False
+        if self._leaves_missing_grads_none:
+            for parameter, number in zip(self._trained, workers, strict=True):
+                parameter.grad = parameter.grad if number else None
         if self._votes[CHANGED]:
             self._sum_changed(scale)
             self._batch = 0  # the squares were those of other gradients
+        if not agreement.all_equal(self._votes[RIDES:], self._collective.world.size):
+            self._rides.are_alike = False
+        elif riding:
+            ridden = sums[BALLOT : BALLOT + len(room)]
+            if not room:
+                self._collective.sum_([beside := torch.tensor(riding)], "elasticdl.rides")
+                self._make_room(len(riding))
+                ridden = beside.tolist()
+            self._rides.summed(ridden)
+
+    def _make_room(self, numbers: int) -> None:
+        if numbers != self._room:
+            self._room = numbers
+            self._drop_buckets()
 
     # -- which parameters are trained --
 
@@ -245,11 +319,7 @@ class GradientReducer:
         return [parameter for parameter in self._all() if parameter.requires_grad]
 
     def _has_changed(self) -> bool:
-        return self._has_other(self._present(), self._trained) or self._has_other(self._buffers.deltas, self._deltas)
-
-    @staticmethod
-    def _has_other(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
-        return [*map(id, present)] != [*map(id, before)]
+        return _differ(self._present(), self._trained) or _differ(self._buffers.deltas, self._deltas)
 
     def _agree(self) -> None:
         """From now on the present parameters are reduced."""
@@ -277,6 +347,7 @@ class GradientReducer:
                     f"a parameter of shape {tuple(each.shape)} is trained in {str(each.dtype).removeprefix('torch.')}, whose gradients can't be "
                     "summed: keep it in bfloat16 or float32, and convert it where it is used"
                 )
+        self._make_room(ROOM)  # which a newcomer has
         if self._has_changed():
             self._trained, self._deltas = present, self._buffers.deltas
             self._drop_buckets()
@@ -288,18 +359,18 @@ class GradientReducer:
         new = [parameter for parameter in self._trained if before.pop(id(parameter), None) is None]
         for parameter in before.values():  # which are frozen now
             parameter.grad = None
-        moves = self._deltas if self._has_other(self._deltas, deltas) else []
+        moves = self._deltas if _differ(self._deltas, deltas) else []
         if new or moves:
-            extra = Buckets(new, moves, self._collective)
-            try:
-                extra.finish(scale)
-            finally:
-                extra.close()
+            Buckets(new, moves, self._collective, launches=False).finish(scale)
 
     def _drop_buckets(self) -> None:
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
+
+
+def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    return [*map(id, present)] != [*map(id, before)]
 
 
 def _four_bytes(value: object) -> bytes:
@@ -317,5 +388,4 @@ def _square(parameters: Iterable[torch.nn.Parameter]) -> float:
     if not gradients:
         return 0.0
     with torch.no_grad():
-        norms = [norm.float() for norm in torch._foreach_norm(gradients)]
-        return float(torch.stack(norms).square().sum())
+        return float(torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).square().sum())

@@ -1,8 +1,8 @@
-"""Batches of which a trainer's own ``training_step`` makes no gradients: on all workers alike, or the job ends with one line."""
+"""The training state of a trainer of Hugging Face, with what it and its callbacks hold; and of which batches its steps make gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.attributes import set_by
 
+PACKAGES = ("transformers", "accelerate", "elasticdl")
 DIFFER = (
     "training_step made gradients of a batch on some workers and none on others, as it went by what is in this worker's part: go by the step "
     "or the epoch, or give the batch to accelerator.backward on all workers, its loss multiplied by zero where it is not to count"
@@ -21,7 +24,7 @@ DIFFER = (
 
 
 class Passed:
-    """Of the batches of a step, of which this worker has made gradients, and of which it has not.
+    """Of the batches of a step, of which this worker has made gradients, and of which it has not: all workers alike, or the job ends with one line.
 
     Asked of all workers only where ``training_step`` is not transformers' own, which always does.
     """
@@ -84,3 +87,12 @@ class TrainersState(LoopState):
     def _cast_end_vote(self, state: int) -> Vote:
         self._agree_on_passes()
         return super()._cast_end_vote(state)
+
+
+def holders_of(trainer: Any) -> Iterator[Holder]:
+    """The trainer, as far as it is not transformers', and the callbacks that are not."""
+    kind: Any = type(trainer)
+    yield Holder("trainer", "the trainer", trainer, set_by(kind, PACKAGES))
+    yield from holders_of_callbacks(
+        trainer.callback_handler.callbacks, PACKAGES, "make the callback an ExportableState"
+    )

@@ -8,12 +8,10 @@ An aborted kernel ends as if it had done its work. So whoever waits looks at thi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,13 +21,15 @@ import torch.distributed as dist
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.torch_distributed import WorldStore, all_reduce, broadcast
+from elasticdl.elastic.collectives.polling import naps
+from elasticdl.elastic.collectives.torch_groups import Begun, WorldStore, all_reduce
 from elasticdl.elastic.core.errors import WorldBroken
-from elasticdl.elastic.torch_kit.gpu import choose_device, event_after, new_stream
-from elasticdl.elastic.torch_kit.polling import naps
 
 log = logging.getLogger(__name__)
 
+GPU = "cuda"
+# Aborting a communicator hangs in 2.25.1 (pytorch #149153), non-blocking calls now and then in 2.26 (#154055).
+OLDEST_NCCL = (2, 27, 0)
 CONNECT_SECONDS = 30.0
 COLLECTIVE_SECONDS = 1800.0  # ranks may be apart for as long as an evaluation takes
 ABORT_SECONDS = 5.0  # that a world's end waits for its memory on the device; then it goes on without
@@ -46,13 +46,21 @@ SETTINGS = {
 }
 
 
+def can_use_nccl(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether tensors of this worker's GPU can travel by torch's own NCCL, which refuses two ranks on one GPU."""
+    if SHARED_GPU in environ or not torch.cuda.is_available() or not dist.is_nccl_available():
+        return False
+    return tuple(torch.cuda.nccl.version()) >= OLDEST_NCCL  # type: ignore[no-untyped-call]
+
+
 @dataclass(slots=True, eq=False)
 class NcclWork:
-    """A collective under way. ``tensor`` and ``work`` are kept until it is done: its kernel writes there."""
+    """A collective under way. Its tensors and ``work`` are kept until it is done: its kernel reads and writes there."""
 
     group: NcclGroup
-    tensor: torch.Tensor
+    tensor: torch.Tensor  # as given
     work: Any  # torch's
+    result: torch.Tensor
     mark: Callable[[], bool]
 
     def is_completed(self) -> bool:
@@ -66,55 +74,50 @@ class NcclWork:
         self.group.wait(self, COLLECTIVE_SECONDS)
 
 
-@dataclass(slots=True)
-class NcclLibrary:
-    """What of torch a group is made with; tests give others."""
-
-    make_group: Callable[[Any, int, int, torch.device], Any]
-    # What tells whether a work is done on the device, without asking the communicator.
-    mark: Callable[[Any], Callable[[], bool]]
-
-
-def torch_library(device: torch.device) -> NcclLibrary:
-    stream = new_stream(device)
-    return NcclLibrary(_make_group, lambda work: event_after(work, stream).query)
-
-
 class NcclGroup:
     """Is aborted at the end of its world, never destroyed: that would wait for members that are gone (pytorch #180611)."""
 
-    def __init__(self, store: WorldStore, rank: int, size: int, device: torch.device, library: NcclLibrary) -> None:
-        """Nothing is connected yet; see `connect`."""
+    def __init__(
+        self, store: WorldStore, group: Any, device: torch.device, mark: Callable[[Any], Callable[[], bool]]
+    ) -> None:
+        """``group``: torch's; nothing is connected yet. ``mark``: tells whether a work of the group is done on the device,
+        without asking the communicator."""
         self._store = store  # torch keeps only its C++ half
+        self._group = group
         self._device = device
-        self._library = library
+        self._mark = mark
         self._name = f"world {store.version}"
         self._pending: set[NcclWork] = set()
         # Held while the communicator is asked anything: once it is being aborted, whoever asks would wait for that.
         self._asking = threading.Lock()
         self._aborted = False
         self._aborter: threading.Thread | None = None
-        self._group = library.make_group(store, rank, size, device)
 
     def connect(self, is_given_up: Callable[[], bool]) -> None:
         """Make the communicator by first sums, a small one and one as of a step, so that no step waits for it.
 
         Raises:
-            WorldBroken, RuntimeError: it did not come about.
+            UserError: another worker has this one's GPU.
+            WorldBroken, RuntimeError: it did not come about, and is left to its end.
         """
-        for elements in CONNECT_ELEMENTS:
-            self.wait(self.begin_sum(torch.zeros(elements, device=self._device)), CONNECT_SECONDS, is_given_up)
+        try:
+            for elements in CONNECT_ELEMENTS:
+                first = self.begin(all_reduce, torch.zeros(elements, device=self._device))
+                self.wait(first, CONNECT_SECONDS, is_given_up)
+        except BaseException as error:
+            self.abort()
+            if "Duplicate GPU" in str(error):
+                raise UserError(
+                    "another worker has this one's GPU, which NCCL refuses: give each its own, or set "
+                    f"{SHARED_GPU}=1 for all of them: tensors travel through host memory then"
+                ) from error
+            raise
 
-    def begin_sum(self, tensor: torch.Tensor) -> NcclWork:
-        return self._begin(tensor, all_reduce)
-
-    def begin_broadcast(self, tensor: torch.Tensor) -> NcclWork:
-        return self._begin(tensor, broadcast)
-
-    def _begin(self, tensor: torch.Tensor, begin: Callable[[Any, torch.Tensor], Any]) -> NcclWork:
+    def begin(self, operation: Callable[..., Begun], tensor: torch.Tensor, *sizes: list[int]) -> NcclWork:
+        """An operation of `elasticdl.elastic.collectives.torch_groups`."""
         self._require_whole()
-        work = begin(self._group, tensor)
-        begun = NcclWork(self, tensor, work, self._library.mark(work))
+        work, result = operation(self._group, tensor, *sizes)
+        begun = NcclWork(self, tensor, work, result, self._mark(work))
         self._pending.add(begun)
         return begun
 
@@ -167,61 +170,43 @@ class NcclGroup:
 
     def _abort(self) -> None:
         # The thread keeps the group and what its kernels write to, until they have ended.
-        began = time.monotonic()
         try:
             self._group.abort()
+            self._pending.clear()
         except RuntimeError as error:
             log.warning("NCCL's communicator of %s could not be aborted: %s", self._name, error)
-            return
-        self._pending.clear()
-        log.debug("aborted NCCL's communicator of %s in %.2f s", self._name, time.monotonic() - began)
 
 
 def open_group(store: WorldStore, rank: int, size: int, is_given_up: Callable[[], bool]) -> NcclGroup:
-    """For `elasticdl.elastic.collectives.torch_distributed`: connected, or left to its end.
-
-    Raises:
-        UserError: another worker has this one's GPU.
-        WorldBroken, RuntimeError: it did not come about.
-    """
-    device = choose_device()
-    return connected(NcclGroup(store, rank, size, device, torch_library(device)), is_given_up)
-
-
-def connected(group: NcclGroup, is_given_up: Callable[[], bool]) -> NcclGroup:
-    try:
-        group.connect(is_given_up)
-    except BaseException as error:
-        group.abort()
-        if "Duplicate GPU" in str(error):
-            raise UserError(
-                "another worker has this one's GPU, which NCCL refuses: give each its own, or set "
-                f"{SHARED_GPU}=1 for all of them: tensors travel through host memory then"
-            ) from error
-        raise
+    """A group that is connected. Raises as `NcclGroup.connect`."""
+    device = torch.device(GPU, 0)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    group = NcclGroup(store, _make_group(store, rank, size), device, lambda work: _event_after(work, stream).query)
+    group.connect(is_given_up)
     return group
 
 
-def _make_group(store: Any, rank: int, size: int, device: torch.device) -> Any:
+def _event_after(work: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Is reached when the work is done on its device. The present stream does not wait for it."""
+    with torch.cuda.stream(stream):
+        work.synchronize()
+        event: torch.cuda.Event = stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
+        return event
+
+
+def _make_group(store: WorldStore, rank: int, size: int) -> Any:
     # Read once per process, by all groups: calls to NCCL that take longer fail.
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{CONNECT_SECONDS:.0f}")
     kind: Any = dist.ProcessGroupNCCL
     options = kind.Options()
     options.config.blocking = 0
     options._timeout = timedelta(seconds=CONNECT_SECONDS)  # after which `abort` raises, once it is over
-    with _environment():
-        return kind(store, rank, size, options)
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in SETTINGS}
     os.environ.update(SETTINGS)
     try:
-        yield
+        return kind(store, rank, size, options)
     finally:
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
+            del os.environ[name]
+            if value is not None:
                 os.environ[name] = value

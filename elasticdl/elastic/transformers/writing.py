@@ -1,10 +1,11 @@
-"""Which checkpoint a trainer resumes from, where another worker may be writing one at this moment."""
+"""What the first worker alone does: it writes files and tells the job of evaluations and checkpoints. And which checkpoint a trainer resumes from."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -13,6 +14,46 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 WAIT_SECONDS, POLL_SECONDS = 600.0, 0.05  # of a worker for the checkpoint that another writes
 LAST_FILE = "trainer_state.json"  # the file of a checkpoint that is written last
+# How names of a trainer's metrics end that say how fast it evaluates, and when.
+OF_SPEED = ("_runtime", "_per_second", "epoch")
+
+
+def follow_rank(args: Any, is_first: Callable[[], bool]) -> None:
+    """Have these ``TrainingArguments`` say that files are written where ``is_first`` holds at that time."""
+    plain = type(args)
+
+    class ElasticArguments(plain):  # type: ignore[misc, valid-type]
+        @property
+        def should_save(self) -> bool:
+            return is_first()
+
+        @property
+        def should_log(self) -> bool:
+            return is_first()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Saved with a model, they are what the script has made."""
+            return object.__new__, (plain,), dict(vars(self))
+
+    ElasticArguments.__name__, ElasticArguments.__qualname__ = plain.__name__, plain.__qualname__
+    args.__class__ = ElasticArguments
+
+
+# What the job is told of evaluations and checkpoints, so that their time does not count as training.
+
+
+def tell_evaluation(job: ElasticContext, trainer: Any, metrics: Any, seconds: float) -> None:
+    numbers = {name: each for name, each in dict(metrics or {}).items() if type(each) in (int, float)}
+    quality = {name: each for name, each in numbers.items() if not name.endswith(OF_SPEED)}
+    about = {"step": trainer.state.global_step, "epoch": int(trainer.state.epoch or 0)}
+    job.tell_work("evaluation", **about, metrics=quality, seconds=seconds)
+
+
+def tell_checkpoint(job: ElasticContext, trainer: Any, folder: str, seconds: float) -> None:
+    job.tell_work("checkpoint", step=trainer.state.global_step, path=folder, seconds=seconds, held=seconds)
+
+
+# -- checkpoints --
 
 
 def is_whole(folder: str) -> bool:

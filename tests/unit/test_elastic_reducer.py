@@ -1,0 +1,315 @@
+"""The steps of a reducer on several workers: gradients that come late or are withdrawn, parameters without one, and numbers that ride along."""
+
+import numpy as np
+import pytest
+import torch
+from elastic_kit import Board, SumOfThreads, in_threads
+from torch.utils.checkpoint import checkpoint
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.torch_kit.reduction import buckets
+from elasticdl.elastic.torch_kit.reduction.reducer import ROOM, GradientReducer
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch):
+    """A bucket for each parameter."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+
+
+class Counting(SumOfThreads):
+    """Counts what is begun, and what is summed beside."""
+
+    def __init__(self, rank, board):
+        super().__init__(rank, board)
+        self.begun = self.beside = 0
+        self.breaks = False
+
+    def sum_(self, tensors, name):
+        self.beside += bool(name)
+        super().sum_(tensors, name)
+
+    def begin_sum(self, tensor, name):
+        if self.breaks:
+            raise WorldBroken("a collective failed")
+        self.begun += 1
+        return super().begin_sum(tensor, name)
+
+
+class Worker:
+    """Four numbers, each a parameter in a bucket of its own; a backward pass adds what it is told to their gradients."""
+
+    def __init__(self, rank, board, **options):
+        self.rank = rank
+        self.collective = Counting(rank, board)
+        self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(4)]
+        self.reducer = GradientReducer(lambda: self.parameters, [], self.collective, **options)
+        self.early = []  # sums that had begun before each step was closed
+
+    def open(self):
+        self.reducer.open()
+        self.reducer.drop_gradients()
+        self.begun = self.collective.begun
+
+    def backward(self, *gradients, last=None):
+        terms = [each * g for each, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        self.reducer.backward(sum(terms).backward, last=last)
+
+    def close(self, **votes):
+        self.early.append(self.collective.begun - self.begun)
+        return self.reducer.close(**votes)
+
+    def step(self, *passes, last=None):
+        self.open()
+        for gradients in passes:
+            self.backward(*gradients, last=last)
+        return self.close()
+
+    @property
+    def gradients(self):
+        return [None if each.grad is None else each.grad.item() for each in self.parameters]
+
+
+ONES = (1.0, 1.0, 1.0, 1.0)
+
+
+def together(work, workers=2, **options):
+    board = Board(workers)
+    return in_threads(work, [Worker(rank, board, **options) for rank in range(workers)])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("late_on", [{0}, {1}, {0, 1}])
+def test_gradients_that_come_after_their_sum_has_begun_are_added(workers, late_on):
+    def work(worker):
+        worker.step(ONES)
+        found = []
+        for number in range(2):
+            worker.open()
+            worker.backward(*ONES, last=True)
+            if worker.rank in late_on and number == 0:
+                worker.backward(10.0, None, 100.0, 1000.0, last=False)
+            worker.close(scale=0.5)
+            found.append(worker.gradients)
+        return found, worker.early
+
+    late = len(late_on)
+    for (first, second), early in together(work, workers):
+        whole = workers + late * torch.tensor([10.0, 0.0, 100.0, 1000.0])
+        assert first == (whole / 2).tolist()
+        assert second == [workers / 2] * 4
+        assert early == [0, 3, 0]  # the first step agrees on the parameters; the last bucket waits for what rides
+
+
+@pytest.mark.parametrize("last", [True, False, None])
+def test_who_has_a_gradient_is_known_though_sums_begin_within_the_pass(last):
+    def work(worker):
+        for _ in range(3):
+            gradients = (1.0, None, 3.0, None) if worker.rank == 0 else (1.0, 2.0, None, None)
+            worker.step(gradients, last=last)
+        return worker.gradients
+
+    assert together(work, leaves_missing_grads_none=True) == [[2.0, 2.0, 3.0, None]] * 2
+    assert together(work) == [[2.0, 2.0, 3.0, 0.0]] * 2
+
+
+def test_the_last_pass_is_expected_where_the_last_two_steps_were_alike():
+    passes = [2, 2, 2, 3, 2, 2, 2, 1, 2]
+
+    def work(worker):
+        found = []
+        for number in passes:
+            worker.step(*[ONES] * number)
+            found.append(worker.gradients[0])
+        return found, worker.early
+
+    for found, early in together(work):
+        assert found == [2.0 * number for number in passes]
+        assert early == [0, 0, 3, 3, 0, 0, 3, 0, 0]
+
+
+def test_passes_are_counted_after_one_that_was_wrongly_called_the_last():
+    def work(worker):
+        for _ in range(4):
+            worker.step(ONES, ONES, last=True)
+        return worker.gradients, worker.early, worker.collective.begun
+
+    assert together(work) == [([4.0] * 4, [0, 3, 3, 3], 4 * 4 + 3)] * 2
+
+
+def test_workers_that_make_different_numbers_of_passes_expect_nothing():
+    def work(worker):
+        for _ in range(4):
+            worker.step(*[ONES] * (1 + worker.rank))
+        return worker.gradients, worker.early
+
+    assert together(work) == [([3.0] * 4, [0] * 4)] * 2
+
+
+def test_the_order_of_sums_is_the_same_where_one_worker_begins_them_within_the_pass():
+    def work(worker):
+        worker.step(ONES)
+        worker.step(ONES, last=worker.rank == 0)
+        return worker.gradients, worker.early[-1]
+
+    assert together(work) == [([2.0] * 4, 3), ([2.0] * 4, 0)]
+
+
+@pytest.mark.parametrize(("launches", "again"), [({0, 1}, True), ({0, 1}, False), ({0}, False)])
+def test_what_a_script_clears_after_its_last_pass_does_not_count(launches, again):
+    def work(worker):
+        worker.step(ONES)
+        worker.open()
+        worker.backward(*ONES, last=worker.rank in launches)
+        worker.reducer.withdraw(worker.parameters[1:])
+        for parameter in worker.parameters[1:]:
+            parameter.grad = None
+        if again:
+            worker.backward(None, 5.0, None, 7.0, last=False)
+        worker.close()
+        return worker.gradients
+
+    expected = [2.0, 10.0, None, 14.0] if again else [2.0, None, None, None]
+    assert together(work, leaves_missing_grads_none=True) == [expected] * 2
+
+
+def test_workers_of_which_one_clears_its_gradients_are_told():
+    def work(worker):
+        worker.step(ONES)
+        worker.open()
+        worker.backward(*ONES, last=True)
+        if worker.rank == 0:
+            worker.reducer.withdraw(worker.parameters)
+        with pytest.raises(
+            UserError, match="some workers have cleared the gradients of their last backward pass"
+        ) as told:
+            worker.close()
+        return "\n" in str(told.value)
+
+    assert together(work) == [False] * 2
+
+
+def test_one_pass_that_makes_gradients_twice_is_summed_and_not_tried_again():
+    """As with reentrant checkpoints of a layer that is used twice."""
+
+    class Twice(Worker):
+        def __init__(self, rank, board):
+            super().__init__(rank, board)
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(2, 2)
+            self.parameters = list(self.layer.parameters())
+
+        def pass_of(self, value):
+            inputs = torch.full((1, 2), value, requires_grad=True)
+            return checkpoint(self.layer, checkpoint(self.layer, inputs, use_reentrant=True), use_reentrant=True).sum()
+
+    def work(worker):
+        for _ in range(3):
+            worker.open()
+            worker.reducer.backward(worker.pass_of(1.0 + worker.rank).backward, last=True)
+            worker.close()
+        return [each.grad.clone() for each in worker.parameters], worker.early
+
+    board = Board(2)
+    found = in_threads(work, [Twice(rank, board) for rank in range(2)])
+    alone = Twice(0, Board(1))
+    (alone.pass_of(1.0) + alone.pass_of(2.0)).backward()
+    for gradients, early in found:
+        torch.testing.assert_close(gradients, [each.grad for each in alone.parameters])
+        assert early == [0, 1, 0]
+
+
+def test_a_parameter_may_be_frozen_in_a_step_with_late_gradients():
+    def work(worker):
+        worker.step(ONES)
+        worker.open()
+        worker.backward(*ONES, last=True)
+        worker.parameters[3].requires_grad_(False)
+        worker.backward(None, None, 5.0, None, last=False)
+        worker.close()
+        return worker.gradients
+
+    assert together(work) == [[2.0, 2.0, 12.0, None]] * 2
+
+
+def test_a_late_gradient_may_be_sparse():
+    def work(rank):
+        table, other = torch.nn.Embedding(4, 1, sparse=True), torch.nn.Parameter(torch.zeros(1))
+        reducer = GradientReducer(lambda: [other, table.weight], [], SumOfThreads(rank, board))
+        for _ in range(2):
+            reducer.open()
+            reducer.drop_gradients()
+            for indices in ([0, 0], [rank + 1, 3]):
+                reducer.backward(lambda these=indices: table(torch.tensor(these)).sum().backward(), last=True)
+            reducer.close()
+        return table.weight.grad.flatten().tolist()
+
+    board = Board(2)
+    assert in_threads(work, range(2)) == [[4.0, 1.0, 1.0, 2.0]] * 2
+
+
+def test_a_world_that_breaks_within_a_backward_pass_is_told_of_at_the_steps_end():
+    def work(worker):
+        worker.step(ONES)
+        worker.open()
+        worker.collective.breaks = True
+        worker.backward(*ONES, last=True)
+        with pytest.raises(WorldBroken):
+            worker.close()
+        worker.collective.breaks = False
+        worker.step(ONES)
+        return worker.gradients
+
+    assert together(work) == [[2.0] * 4] * 2
+
+
+def test_numbers_ride_along_and_come_back_summed():
+    value = 1 + 2.0**-40  # which float32 does not hold
+
+    def work(worker):
+        worker.open()
+        worker.reducer.ride("loss", value * (worker.rank + 1))
+        worker.reducer.ride("table", [[float("-inf"), 0.0], [1.0, 2.0]] if worker.rank else np.zeros((2, 2)))
+        worker.backward(*ONES, last=True)
+        outcome = worker.close()
+        return outcome.rides["loss"].item(), outcome.rides["table"].tolist(), worker.collective.beside
+
+    for loss, table, beside in together(work):
+        assert loss == 3 * value
+        assert table == [[float("-inf"), 0.0], [1.0, 2.0]]
+        assert beside == 1  # on the parameters
+    ((loss, table, beside),) = together(work, workers=1)
+    assert (loss, table, beside) == (value, [[0.0, 0.0], [0.0, 0.0]], 0)
+
+
+def test_more_numbers_than_there_is_room_for_cost_one_collective_once():
+    def work(worker):
+        found = []
+        for _ in range(3):
+            worker.open()
+            worker.reducer.ride("many", np.arange(2.0 * ROOM))
+            worker.backward(*ONES, last=True)
+            ridden = worker.close().rides["many"]
+            found.append((ridden == 2 * np.arange(2.0 * ROOM)).all())
+            assert worker.gradients == [2.0] * 4
+        return found, worker.collective.beside
+
+    assert together(work) == [([True] * 3, 2)] * 2
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("other", [1.0]), ("loss", [1.0, 2.0]), (None, None)])
+def test_workers_that_tell_different_numbers_are_told(name, numbers):
+    def work(worker):
+        worker.open()
+        if worker.rank == 0:
+            worker.reducer.ride("loss", [1.0])
+        elif name:
+            worker.reducer.ride(name, numbers)
+        worker.backward(*ONES, last=True)
+        outcome = worker.close()
+        with pytest.raises(UserError, match="the workers tell each other different numbers") as told:
+            _ = outcome.rides["loss"]
+        return outcome.rides.are_alike, worker.gradients, "\n" in str(told.value)
+
+    assert together(work) == [(False, [2.0] * 4, False)] * 2
