@@ -1,4 +1,4 @@
-"""The sizes of batches that the options mean."""
+"""Batch sizes and rules for the learning rate, from the options of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MINIBATCH = 64
 
 
 def batch_policy(spec: JobSpec) -> BatchPolicy:
-    """The one policy that the options mean."""
+    """Fixed global batch or fixed batch per worker, as the options have it."""
     worker_batch = None if spec.global_batch_size else spec.minibatch_size or DEFAULT_MINIBATCH
     return BatchPolicy(spec.global_batch_size, worker_batch, spec.max_worker_batch_size)
 

@@ -1,4 +1,4 @@
-"""What the check asks of model and loss: that they take the first samples of the training data."""
+"""Checks that model and loss take the first samples of the training data."""
 
 from __future__ import annotations
 

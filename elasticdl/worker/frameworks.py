@@ -9,17 +9,15 @@ import random
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.elastic.core.plan import step_seed
+from elasticdl.worker.learner import Learner
 from elasticdl.worker.zoo import ModelModule, require_signature
-
-if TYPE_CHECKING:
-    from elasticdl.worker.learner import Learner
 
 OptimizerT = TypeVar("OptimizerT")
 

@@ -19,30 +19,31 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.opening import require_collective
+from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras import callbacks
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.keras.backend import require_backend
-from elasticdl.elastic.keras.callbacks import KerasRate, refuse_needless
-from elasticdl.elastic.keras.coupling import couplings, with_added
+from elasticdl.elastic.keras.coupling import couplings_of_step
+from elasticdl.elastic.keras.driver import KerasDriver, refuse_needless
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
 from elasticdl.elastic.keras.step import LossFunction, TrainStep, any_batch, widen
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data
+from elasticdl.elastic.training.attributes import is_open_file
+from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
+from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import KERAS, kind_of, make_optimizer
-from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.own_callbacks import OwnCallbacks
+from elasticdl.worker.learner import Codec, Driver, Learner
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import OWN_CALLBACKS, Datasets, ModelModule, make_callbacks, make_metrics, open_datasets
 
@@ -52,8 +53,50 @@ CALLBACKS = MappingProxyType({**OWN_CALLBACKS, "keras.callbacks.Callback": keras
 METRIC_ROWS = 4096  # that a Keras metric is given at once: some need hundreds of numbers for each
 
 
-class KerasCallbacks(callbacks.KerasCallbacks, Callback):
-    """Keras's own callbacks where the trainer calls ours."""
+class OwnCallbacks:
+    """Callbacks of a zoo module that are not Keras's: a worker that joins later has what they keep on rank 0."""
+
+    def __init__(self, callbacks: Sequence[Callback], collective: Collective) -> None:
+        self._callbacks = callbacks
+        self._collective = collective
+        self._first = [callback_state.take(callback) for callback in callbacks]
+        self._received: list[dict[str, Any]] = []
+        self._has_begun = False
+
+    def enter(self, world: World) -> None:
+        self._received = []
+        if not self._callbacks or world.size == 1 or not world.needs_sync:
+            return
+        pairs = zip(self._callbacks, self._first, strict=True)
+        mine = [callback_state.changed(callback, first) for callback, first in pairs] if world.rank == 0 else []
+        roots = from_root(self._collective, mine, "elasticdl.own_callbacks")
+        if not world.stands_with_root(world.rank):
+            self._received = roots
+
+    def catch_up(self, begin_epoch: Callable[[], None]) -> None:
+        """The callbacks have begun training. The files that they have opened there are this worker's."""
+        if not self._has_begun:
+            self._has_begun = True
+            for callback, first in zip(self._callbacks, self._first, strict=True):
+                present = callback_state.take(callback, copy=False)
+                first.update({path: value for path, value in present.items() if is_open_file(value)})
+        received, self._received = self._received, []
+        if any(received):
+            begin_epoch()
+        for callback, changed in zip(self._callbacks, received, strict=False):
+            callback_state.put(callback, changed)
+
+
+class ZooDriver(KerasDriver, Callback, Driver):
+    """Keras's own callbacks where the trainer calls ours, which are beside them."""
+
+    def __init__(self, ours: OwnCallbacks, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._ours = ours
+
+    def enter(self, world: World, *, began: bool = True) -> None:
+        super().enter(world, began=began)
+        self._ours.enter(world)
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         self.after_step({"loss": self._ledger.epoch_loss})
@@ -103,10 +146,7 @@ class KerasLearner(Learner):
         loss = _checked_loss(module)
         step = TrainStep(model, loss, optimizer)
         context.warm_up(step, inputs, labels)
-        first = rows_of(inputs, slice(0, MOST_PROBED)), rows_of(labels, slice(0, MOST_PROBED))
-        context.tell_couplings(
-            couplings(model, *first, lambda _, wanted, given: with_added(model, loss(wanted, given)))
-        )
+        context.tell_couplings(couplings_of_step(step, *rows_of((inputs, labels), slice(0, MOST_PROBED))))
         if data.evaluation is not None:
             metrics = name_metrics(make_metrics(module, nested=True))
             evaluator = KerasEvaluator(model, data.evaluation, loss, metrics, micro_batch, context)
@@ -117,63 +157,38 @@ class KerasLearner(Learner):
         if data.evaluation is not None:
             self.state.sources.append(Source.of(EVALUATION, data.evaluation))
         made = make_callbacks(module, CALLBACKS)
-        theirs = [each for each in made if isinstance(each, keras.callbacks.Callback)]
-        self._schedulers = [each for each in theirs if isinstance(each, keras.callbacks.LearningRateScheduler)]
-        self._rate = KerasRate(optimizer)
-        # As Keras's own ``fit`` gives them to callbacks; steps as they are with the least number of workers.
-        steps = self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum)
-        params = {"verbose": 0, "epochs": spec.num_epochs, "steps": steps}
-        ours = [each for each in made if isinstance(each, Callback)]
-        self._own_callbacks = OwnCallbacks(ours, context.collective)
-        self._keras_callbacks = KerasCallbacks(theirs, params, model, self.state, self._rate)
-        self.callbacks = [*ours, self._keras_callbacks]
+        self._ours = [each for each in made if isinstance(each, Callback)]
+        self._own_callbacks = OwnCallbacks(self._ours, context.collective)
+        self.driver: ZooDriver = ZooDriver(
+            self._own_callbacks,
+            context,
+            self.state,
+            [each for each in made if isinstance(each, keras.callbacks.Callback)],
+            epochs=spec.num_epochs,
+            steps=self.loader.sampler.order.remaining_steps(Progress(), spec.num_workers.minimum),
+        )
+        self.callbacks = [*self._ours, self.driver]
 
     def follow_rules(self) -> None:
         """If there are several schedules, the last of Keras's own counts, else the last of ours."""
-        ours = [each for each in self.callbacks if isinstance(each, LearningRateScheduler)]
-        for scheduler in (*ours, *self._schedulers):
-            self._rate.follow(scheduler.schedule, may_take_rate=scheduler in self._schedulers)
-        rules = rate_rules(self._spec, (), self._rate)
-        if self._rate.has_schedule or rules.scaling:
-            self.state.follow(rules)
+        for callback in self._ours:
+            if isinstance(callback, LearningRateScheduler):
+                self.driver.rate.follow(callback.schedule, may_take_rate=False)
+        self.driver.follow(rate_rules(self._spec, (), self.driver.rate))
 
     def make_step(self, batch: StepBatch) -> float:
-        self._keras_callbacks.before_step()
-        return self.state.make_step(batch)
+        return self.driver.make_step(batch)
 
     def evaluate(self) -> Evaluation | None:
         if self.evaluator is None:
             return None
-        with self._keras_callbacks.testing() as logs:
-            evaluation = self.evaluator.evaluate(self._keras_callbacks.tell)
+        with self.driver.testing() as logs:
+            evaluation = self.evaluator.evaluate(self.driver.tell)
             logs.update(evaluation.metrics)
         return evaluation
 
-    def enter(self, world: World) -> None:
-        self._keras_callbacks.enter(world)
-        self._own_callbacks.enter(world)
-
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:
         self._own_callbacks.catch_up(begin_epoch)
-
-    def agree(self, *, entering: bool) -> bool:
-        self._context.advance(Activity.WAIT)
-        agreed = self._keras_callbacks.agree(self._context.collective, entering=entering)
-        self._context.advance(Activity.UPDATE)
-        return agreed
-
-    def stops_after_step(self) -> bool:
-        return self._keras_callbacks.stop_after_step(self._context.collective)
-
-    def complete(self) -> None:
-        self.state.optimizer.finalize_variable_values(self._model.trainable_variables)
-        self._keras_callbacks.end()
-
-    def _extra(self) -> dict[str, Any]:
-        return {"callbacks": self._keras_callbacks.pack()}
-
-    def _load_extra(self, extra: dict[str, Any]) -> None:
-        self._keras_callbacks.unpack(extra["callbacks"])
 
     def save_model(self, folder: Path) -> Path:
         """``model.keras``, and beside it a SavedModel for serving. Not every model can be traced for that: a warning."""

@@ -1,4 +1,4 @@
-"""What training needs of a framework: `Learner`, which each framework fills in, and what it keeps beside the model."""
+"""What the trainer needs of a framework: a `Learner` has model, data, state and checkpoints; its `Driver` has the callbacks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.checkpoint_store import Checkpoint
 from elasticdl.elastic.training.cursor import ElasticLoader
 from elasticdl.elastic.training.epochs import EpochLedger
+from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
-from elasticdl.elastic.training.kept_state import difference
 from elasticdl.elastic.training.state import TrainingState
 from elasticdl.worker.checkpoint import open_store
-from elasticdl.worker.evaluation import Evaluation, Evaluator
 from elasticdl.worker.zoo import ModelModule
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,34 @@ class Codec:
     copy: Callable[[Any], Any]  # of a nested state: training can't change the copy any more
     write: Callable[[Any, IO[bytes]], object]
     read: Callable[[IO[bytes]], Any]  # runs nothing that is in the file; raises anything, over a damaged one
-    is_other_optimizer: Callable[[Any, Any], bool] = lambda there, here: False  # than that of a second state
+
+
+class Driver:
+    """What callbacks of all members do together; all call it at the same points. This one is for callbacks that have nothing to agree on.
+
+    `WorldBroken` is raised if a member was lost meanwhile.
+    """
+
+    def enter(self, world: World) -> None:
+        """In each world, before the members are brought to one state."""
+
+    def agree(self, *, entering: bool) -> bool:
+        """On ``entering`` a world, and at the end of each epoch: bring what the callbacks keep to one state; tell whether training
+        is to stop here."""
+        return False
+
+    def stops_after_step(self) -> bool:
+        """Whether a callback has wished so when it saw a step."""
+        return False
+
+    def complete(self) -> None:
+        """All steps are made: the model is what is to be saved after this, once however often it is called."""
+
+    def pack(self) -> dict[str, Any]:
+        """What a checkpoint holds of the callbacks."""
+        return {}
+
+    def unpack(self, packed: dict[str, Any]) -> None: ...
 
 
 class Learner(ABC):
@@ -76,6 +102,7 @@ class Learner(ABC):
     state: TrainingState  # its values hold the ledger
     loader: ElasticLoader[Any]
     callbacks: list[Callback]  # those of the module, for the trainer to call
+    driver = Driver()
     evaluator: Evaluator | None = None  # none without evaluation data
 
     def __init__(self, module: ModelModule, spec: JobSpec, context: JobContext[Any], model: Any) -> None:
@@ -93,18 +120,8 @@ class Learner(ABC):
         self.state.beside = self._extra, self._load_extra
 
     def evaluate(self) -> Evaluation | None:
-        """Over all members; None if there is no evaluation data.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
+        """Over all members; None if there is no evaluation data."""
         return self.evaluator.evaluate() if self.evaluator else None
-
-    @property
-    def _origin(self) -> dict[str, Any]:
-        """What a position within an epoch depends on."""
-        samples = self.loader.sampler.order.samples
-        return {"samples": samples, "seed": self._spec.seed, "shuffle": self._spec.shuffle}
 
     def copy(self) -> Callable[[IO[bytes]], object]:
         """Copy everything that a training goes on from; what is returned writes the copy as a checkpoint."""
@@ -112,7 +129,7 @@ class Learner(ABC):
         copied = {
             "format": FORMAT,
             "state": codec.copy(self.state.state_dict()),
-            "origin": self._origin,
+            "origin": self.state.origin,
             "extra": codec.copy(self._extra()),
             "learnt": self._context.session.learnt,
         }
@@ -154,18 +171,16 @@ class Learner(ABC):
         return None
 
     def _load(self, checkpoint: Checkpoint, loaded: dict[str, Any]) -> None:
-        saved, here, it = loaded["state"], self.state.state_dict(), f"checkpoint {checkpoint.path}"
-        if differs := difference(saved["model"], here["model"]):
+        saved, it = loaded["state"], f"checkpoint {checkpoint.path}"
+        if differs := self.state.misfit(saved):
             raise UserError(f"{it} is of another model: {differs}; {REMEDY}")
-        there, origin = loaded["origin"], self._origin
+        there, origin = loaded["origin"], self.state.origin
         if saved["progress"]["position"] not in (0, there["samples"]) and there != origin:
             name = next(name for name in there if there[name] != origin[name])
             raise UserError(
                 f"{it} stands within an epoch whose order of samples is another now: {name} was {there[name]} and is "
                 f"{origin[name]}; {REMEDY}"
             )
-        if self.codec.is_other_optimizer(saved["optimizer"], here["optimizer"]):
-            raise UserError(f"{it} is of another kind of optimizer; {REMEDY}")
         try:
             self.state.load_state_dict(saved)
         except UserError as error:
@@ -174,6 +189,12 @@ class Learner(ABC):
             raise UserError(f"{it} does not fit the optimizer: {one_line(error)}; {REMEDY}") from error
         self._load_extra(loaded.get("extra", {}))
         self.learnt = str(loaded.get("learnt", ""))
+
+    def _extra(self) -> dict[str, Any]:
+        return {"callbacks": self.driver.pack()}
+
+    def _load_extra(self, extra: dict[str, Any]) -> None:
+        self.driver.unpack(extra.get("callbacks", {}))
 
     # -- what differs between frameworks --
 
@@ -196,48 +217,12 @@ class Learner(ABC):
 
     @abstractmethod
     def make_step(self, batch: Any) -> float:
-        """Forward, backward, reduction and update for one global batch, whose mean loss it returns.
-
-        Raises:
-            WorldBroken: the step is torn.
-        """
+        """Forward, backward, reduction and update for one global batch, whose mean loss it returns."""
 
     @abstractmethod
     def save_model(self, folder: Path) -> Path:
         """Write the trained model below the folder."""
 
-    # -- for callbacks that keep something, or stop the training --
-
-    def enter(self, world: World) -> None:  # noqa: B027
-        """In each world, before the members are brought to one state."""
-
     def catch_up(self, begin_epoch: Callable[[], None]) -> None:  # noqa: B027
-        """In each world, when training has begun for the callbacks. On a worker that has come later, let the epoch begin for them as well,
-        and then let them keep what those of the others keep."""
-
-    def stops_after_step(self) -> bool:
-        """Whether a callback has wished so when it saw a step; all members call it, and are told the same.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
-        return False
-
-    def agree(self, *, entering: bool) -> bool:
-        """Bring what the callbacks of all members keep to one state; tell whether training is to stop here.
-
-        All members call it at the same points: on ``entering`` a world, and at the end of each epoch.
-
-        Raises:
-            WorldBroken: a member was lost meanwhile.
-        """
-        return False
-
-    def complete(self) -> None:  # noqa: B027
-        """All steps are made: the model is what is to be saved after this, once however often it is called."""
-
-    def _extra(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the state."""
-        return {}
-
-    def _load_extra(self, extra: dict[str, Any]) -> None: ...  # noqa: B027
+        """In each world, when training has begun for the callbacks. A worker that has come later lets the epoch begin for them,
+        and then lets them keep what those of the others keep."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
 from elasticdl.common.errors import UserError
@@ -21,20 +22,20 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.gpu import count_gpus, wait_for
 from elasticdl.elastic.torch_kit.pieces.model_attributes import holders_of_callbacks
-from elasticdl.elastic.torch_kit.pieces.optimizers import is_other_kind
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.attributes import is_scripts_own
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
-from elasticdl.elastic.training.divisible import MOST_PROBED, why_no_mean
+from elasticdl.elastic.training.divisible import MOST_PROBED, Passes, why_no_mean, why_not_averaged, why_not_counted
+from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
+from elasticdl.elastic.training.seeds import kept_streams
 from elasticdl.elastic.training.worker_files import aside
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
-from elasticdl.worker.evaluation import Array, Evaluator, require_rows
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer
 from elasticdl.worker.learner import Codec, Learner
-from elasticdl.worker.torch_couplings import couplings_of_buffers
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule, make_callbacks, make_metrics, open_datasets, refuse_feed
 
@@ -60,7 +61,6 @@ class TorchLearner(Learner):
         copy=_copy,
         write=torch.save,
         read=functools.partial(torch.load, map_location="cpu", weights_only=True),
-        is_other_optimizer=is_other_kind,
     )
     context_class = ElasticContext
     state: TorchState
@@ -204,7 +204,51 @@ def couplings(
         inputs, labels = to_device(_first(dataset, min(len(dataset), max(2, min(most, MOST_PROBED)))), device)
         with evaluating(model):
             why = why_no_mean(lambda wanted, given: float(_scalar(loss, wanted, given)), labels, model(inputs))
-        return [each for each in (why, *couplings_of_buffers(model, inputs)) if each]
+        return [each for each in (why, *_couplings_of_buffers(model, inputs)) if each]
+
+
+def _couplings_of_buffers(model: torch.nn.Module, inputs: Any) -> Iterator[str]:
+    """Of the modules that are no package's, a line for each buffer that a pass sets to what can't be put together from parts."""
+    kinds: list[tuple[str, Any]] = [(path, type(module)) for path, module in model.named_modules()]
+    own = {path for path, kind in kinds if is_scripts_own(kind)}
+    begun, kept = dict(model.named_buffers()), model.state_dict().keys()
+    probed = [
+        name
+        for name, buffer in begun.items()
+        if name.rpartition(".")[0] in own and name in kept and not (buffer.is_complex() or buffer.dtype == torch.bool)
+    ]
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    size = min(map(len, leaves), default=0) // 2
+    if not probed or not size or not model.training:
+        return
+    first, second = list(range(size)), list(range(size, 2 * size))
+    batches = ((first, 0), (first, 1), (second, 0), (first + first, 0), (first + second, 0))
+    try:
+        after = [
+            _buffers_after(model, begun, tree_map(functools.partial(_picked, rows), inputs), seed)
+            for rows, seed in batches
+        ]
+    except Exception:  # noqa: BLE001 - batch norm takes no single sample; what raises in training as well is told there
+        return
+    for name in probed:
+        judge = why_not_averaged if begun[name].is_floating_point() else why_not_counted
+        yield judge(f"the buffer {name}", Passes(*(_host(each[name]) for each in (begun, *after))))
+
+
+def _buffers_after(model: torch.nn.Module, begun: Mapping[str, Any], inputs: Any, seed: int) -> dict[str, Any]:
+    """What a pass makes of the buffers; those of the model stay."""
+    torch.manual_seed(seed)
+    held = {name: buffer.clone() for name, buffer in begun.items()}
+    functional_call(model, held, (inputs,))
+    return held
+
+
+def _picked(rows: list[int], leaf: Any) -> Any:
+    return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+
+def _host(buffer: torch.Tensor) -> Any:
+    return np.array(buffer.detach().cpu().to(torch.float64))
 
 
 def _try_out(model: torch.nn.Module, dataset: Any, module: ModelModule, spec: JobSpec) -> Attempt:
@@ -237,11 +281,10 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Buffers, gradients and the state of all random generators are put back at the end."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    python, legacy = random.getstate(), np.random.get_state()
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices=range(count_gpus())):
+        with kept_streams(), torch.random.fork_rng(devices=range(count_gpus())):
             yield
     finally:
         with torch.no_grad():
@@ -249,5 +292,3 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
                 buffer.copy_(saved)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        random.setstate(python)
-        np.random.set_state(legacy)

@@ -73,7 +73,7 @@ class Trainer(EpochDriver[Ledger]):
     # -- entering a world --
 
     def before_sync(self, world: World) -> None:
-        self._learner.enter(world)
+        self._learner.driver.enter(world)
         # Also with --no_resume: the folder was empty at the start, so what is in it is this job's own.
         if not (world.is_first and world.rank == 0):
             return
@@ -101,7 +101,7 @@ class Trainer(EpochDriver[Ledger]):
         self._learner.catch_up(lambda: self._tell_epoch(self.state.progress.epoch))
         self._call("on_world_change", world.size, world.rank)
         self._tell_totals()
-        self._stopping = self._learner.agree(entering=True)
+        self._stopping = self._learner.driver.agree(entering=True)
 
     # -- training --
 
@@ -122,7 +122,7 @@ class Trainer(EpochDriver[Ledger]):
         self._report_evaluation()
 
     def _stops_after_step(self) -> bool:
-        return self._learner.stops_after_step()
+        return self._learner.driver.stops_after_step()
 
     def _after_commit(self) -> None:
         step, spec = self.state.step, self._spec
@@ -147,13 +147,13 @@ class Trainer(EpochDriver[Ledger]):
             self._ended_epoch = epoch
             metrics = {f"val_{name}": value for name, value in ledger.metrics.items()}
             self._call("on_epoch_end", epoch, {"loss": ledger.epoch_loss, **metrics})
-        self._stopping = self._learner.agree(entering=False) or self._stopping
+        self._stopping = self._learner.driver.agree(entering=False) or self._stopping
 
     def _complete(self) -> None:
         self._evaluate()
         if self._context.rank == 0:
             self._finish_checkpoint(FINAL_CHECKPOINT_SECONDS)
-        self._learner.complete()
+        self._learner.driver.complete()
         if self._context.rank == 0 and self._spec.output:
             path = export(Path(self._spec.output), self._learner.save_model)
             self._context.session.notify("exported", path=str(path))

@@ -6,7 +6,7 @@ import pytest
 from elastic_fit_kit import dense
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.compiled import check_compiled, warn_of_eagerness
+from elasticdl.elastic.keras.fit_arguments import check_compiled, warn_of_eagerness
 
 MSE = keras.losses.MeanSquaredError
 

@@ -93,7 +93,7 @@ def test_what_a_callback_keeps_outside_is_named_once(make, title):
     fitting = Fitting(dense(), data_of(X, Y), [make()])
     told = []
     fitting.context.warn = told.append
-    callbacks = fitting.fit.callbacks
+    callbacks = fitting.fit.driver
     callbacks.enter(fitting.collective.world)
     callbacks.pack()
     assert not told

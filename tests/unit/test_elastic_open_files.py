@@ -52,21 +52,23 @@ def test_a_newcomer_of_torch_keeps_its_own_file(made):
 
 def test_a_newcomer_of_keras_keeps_its_own_file(made):
     pytest.importorskip("keras")
-    from elasticdl.worker.own_callbacks import OwnCallbacks
+    from elasticdl.worker.keras_learner import OwnCallbacks
 
     first, newcomer = made
     sent = []
-    root, other = (
-        OwnCallbacks([each], SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0]))
-        for each in made
-    )
+    collectives = [
+        SimpleNamespace(
+            broadcast_bytes=lambda value, _: sent.append(value) or sent[0],
+            world=SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0),
+        )
+        for rank in range(2)
+    ]
+    root, other = (OwnCallbacks([each], on) for each, on in zip(made, collectives, strict=True))
     first.on_train_begin()
     root.catch_up(pytest.fail)
     first.steps = 7
-    world = SimpleNamespace(size=2, needs_sync=True, stands_with_root=lambda rank: rank == 0)
-    for rank, each in enumerate((root, other)):
-        world.rank = rank
-        each.enter(world)
+    for each, on in zip((root, other), collectives, strict=True):
+        each.enter(on.world)
     newcomer.on_train_begin()
     own = newcomer.file
     other.catch_up(lambda: None)

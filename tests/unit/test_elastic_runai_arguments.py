@@ -6,10 +6,10 @@ import pytest
 
 import elasticdl.elastic.torch as elastic_torch
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.elastic.keras.callbacks import KerasRate
 from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded
 from elasticdl.elastic.keras.fit_data import FitData, check_weights
 from elasticdl.elastic.keras.keras_job import own
+from elasticdl.elastic.keras.rate import KerasRate
 from elasticdl.elastic.training.batch_shape import whole_number
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")

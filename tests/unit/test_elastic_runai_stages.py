@@ -27,9 +27,9 @@ def outcome(value):
     return model, SimpleNamespace(pack=lambda: pack), [{"told": value, "kept": {}}], Progress(step=value)
 
 
-def after(stages):
+def after(stages, **options):
     """A process that has trained to the end of so many."""
-    made = Stages()
+    made = Stages(**options)
     for number in range(1, stages + 1):
         made.begin()
         made.end(*outcome(number), advance)
@@ -70,11 +70,11 @@ def test_newcomers_are_handed_what_they_have_missed():
     for stage in (1, 2):
         assert newcomer.overtaken
         model, callback = make_model(), Kept()
-        assert newcomer.repeat(model, [callback]) == [{"told": stage, "kept": {}}]
+        assert newcomer.repeat(model, [callback], print) == [{"told": stage, "kept": {}}]
         assert all((weights == stage).all() for weights in model.get_weights())
         assert (callback.seen, callback.model) == ([stage], model)
         assert not newcomer.has_state
-    halfway.repeat(make_model(), [Kept()])
+    halfway.repeat(make_model(), [Kept()], print)
     assert not newcomer.overtaken
     assert meet([root, newcomer, halfway], [True, False, False]) == [None] * 3
 
@@ -96,10 +96,31 @@ def test_a_later_stage_does_not_begin_without_its_state(size):
 def test_what_a_stage_ended_with_is_kept_on_disk_and_nowhere_else():
     """A script may call ``fit`` a thousand times."""
     records = after(2)._records
-    assert [os.fstat(record.fileno()).st_nlink for record in records] == [0, 0], (
-        "files without a name end with the process"
-    )
-    assert all(os.fstat(record.fileno()).st_size > 100 for record in records)
+    stats = [os.fstat(file.fileno()) for file in records._files]
+    assert [each.st_nlink for each in stats] == [0, 0], "files without a name end with the process"
+    assert all(each.st_size > 100 for each in stats)
+
+
+def test_of_many_stages_the_weights_of_the_newest_are_kept():
+    whole = len(after(1)._records.get(0))
+    root = after(3, most_bytes=2 * whole)
+    sizes = [len(root._records.get(number)) for number in range(3)]
+    assert sum(sizes) <= 2 * whole
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == whole
+    newcomer = Stages(most_bytes=1)
+    assert meet([root, newcomer], [True, False]) == [WorldChanged, StageSuperseded]
+    found, told = [], []
+    while newcomer.overtaken:
+        model, callback = make_model(), Kept()
+        before = model.get_weights()
+        newcomer.repeat(model, [callback], told.append)
+        stage = newcomer.present - 1
+        assert callback.seen == [stage], "what callbacks keep is known of all stages"
+        same = all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
+        found.append(0 if same else int(model.get_weights()[0].flat[0]))
+    assert found == [0, 0, 3]
+    assert [f"after fit() number {stage} " in line for stage, line in enumerate(told, 1)] == [True] * 2
 
 
 def test_a_full_disk_is_one_line(monkeypatch):

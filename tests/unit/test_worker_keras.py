@@ -13,7 +13,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import require_horovod
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras import callbacks as callbacks_module
+from elasticdl.elastic.keras import driver
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 
@@ -114,7 +114,7 @@ def test_callbacks_are_told_what_fit_tells_them(make_spec):
         assert (batch, told.keys()) == (0, {"loss"})
         assert told["loss"] == pytest.approx(logs["val_loss"])
     assert journal_of(job, "on_train_end") == [(second,)]
-    params = journal_of(job, "on_train_begin") and job.learner.callbacks[-1]._callbacks[0].params
+    params = journal_of(job, "on_train_begin") and job.learner.callbacks[-1].callbacks[0].params
     assert params == {"verbose": 0, "epochs": 2, "steps": 4}
 
 
@@ -160,7 +160,7 @@ def test_for_each_of_keras_s_callbacks_it_is_known_where_it_runs():
         for name, found in vars(keras.callbacks).items()
         if isinstance(found, type) and issubclass(found, keras.callbacks.Callback)
     }
-    assert {kind.__name__ for kind in callbacks_module.ON_RANK_0} == ON_RANK_0 & there
+    assert {kind.__name__ for kind in driver.ON_RANK_0} == ON_RANK_0 & there
     assert there <= ON_RANK_0 | EVERYWHERE | NOWHERE, "a callback that is new in Keras: where should it run?"
 
 
@@ -271,10 +271,11 @@ def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
     sender = BreakingCollective()
     sender.world, new.context.collective.world = World(2, members, 0), World(2, members, 1)
     sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
-    theirs.agree(sender, entering=True)
-    new.learner.enter(new.context.world)
-    assert not new.learner.agree(entering=True)
-    ours, other = mine._callbacks[0], theirs._callbacks[0]
+    old.context.collective = sender
+    theirs.agree(entering=True)
+    new.learner.driver.enter(new.context.world)
+    assert not new.learner.driver.agree(entering=True)
+    ours, other = mine.callbacks[0], theirs.callbacks[0]
     assert (ours.wait, ours.best, ours.best_epoch) == (other.wait, other.best, other.best_epoch)
     for one, another in zip(ours.best_weights, other.best_weights, strict=True):
         np.testing.assert_array_equal(one, another)

@@ -286,7 +286,7 @@ def test_a_checkpoint_of_another_kind_of_optimizer_is_refused(make_spec, tmp_pat
     kept = {"checkpoint_dir": str(tmp_path / "kept"), "num_epochs": 1}
     make_job(make_spec(**kept)).trainer.run()
     adam = "\ndef optimizer(parameters):\n    return torch.optim.Adam(parameters)\n"
-    with pytest.raises(UserError, match="is of another kind of optimizer"):
+    with pytest.raises(UserError, match="is of another model: its optimizer is of another kind"):
         make_job(make_spec(extra=adam, **kept)).trainer.run()
     with pytest.raises(UserError, match="does not fit the optimizer: ValueError"):
         make_job(make_spec(extra=TWO_GROUPS, **kept)).trainer.run()

@@ -28,7 +28,7 @@ import numpy as np
 
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.keras import models
-from elasticdl.elastic.keras.coupling import couplings, most_probed, with_added
+from elasticdl.elastic.keras.coupling import couplings_of_step, most_probed
 from elasticdl.elastic.keras.keras_job import own
 from elasticdl.elastic.keras.keras_state import KerasState as _State
 from elasticdl.elastic.keras.loader import Dataset, ElasticDataLoader, load
@@ -71,9 +71,7 @@ def KerasState(
         model(inputs)
     train_step = TrainStep(model, loss, optimizer)
     context().warm_up(train_step, *rows_of((inputs, labels), slice(0, 2)))
-    context().tell_couplings(
-        couplings(model, inputs, labels, lambda _, wanted, given: with_added(model, loss(wanted, given)))
-    )
+    context().tell_couplings(couplings_of_step(train_step, inputs, labels))
     state = _State(context(), train_step, loader, values)
     if learning_rate is not None:
         state.follow(learning_rate)

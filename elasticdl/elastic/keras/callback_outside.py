@@ -1,6 +1,6 @@
-"""What a callback of the script's own keeps outside of itself: in its class, in variables of the script, in those of a closure.
+"""What a callback of the script's own keeps outside of itself: in its class, in variables of the script or of a closure.
 
-Nobody can tell what of it belongs to the callback, so none is sent to other workers. What changes while it is used is named.
+It can't be told what of this belongs to the callback, so nothing is sent to other workers. What changes is named in a warning.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ COLLECTIONS = (list, dict, set)
 
 
 class Outside:
-    """Of one callback, from now on."""
+    """What one callback keeps outside of itself, from now on."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
         self._marks = dict(self._found())
 
     def changed(self) -> list[str]:
-        """What has changed since it was told last, in words."""
+        """Titles of what has changed and was not named yet."""
         found = dict(self._found())
         titles = [title for title, mark in found.items() if self._marks.get(title, mark) != mark]
         for title in titles:

@@ -1,4 +1,4 @@
-"""What of a model makes its samples depend on each other, so that a batch is not the same as its parts; a line for each."""
+"""Why training on the parts of a batch would differ from training on the whole batch: one line for each reason in the model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras.masks import has_losses_of_batches
-from elasticdl.elastic.keras.step import SEED_NAME
+from elasticdl.elastic.keras.forward import has_losses_of_batches
+from elasticdl.elastic.keras.step import SEED_NAME, TrainStep
 from elasticdl.elastic.training.divisible import (
     MOST_PROBED,
     Passes,
@@ -28,9 +28,14 @@ def couplings(model: keras.Model, inputs: Any, targets: Any, loss: Callable[[Any
     return [text for text in found if text]
 
 
-def with_added(model: keras.Model, loss: Any) -> Any:
-    """A mean loss, and what layers add to it."""
-    return tf.reduce_mean(loss) + sum(tf.cast(tf.reduce_sum(term), loss.dtype) for term in model.losses)
+def couplings_of_step(step: TrainStep, inputs: Any, labels: Any) -> list[str]:
+    """As `couplings`, where the loss is the step's own and layers may add to it."""
+
+    def loss_of(_: Any, wanted: Any, given: Any) -> Any:
+        loss = step.loss(wanted, given)
+        return tf.reduce_mean(loss) + sum(tf.cast(tf.reduce_sum(term), loss.dtype) for term in step.model.losses)
+
+    return couplings(step.model, inputs, labels, loss_of)
 
 
 def _of_loss(model: keras.Model, inputs: Any, targets: Any, loss: Callable[[Any, Any, Any], Any]) -> str:

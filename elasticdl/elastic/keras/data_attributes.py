@@ -1,7 +1,7 @@
-"""What a data set of the script's own keeps in attributes: its order, generators, a difficulty that a callback raises.
+"""Attributes of a data set of the script's own: its order, generators, a difficulty that a callback raises.
 
-It belongs to the job, so all workers have it as rank 0 has it: from the hooks between two epochs on, and a newcomer from its first step.
-What a data set changes where samples are read, as a file that is open or a cache, is each worker's own; but for generators.
+They belong to the job. All workers take those of rank 0 between two epochs, and a newcomer takes them before its first step.
+What changes where samples are read, such as an open file or a cache, stays each worker's own; generators do not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.keras.callback_state import KINDS
 from elasticdl.elastic.training import attributes, plain_data
 from elasticdl.elastic.training.attributes import CONTENT, OF_THE_WORKER, Spot, is_scripts_own
+from elasticdl.elastic.training.consensus import from_root, of_all
 
 MOST_BYTES = 2**24  # of an attribute that is sent
 PLACES = 64  # in which a larger array is looked at
@@ -81,15 +82,13 @@ class DataAttributes:
         """
         if self.is_empty or collective.world.size == 1:
             return
-        mine = plain_data.dumps(self.taken())
-        mark = plain_data.checksum(plain_data.loads(mine))
-        is_root = collective.world.rank == 0
-        sent = collective.broadcast_bytes(mark.to_bytes(4, "big") if is_root else b"", "elasticdl.data.mark")
-        roots = int.from_bytes(sent, "big")
-        if np.asarray(collective.sum(np.array([float(mark != roots)]), "elasticdl.data.marks"))[0]:
-            received = collective.broadcast_bytes(mine if is_root else b"", "elasticdl.data.attributes")
-            if not is_root and mark != roots:
-                self.put(plain_data.loads(received))
+        mine = plain_data.loads(plain_data.dumps(self.taken()))  # as the others receive it
+        mark = plain_data.checksum(mine)
+        differs = mark != from_root(collective, mark, "elasticdl.data.mark")
+        if any(of_all(collective, differs, "elasticdl.data.marks")):
+            roots = from_root(collective, mine, "elasticdl.data.attributes")
+            if differs:
+                self.put(roots)
 
     def _spots(self) -> Iterator[Spot]:
         if self.is_empty:

@@ -1,4 +1,4 @@
-"""``fit`` through as many worlds as it takes; `elasticdl.elastic.keras.models.Model` is what a script sees of it."""
+"""``fit`` on workers that come and go; scripts call it through `elasticdl.elastic.keras.models.Model`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.keras.callbacks import KerasCallbacks, KerasRate, looks_at_steps
 from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
+from elasticdl.elastic.keras.driver import KerasDriver, looks_at_steps
 from elasticdl.elastic.keras.fit_arguments import FitOptions
 from elasticdl.elastic.keras.fit_data import FitData, Samples
 from elasticdl.elastic.keras.fit_stages import Stages
-from elasticdl.elastic.keras.forward import ForwardScope
+from elasticdl.elastic.keras.forward import (
+    NOTHING_MASKED,
+    ForwardScope,
+    Share,
+    has_losses_of_batches,
+    is_scalar,
+    share_of,
+)
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.layout import Sums
 from elasticdl.elastic.keras.loader import ElasticDataLoader, fetch, load
-from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, is_scalar, share_of
-from elasticdl.elastic.keras.step import MicroBatch, TrainStep
+from elasticdl.elastic.keras.step import TrainStep
+from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import rows_of
 from elasticdl.elastic.training.epochs import EpochDriver, EpochLedger
+from elasticdl.elastic.training.evaluation import my_batches, sum_of_all
 from elasticdl.tensorflow import keras, tf
 
 Deltas = list[NDArray[np.float64]]
@@ -52,8 +58,7 @@ class FitLedger(EpochLedger):
         self.deltas = []
 
     def add_deltas(self, deltas: Deltas) -> None:
-        before = self.deltas or [np.zeros_like(delta) for delta in deltas]
-        self.deltas = [total + delta for total, delta in zip(before, deltas, strict=True)]
+        self.deltas = _added(self.deltas, deltas) if self.deltas else deltas
 
 
 class FitStep(TrainStep):
@@ -68,33 +73,22 @@ class FitStep(TrainStep):
         if they are weighted, labels and weights."""
         self._weighted = weighted
         self._loss_means = self._build(model, inputs, targets)
-        self._variables = [variable for metric in model.metrics for variable in metric.variables]
-        self._first = [np.array(variable) for variable in self._variables]
-        self._traced_deltas: Sums = []
         self.last_deltas: Deltas = []
-        super().__init__(model, model.compute_loss, model.optimizer)
+        variables = [variable for metric in model.metrics for variable in metric.variables]
+        counted = [(variable, np.array(variable)) for variable in variables]
+        super().__init__(model, model.compute_loss, model.optimizer, counted)
         self._test = tf.function(self._trace_test, reduce_retracing=True, autograph=False)
-
-    def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
-        return self._noted(super().whole(inputs, labels, part))
-
-    def read_report(self, sums: tf.Tensor) -> Any:
-        return self._noted(super().read_report(sums))
 
     def test(self, inputs: Any, targets: Any, *, weighted: bool) -> Deltas:
         """Of a batch that is not trained on: the loss times the share of elements that it is a mean over, that share, and
         the changes of the metrics."""
         return [np.asarray(value, np.float64) for value in self._test(inputs, *_split(targets, weighted))]
 
-    @property
-    def delta_shapes(self) -> list[tuple[int, ...]]:
-        return [value.shape for value in self._first]
-
     def logs(self, loss: float, deltas: Sequence[Any]) -> dict[str, Any]:
         """As ``fit`` reports them: the loss, and each metric by its name."""
         if not deltas:
             return {"loss": loss}
-        for variable, first, delta in zip(self._variables, self._first, deltas, strict=True):
+        for (variable, first), delta in zip(self.counted, deltas, strict=True):
             variable.assign(first + delta)
         found = {name: _plain(value) for name, value in self.model.get_metrics_result().items()}
         self.model.reset_metrics()
@@ -130,11 +124,8 @@ class FitStep(TrainStep):
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
         return self._compute(scope, (inputs, *_split(labels, self._weighted)), training=True)
 
-    def _more_values(self) -> list[tuple[Any, Any]]:
-        return list(zip(self._variables, self._first, strict=True))
-
     def _compute(self, scope: ForwardScope, batch: tuple[Any, Any, Any], *, training: bool) -> tuple[tf.Tensor, Share]:
-        """As `_forward`, on inputs, labels and weights; leaves the changes of the metrics in ``_traced_deltas``."""
+        """As `_forward`, on inputs, labels and weights."""
         model, (inputs, labels, weights) = self.model, batch
         with scope:
             outputs = model(inputs, **dict.fromkeys(self._training, training))
@@ -144,8 +135,6 @@ class FitStep(TrainStep):
                 share = NOTHING_MASKED
             self._weigh_losses(scope, tf.shape(keras.tree.flatten(inputs)[0])[0])
             model.compute_metrics(inputs, labels, outputs, weights)
-        after = [scope.get_current_value(variable) for variable in self._variables]
-        self._traced_deltas = [tf.cast(new - old, self.dtype) for new, old in zip(after, self._first, strict=True)]
         return loss, share
 
     def _weigh_losses(self, scope: keras.StatelessScope, samples: tf.Tensor) -> None:
@@ -160,21 +149,17 @@ class FitStep(TrainStep):
         self.traces["test"] += 1
         trainable = [tf.convert_to_tensor(variable.value) for variable in self.model.trainable_variables]
         others = [tf.convert_to_tensor(variable.value) for variable in self.model.non_trainable_variables]
-        loss, share = self._compute(self._scope(trainable, others, None), (inputs, labels, weights), training=False)
+        scope = self._scope(trainable, others, None)
+        loss, share = self._compute(scope, (inputs, labels, weights), training=False)
         left = tf.ones_like(loss) if share.left is None else tf.cast(share.left, loss.dtype)
-        return [loss * left, left, *self._take_deltas()]
+        return [loss * left, left, *self._changes(scope)]
 
-    def _noted(self, report: Any) -> Any:
-        numbers, start = report.astype(np.float64), 0
-        self.last_deltas = []
-        for first in self._first:
-            self.last_deltas.append(numbers[start : start + first.size].reshape(first.shape))
-            start += first.size
+    def _read(self, report: Any) -> Any:
+        report = super()._read(report)
+        firsts = [first for _, first in self.counted]
+        cuts = np.split(report.astype(np.float64), np.cumsum([first.size for first in firsts]))
+        self.last_deltas = [part.reshape(first.shape) for part, first in zip(cuts, firsts, strict=False)]
         return report
-
-    def _take_deltas(self) -> Sums:
-        deltas, self._traced_deltas = self._traced_deltas, []
-        return deltas
 
 
 def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
@@ -184,6 +169,10 @@ def _split(targets: Any, weighted: bool) -> tuple[Any, Any]:
 def _plain(value: Any) -> Any:
     array = np.asarray(value)
     return array.tolist() if array.ndim else float(array)
+
+
+def _added(totals: Deltas, more: Sequence[Any]) -> Deltas:
+    return [total + each for total, each in zip(totals, more, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +190,9 @@ class Fit(EpochDriver[FitLedger]):
     state: KerasState
 
     def __init__(self, context: ElasticContext, stages: Stages, model: keras.Model, given: FitCall) -> None:
-        training, options = given.data.training, given.options
-        self._stages = stages
+        training, validation, options = given.data.training, given.data.validation, given.options
         self.data = given.data
-        self._options = options
+        self._stages, self._start, self._options = stages, stages.progress, options
         rows = np.arange(most_probed(len(training), context.policy.most_at_once))
         inputs, targets = load(training.dataset, rows)
         self._step = FitStep(model, inputs, targets, weighted=training.weighted)
@@ -218,27 +206,16 @@ class Fit(EpochDriver[FitLedger]):
             first_epoch=options.initial_epoch,
         )
         ledger = FitLedger()
-        self._start = stages.progress
-        state = KerasState(
-            context,
-            self._step,
-            loader,
-            {"ledger": ledger},
-            start=replace(stages.progress, epoch=options.initial_epoch, position=0),
-            has_state=stages.has_state,
-        )
-        if given.data.validation is not None:
-            state.sources.append(Source.of(EVALUATION, given.data.validation.dataset))
+        start = replace(stages.progress, epoch=options.initial_epoch, position=0)
+        state = KerasState(context, self._step, loader, {"ledger": ledger}, start=start, has_state=stages.has_state)
+        if validation is not None:
+            state.sources.append(Source.of(EVALUATION, validation.dataset))
         super().__init__(context, loader, state, ledger, epochs=options.epochs)
-        rate = KerasRate(model.optimizer)
-        for callback in given.callbacks:
-            if isinstance(callback, keras.callbacks.LearningRateScheduler):
-                rate.follow(callback.schedule, may_take_rate=True)
-        if rate.has_schedule:
-            state.follow(LearningRate(rate))
         steps = loader.sampler.order.remaining_steps(Progress(options.initial_epoch), context.size)
-        params = {"verbose": options.verbose, "epochs": options.epochs, "steps": steps}
-        self.callbacks = KerasCallbacks(given.callbacks, params, model, state, rate)
+        self.driver = KerasDriver(
+            context, state, given.callbacks, epochs=options.epochs, steps=steps, verbose=options.verbose
+        )
+        self.driver.follow()
         state.beside = self._pack, self._unpack
         self._stands: list[Any] | None = None  # where data sets were in a training that this one goes on from
         if stages.present > 1:
@@ -248,10 +225,11 @@ class Fit(EpochDriver[FitLedger]):
     def before_sync(self, world: World) -> None:
         self._stages.meet(self._context.collective)
         self._take_epochs(world)
-        self.callbacks.enter(world, began=self.state.step > self._start.step)
+        self.driver.enter(world, began=self.state.step > self._start.step)
 
     def _take_epochs(self, world: World) -> None:
-        """Those of rank 0, in a world that somebody comes into: a script may begin where a checkpoint says, and the job has written one since.
+        """Those of rank 0, in a world that somebody comes into: a script may begin where a checkpoint says, and the job has
+        written one since.
 
         Raises:
             WorldBroken: a member was lost meanwhile.
@@ -259,51 +237,54 @@ class Fit(EpochDriver[FitLedger]):
         if world.size == 1 or not world.needs_sync:
             return
         mine = self._options.initial_epoch, self._options.epochs
-        root = np.array(mine if world.rank == 0 else (0, 0), np.float64)
-        first, epochs = map(int, np.asarray(self._context.collective.sum(root, "elasticdl.epochs")))
+        first, epochs = from_root(self._context.collective, list(mine), "elasticdl.epochs")
         if (first, epochs) != mine:
             log.info("fit(initial_epoch=%d, epochs=%d): the job's are %d and %d", *mine, first, epochs)
             self._options = replace(self._options, initial_epoch=first, epochs=epochs)
-            self._epochs = self.callbacks.params["epochs"] = epochs
+            self._epochs = self.driver.params["epochs"] = epochs
             self.state.begin_at(first)
 
     def on_world(self, world: World) -> None:
         self._tell_totals()
-        self._stopping = self._agree(entering=True)
+        self._stopping = self.driver.agree(entering=True)
 
     def _begin_epoch(self, epoch: int) -> None:
-        self.callbacks.on_epoch_begin(epoch)
+        self.driver.on_epoch_begin(epoch)
         passed = epoch - self._options.initial_epoch
         self._tell(self.data.training, 2 * passed + 2)
 
     def _make_step(self, batch: StepBatch) -> float:
-        self.callbacks.before_step()
-        return self.state.make_step(batch)
+        return self.driver.make_step(batch)
 
     def _after_step(self, loss: float) -> None:
         self._ledger.add_deltas(self._step.last_deltas)
-        self.callbacks.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
+        self.driver.after_step(self._logs() if self._asks_for_logs else {"loss": self._ledger.epoch_loss})
 
     def _stops_after_step(self) -> bool:
-        return self.callbacks.stop_after_step(self._context.collective)
+        return self.driver.stops_after_step()
 
     def _end_epoch(self, epoch: int) -> None:
-        logs = self._logs()
-        data, options = self.data, self._options
+        logs, options = self._logs(), self._options
         if not self._stopping:  # else it was left before its end
-            self._tell(data.training, 2 * (epoch - options.initial_epoch) + 3)
-        if data.validation is not None and options.validates(epoch):
+            self._tell(self.data.training, 2 * (epoch - options.initial_epoch) + 3)
+        validation = self.data.validation
+        if validation is not None and options.validates(epoch):
             before = sum(map(options.validates, range(options.initial_epoch, epoch)))
-            self._tell(data.validation, 3 * before + 2)
-            with self.callbacks.testing() as found:
+            self._tell(validation, 3 * before + 2)
+            with self.driver.testing() as found:
                 began = time.monotonic()
-                found.update(self._validate(data.validation))
-                self._tell_validation(epoch, len(data.validation), found, time.monotonic() - began)
-            self._tell(data.validation, 3 * before + 3)
+                found.update(self._validate(validation))
+                self._tell_validation(epoch, len(validation), found, time.monotonic() - began)
+            self._tell(validation, 3 * before + 3)
             logs.update({f"val_{name}": value for name, value in found.items()})
-        self.callbacks.on_epoch_end(epoch, logs)
-        self._stopping = self._agree(entering=False) or self._stopping
+        self.driver.on_epoch_end(epoch, logs)
+        self._stopping = self.driver.agree(entering=False) or self._stopping
         self._context.post(p.Trigger.CLOCK_RESUMED)
+
+    def _complete(self) -> None:
+        self.driver.complete()
+
+    # -- data sets that hear of epochs --
 
     def _tell(self, samples: Samples, count: int) -> None:
         """Call the hooks of a data set, which all members then have alike."""
@@ -313,54 +294,38 @@ class Fit(EpochDriver[FitLedger]):
             stands, self._stands = self._stands, None
             self.data.bring(stands, self._context.seed)
         self._context.advance(Activity.WAIT)
-        samples.agree(self._context.collective)
+        samples.attributes.agree(self._context.collective)
         self._context.advance(Activity.UPDATE)
 
     def _pack(self) -> dict[str, Any]:
         self.state.loader.rest()
-        return {**self.callbacks.pack(), "data": self.data.stands}
+        return {**self.driver.pack(), "data": self.data.stands}
 
     def _unpack(self, packed: dict[str, Any]) -> None:
-        self.callbacks.unpack(packed)
+        self.driver.unpack(packed)
         self._stands = packed.get("data")
 
-    def _tell_validation(self, epoch: int, samples: int, found: dict[str, Any], seconds: float) -> None:
-        if self._context.rank == 0:
-            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-            about = {"step": self.state.step, "epoch": epoch, "samples": samples}
-            self._context.tell_work("evaluation", **about, metrics=numbers, seconds=seconds)
-
-    def _agree(self, *, entering: bool) -> bool:
-        self._context.advance(Activity.WAIT)
-        agreed = self.callbacks.agree(self._context.collective, entering=entering)
-        self._context.advance(Activity.UPDATE)
-        return agreed
-
-    def _complete(self) -> None:
-        if self._options.epochs:  # as Keras has it; the same twice is the same once, if the world breaks meanwhile
-            self.state.optimizer.finalize_variable_values(self.state.model.trainable_variables)
-        self.callbacks.end()
+    # -- logs --
 
     def _logs(self) -> dict[str, Any]:
         return self._step.logs(self._ledger.epoch_loss, self._ledger.deltas)
 
     def _validate(self, data: Samples) -> dict[str, Any]:
         """Over all members, each on a contiguous share, each sample once."""
-        collective, most = self._context.collective, self._context.policy.most_at_once
-        world = collective.world
-        mine = BatchPlan.equal(np.arange(len(data)), world.size).mine(world.rank, most)
-        batches = [np.asarray(micro_batch.indices) for micro_batch in mine]
-        shapes = [(), (), *self._step.delta_shapes]
-        sums = [np.zeros(shape) for shape in shapes]
-        with closing(fetch(data.dataset, batches)) as loaded:
-            for batch, (inputs, targets) in zip(batches, loaded, strict=True):
-                self._context.advance(Activity.ALIVE)
+        context = self._context
+        sums: Deltas = [np.zeros(shape) for shape in ((), (), *(first.shape for _, first in self._step.counted))]
+        share = my_batches(
+            context, len(data), context.policy.most_at_once, lambda batches: fetch(data.dataset, batches)
+        )
+        with closing(share):
+            for rows, inputs, targets in share:
                 loss, left, *deltas = self._step.test(inputs, targets, weighted=data.weighted)
-                more = (loss * len(batch), left * len(batch), *deltas)
-                sums = [total + delta for total, delta in zip(sums, more, strict=True)]
-        self._context.advance(Activity.WAIT)
-        flat = np.asarray(collective.sum(np.concatenate([total.ravel() for total in sums]), "elasticdl.validation"))
-        self._context.advance(Activity.UPDATE)
-        ends = np.cumsum([total.size for total in sums])[:-1]
-        loss, left, *deltas = (part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True))
+                sums = _added(sums, (loss * rows, left * rows, *deltas))
+        loss, left, *deltas = sum_of_all(context, sums, "elasticdl.validation")
         return self._step.logs(float(loss) / (float(left) or 1.0), deltas)
+
+    def _tell_validation(self, epoch: int, samples: int, found: dict[str, Any], seconds: float) -> None:
+        if self._context.rank == 0:
+            numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+            about = {"step": self.state.step, "epoch": epoch, "samples": samples}
+            self._context.tell_work("evaluation", **about, metrics=numbers, seconds=seconds)

@@ -1,9 +1,10 @@
-"""What ``fit`` was given, made into what it needs; whatever elastic training can't do is refused in one line."""
+"""What ``compile`` and ``fit`` were given, made into what elastic training needs; what it can't do is refused in one line."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -11,57 +12,33 @@ from typing import Any
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.tensorflow import keras
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used, and which can
+log = logging.getLogger(__name__)
 
 
-def check_values(given: Mapping[str, Any]) -> None:
-    """``given``: arguments of ``fit`` by their names, as `RULES` has them."""
-    for name, value in given.items():
-        holds, right = RULES[name]
-        if not holds(value):
-            raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
+def require(name: str, value: Any, right: str, *, holds: bool) -> None:
+    """Raises ArgumentError unless the value of this argument of ``fit`` is ``right``."""
+    if not holds:
+        raise ArgumentError(f"fit({name}={shown(value)}): must be {right}")
 
 
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _is_frequency(value: Any) -> bool:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Container):
-        return _whole(1)(value)
-    return not isinstance(value, Iterable) or all(map(_whole(1), value))
-
-
-def _is_class_weight(value: Any) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, Mapping) and all(
-        _is_number(key) and key == int(key) and _is_number(weight) for key, weight in value.items()
-    )
+        return _is_whole(value, 1)
+    return not isinstance(value, Iterable) or all(_is_whole(each, 1) for each in value)
 
 
 def shown(value: Any) -> str:
     """One line, and not a long one."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-RULES: Mapping[str, Rule] = {
-    "epochs": (_whole(0), "a whole number of at least 0"),
-    "initial_epoch": (_whole(0), "a whole number of at least 0"),
-    "steps_per_epoch": (lambda value: value is None or _whole(1)(value), "a whole number of at least 1, or None"),
-    "validation_freq": (_is_frequency, "a whole number of at least 1, or a list of epochs, counted from 1"),
-    "validation_split": (_is_share, "a number of at least 0 and below 1, the share of the samples to validate on"),
-    "class_weight": (_is_class_weight, "a dict of weights by the number of the class, as {0: 1.0, 1: 2.5}"),
-}
 
 
 # What to do instead of giving an argument that is refused.
@@ -83,9 +60,14 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         """Raises ArgumentError if there is no such epoch, or no such frequency."""
-        check_values(
-            {name: getattr(self, name) for name in ("epochs", "initial_epoch", "validation_freq", "steps_per_epoch")}
-        )
+        least = "a whole number of at least 0"
+        require("epochs", self.epochs, least, holds=_is_whole(self.epochs, 0))
+        require("initial_epoch", self.initial_epoch, least, holds=_is_whole(self.initial_epoch, 0))
+        often, steps = self.validation_freq, self.steps_per_epoch
+        right = "a whole number of at least 1, or a list of epochs, counted from 1"
+        require("validation_freq", often, right, holds=_is_frequency(often))
+        right = "a whole number of at least 1, or None"
+        require("steps_per_epoch", steps, right, holds=steps is None or _is_whole(steps, 1))
 
     def validates(self, epoch: int) -> bool:
         """Whether there is a validation at the end of this epoch, counted from 0."""
@@ -103,7 +85,7 @@ def refuse(others: Mapping[str, Any]) -> None:
 
 def bounded(number: Any, most: int | None) -> Any:
     """``number``, as `fit` was given it, or what Keras's configuration allows for a trial (``keras.config.set_max_epochs``)."""
-    if most is None or not (number is None or _whole(0)(number)):  # what is no number is refused as such
+    if most is None or not (number is None or _is_whole(number, 0)):  # what is no number is refused as such
         return number
     return most if number is None else min(number, most)
 
@@ -129,3 +111,51 @@ def complete(callbacks: Any, verbose: int) -> tuple[keras.callbacks.History, lis
     history = histories[0] if histories else keras.callbacks.History()
     progress = [keras.callbacks.ProgbarLogger()] if verbose else []
     return history, [*progress, *given, *([] if histories else [history])]
+
+
+# -- a compiled model whose batches are to be divided --
+
+MEAN = '"sum_over_batch_size"'
+
+
+def check_compiled(model: keras.Model, call: str) -> None:
+    """``call``: by which the model was given. It may have been compiled before that, or loaded as it was compiled.
+
+    Raises:
+        UserError: the optimizer accumulates gradients, or a loss is no mean.
+    """
+    if any(map(_accumulates, _with_parts(model.optimizer))):
+        raise UserError(f"{call}: Model accumulates gradients by itself; give it the optimizer without accumulation")
+    if has_loss(model, "sum"):
+        raise UserError(f'{call}: a loss with reduction="sum" depends on the batch; use {MEAN}')
+    if has_loss(model, "none", None):
+        raise UserError(
+            f"{call}: a loss with reduction=None gives one value for each sample, and Keras sums them; use {MEAN}"
+        )
+
+
+def warn_of_eagerness(model: keras.Model) -> None:
+    if model.run_eagerly:
+        log.warning(
+            "compile(run_eagerly=True) is not looked at: Python code of the model and the loss runs when they are traced, and "
+            "not in each step"
+        )
+
+
+def has_loss(model: keras.Model, *reductions: str | None) -> bool:
+    return any(
+        isinstance(loss, keras.losses.Loss) and loss.reduction in reductions for loss in keras.tree.flatten(model.loss)
+    )
+
+
+def _accumulates(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None)) or hasattr(optimizer, "accumulated")
+
+
+def _with_parts(optimizer: Any) -> Iterator[Any]:
+    """The optimizer, and those of which it is made."""
+    yield optimizer
+    inner = [getattr(optimizer, "inner_optimizer", None), *(getattr(optimizer, "optimizers", None) or ())]
+    for part in inner:
+        if part is not None:
+            yield from _with_parts(part)

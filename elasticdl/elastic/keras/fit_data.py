@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, cast
 
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.keras.data_attributes import DataAttributes
-from elasticdl.elastic.keras.fit_arguments import check_values, shown
+from elasticdl.elastic.keras.fit_arguments import is_number, require, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
 from elasticdl.elastic.training.cursor import seed_generators
 from elasticdl.tensorflow import keras, tf
@@ -28,7 +27,7 @@ class Samples:
 
     dataset: Dataset
     weighted: bool = False
-    attributes: DataAttributes | None = None  # of the script's own data set
+    attributes: DataAttributes = field(default_factory=lambda: DataAttributes(None))  # of the script's own data set
     batches: Batches | None = None  # what they come from, in its own order
 
     @property
@@ -44,19 +43,12 @@ class Samples:
     @property
     def stands(self) -> dict[str, Any]:
         """Where the data set is: what it was told of epochs, and what it keeps."""
-        told = 0 if self.batches is None else self.batches.told
-        return {"told": told, "kept": {} if self.attributes is None else self.attributes.taken()}
+        return {"told": self.batches.told if self.batches is not None else 0, "kept": self.attributes.taken()}
 
     def bring(self, stands: Mapping[str, Any], seed: int) -> None:
         """To where another worker's is."""
         self.tell(stands["told"], seed)
-        if self.attributes is not None:
-            self.attributes.put(stands["kept"])
-
-    def agree(self, collective: Collective) -> None:
-        """See `DataAttributes.agree`."""
-        if self.attributes is not None:
-            self.attributes.agree(collective)
+        self.attributes.put(stands["kept"])
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -256,7 +248,9 @@ class FitData:
         validation_split: float = 0.0,
     ) -> FitData:
         """Of what ``fit`` was given."""
-        check_values({"class_weight": class_weight, "validation_split": validation_split})
+        right = "a number of at least 0 and below 1, the share of the samples to validate on"
+        is_share = is_number(validation_split) and 0 <= validation_split < 1
+        require("validation_split", validation_split, right, holds=is_share)
         training = open_data(x, y, _weights(y, sample_weight, class_weight))
         if validation_data is not None:
             return cls(training, _open_validation(validation_data))
@@ -292,6 +286,11 @@ class FitData:
 def _weights(y: Any, sample_weight: Any, class_weight: Mapping[int, float] | None) -> Any:
     if class_weight is None:
         return sample_weight
+    holds = isinstance(class_weight, Mapping) and all(
+        is_number(number) and number == int(number) and is_number(weight) for number, weight in class_weight.items()
+    )
+    right = "a dict of weights by the number of the class, as {0: 1.0, 1: 2.5}"
+    require("class_weight", class_weight, right, holds=holds)
     if sample_weight is not None:
         raise UserError("fit(class_weight=, sample_weight=): give one of them, as Keras takes no more")
     if y is None:

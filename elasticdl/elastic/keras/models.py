@@ -17,9 +17,17 @@ from typing import Any
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import StageSuperseded
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.keras.compiled import check_compiled, has_loss, warn_of_eagerness
 from elasticdl.elastic.keras.fit import Fit, FitCall
-from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded, complete, refuse, verbosity
+from elasticdl.elastic.keras.fit_arguments import (
+    FitOptions,
+    bounded,
+    check_compiled,
+    complete,
+    has_loss,
+    refuse,
+    verbosity,
+    warn_of_eagerness,
+)
 from elasticdl.elastic.keras.fit_data import FitData
 from elasticdl.elastic.keras.fit_stages import Stages
 from elasticdl.elastic.keras.keras_job import own
@@ -35,7 +43,7 @@ KERAS_BATCH = 32  # of evaluate() and predict(), unless they are told
 
 
 class Model:
-    """A built Keras model, which is ``self.model``; what is not mentioned here is the model's own."""
+    """A built Keras model, ``self.model``, whose ``fit`` is elastic; all other attributes are the model's own."""
 
     model: keras.Model
 
@@ -60,7 +68,7 @@ class Model:
             log.warning("alone, one of %d GPUs is used: start it by `elasticdl run --num_workers %d`", gpus, gpus)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As Keras's, ``jit_compile`` included; ``run_eagerly`` and ``steps_per_execution`` are not looked at.
+        """As Keras's, ``jit_compile`` included; ``run_eagerly`` and ``steps_per_execution`` have no effect.
 
         Raises:
             UserError: the optimizer accumulates gradients already, or a loss is no mean.
@@ -153,7 +161,7 @@ class Model:
     def _train(self, call: FitCall) -> None:
         context = own.context()
         if stages.overtaken:
-            call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
+            self._repeat(call)
             return
         fit = Fit(context, stages, self.model, call)
         stages.begin()
@@ -163,10 +171,15 @@ class Model:
         except StageSuperseded as overtaken:
             log.info("%s", overtaken)
             if stages.overtaken:
-                call.data.bring(stages.repeat(self.model, call.callbacks), context.seed)
+                self._repeat(call)
                 return
         advance = context.advance if job.under_master else None
-        stages.end(self.model, fit.callbacks, call.data.stands, fit.state.progress, advance)
+        stages.end(self.model, fit.driver, call.data.stands, fit.state.progress, advance)
+
+    def _repeat(self, call: FitCall) -> None:
+        """The others have ended this call of ``fit``: leave behind what it left behind there."""
+        context = own.context()
+        call.data.bring(stages.repeat(self.model, call.callbacks, context.warn), context.seed)
 
     @staticmethod
     def _batch_size(x: Any, given: int | None) -> int | None:
@@ -180,7 +193,7 @@ class Model:
 
 
 class _Advance(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells that a worker which others may wait for gets on."""
+    """Tells the job that this worker makes progress: others may wait for it."""
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         own.context().advance(Activity.ALIVE)

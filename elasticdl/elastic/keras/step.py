@@ -19,9 +19,18 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.vote import VOTE_SIZE
-from elasticdl.elastic.keras.forward import ForwardScope, captured, refuse_changes, refuse_foreign
+from elasticdl.elastic.keras.forward import (
+    NOTHING_MASKED,
+    ForwardScope,
+    Share,
+    captured,
+    has_losses_of_batches,
+    reads,
+    refuse_changes,
+    refuse_foreign,
+    share_of,
+)
 from elasticdl.elastic.keras.layout import Layout, Sums
-from elasticdl.elastic.keras.masks import NOTHING_MASKED, Share, has_losses_of_batches, reads, share_of
 from elasticdl.tensorflow import keras, tf
 
 LossFunction = Callable[[Any, Any], Any]
@@ -113,10 +122,12 @@ class TrainStep:
     What they hand each other is one tensor, as `Layout` says. Its report ends with the mean loss and the vote.
     """
 
-    def __init__(self, model: Any, loss: LossFunction, optimizer: Any) -> None:
+    def __init__(self, model: Any, loss: LossFunction, optimizer: Any, counted: Sequence[tuple[Any, Any]] = ()) -> None:
         """``loss(labels, predictions)``: the mean over the micro-batch, or one value per sample, which is meaned.
 
         Builds the optimizer. XLA compiles what Keras's own ``fit`` would have it compile (``model.jit_compile``).
+        ``counted``: further variables that the loss may set, and what they begin with in each micro-batch, as those of metrics.
+        Their changes stand before the loss in the report.
 
         Raises:
             UserError: the model is not built, or is not one of Keras.
@@ -126,7 +137,8 @@ class TrainStep:
         self.optimizer = optimizer
         self.traces: Counter[str] = Counter()
         self.has_whole = True  # else tracing `whole` would be a pause that `micro` and `apply` spare
-        self._loss = loss
+        self.loss = loss
+        self.counted = list(counted)
         self._trainable = list(model.trainable_variables)
         self._others = OtherVariables(model.non_trainable_variables)
         if not optimizer.built:
@@ -137,11 +149,9 @@ class TrainStep:
         dtypes = (*(str(variable.dtype) for variable in self._trainable), *self._others.dtypes)
         self.dtype = "float64" if "float64" in dtypes else "float32"  # of all sums: wide enough for each
         shapes = [tuple(variable.shape) for variable in self._trainable]
-        self._shapes = shapes, self._others.shapes, [*self.delta_shapes, (), (VOTE_SIZE,)]
+        self._shapes = shapes, self._others.shapes, [*(first.shape for _, first in counted), (), (VOTE_SIZE,)]
         self._assigned: tuple[int, ...] | None = None  # numbers of trainable variables that the model sets; traced once
-        self._left_alone: frozenset[int] = (
-            frozenset()
-        )  # numbers of trainable variables that the loss does not depend on
+        self._left_alone: frozenset[int] = frozenset()  # numbers of those that the loss does not depend on
         self._share, self._masked = NOTHING_MASKED, False
         self._captured: dict[str, list[Any]] = {}  # by the function that was traced
         self._layout = Layout(*self._shapes)
@@ -165,11 +175,6 @@ class TrainStep:
         self._known: dict[str, tuple[Any, Any]] = {}  # kind of the first samples, and what was traced for it
         self._whole = tf.function(self._trace_whole, reduce_retracing=True, autograph=False)
 
-    @property
-    def delta_shapes(self) -> list[tuple[int, ...]]:
-        """Of what a subclass puts before the loss in the report."""
-        return []
-
     # -- what a step does --
 
     def micro(self, inputs: Any, labels: Any, part: MicroBatch) -> tf.Tensor:
@@ -192,13 +197,13 @@ class TrainStep:
 
     def whole(self, inputs: Any, labels: Any, part: MicroBatch) -> Any:
         """`micro` and `apply` at once, for the only micro-batch of a step; returns its report."""
-        return self._normalized(self._call("whole", self._whole, inputs, labels, part).numpy())
+        return self._read(self._call("whole", self._whole, inputs, labels, part).numpy())
 
     def read_report(self, sums: tf.Tensor) -> Any:
         """An array whose end is the mean loss over the micro-batches that were summed, and their vote."""
-        return self._normalized(self._layout.read_report(sums))
+        return self._read(self._layout.read_report(sums))
 
-    def _normalized(self, report: Any) -> Any:
+    def _read(self, report: Any) -> Any:
         if not self._masked:
             return report
         report[-1 - VOTE_SIZE] /= report[0] or 1.0
@@ -287,16 +292,15 @@ class TrainStep:
         self._left_alone = frozenset(number for number, each in enumerate(gradients) if each is None)
         pairs = zip(gradients, trainable, strict=True)
         sums = [*(tf.zeros_like(v) if each is None else each for each, v in pairs), *deltas, *assigned, *left]
-        report = [*left, *self._take_deltas(), mean, part[4:]]
+        report = [*left, *self._changes(scope), mean, part[4:]]
         return [tf.cast(each, self.dtype) for each in sums], [tf.cast(each, self.dtype) for each in report]
 
     def _scope(self, trainable: Sums, others: Sums, tape: Any) -> ForwardScope:
         pairs = zip([*self._trainable, *self._others.all], [*trainable, *others], strict=True)
-        return ForwardScope(self._trainable, [*pairs, *self._more_values()], tape)
+        return ForwardScope(self._trainable, [*pairs, *self.counted], tape)
 
-    def _more_values(self) -> list[tuple[Any, Any]]:
-        """Further variables that a subclass lets the model set, and what they begin with."""
-        return []
+    def _changes(self, scope: ForwardScope) -> Sums:
+        return [tf.cast(scope.get_current_value(variable) - first, self.dtype) for variable, first in self.counted]
 
     def _own_variables(self) -> list[Any]:
         counted = [variable for metric in self.model.metrics for variable in metric.variables]
@@ -323,15 +327,11 @@ class TrainStep:
             self._layout = Layout(gradients, [*others, *(gradients[n] for n in numbers), *left], [*left, *report])
         return list(scope.assigned.values())
 
-    def _take_deltas(self) -> Sums:
-        """What a subclass has traced for the report, in ``delta_shapes``."""
-        return []
-
     def _forward(self, scope: ForwardScope, inputs: Any, labels: Any) -> tuple[tf.Tensor, Share]:
         """The mean loss with the scope's values of the variables, and over which share of the elements."""
         with scope:
             outputs = keras.tree.map_structure(widen, self.model(inputs, **self._training))
-            loss = tf.reduce_mean(self._loss(labels, outputs))
+            loss = tf.reduce_mean(self.loss(labels, outputs))
             share = share_of(outputs, loss, more_losses=has_losses_of_batches(self.model))
             for term in self.model.losses:  # of regularizers and add_loss
                 loss += tf.cast(term, loss.dtype)

@@ -331,7 +331,7 @@ class FitHost(Host):
         def make(factor: float) -> None:
             run(scaled if factor == 1.0 else scaled * factor)
 
-        self.participant.backward(given, weight, loss, make)
+        self.participant.backward(given, weight, loss, make, last=False)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
         self._step_before = self.participant.state.progress.step

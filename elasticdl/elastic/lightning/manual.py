@@ -114,11 +114,10 @@ class Manual:
                 lambda: every, (), self._job.collective, leaves_missing_grads_none=True
             )
         reducer = self._reducers[trained]
-        reducer.begin_counting()
-        reducer.cast_vote(leaving=False, batch=zlib.crc32(bytes(is_trained for _, is_trained in trained)))
+        reducer.open()
         self._job.advance(Activity.WAIT)
         try:
-            if not reducer.reduce().one_batch:
+            if not reducer.close(batch=zlib.crc32(bytes(is_trained for _, is_trained in trained))).vote.one_batch:
                 raise UserError(OTHERS)
         except WorldBroken as failure:
             raise TornStep(failure) from failure

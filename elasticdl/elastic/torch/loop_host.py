@@ -154,7 +154,7 @@ class LoopHost(Host):
             participant.arrive()
 
     def pause(self) -> None:
-        """The script leaves its loop over batches, or is between two of them."""
+        """The script leaves its loop over batches."""
         self._watch.stop()
         RandomStreams.restore(self._order.outside)
 
@@ -261,6 +261,7 @@ class LoopHost(Host):
         given = self._last
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
             given.tape.note_dropped(tensors, zeros=zeros)
+            self.participant.state.withdraw(tensors)
 
     @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -288,7 +289,7 @@ class LoopHost(Host):
         self._gradients.made()
 
     def zero_gradients(self, optimizer: torch.optim.Optimizer, clear: Callable[[], None]) -> None:
-        """The script clears the gradients of an optimizer, which ``clear`` does."""
+        """``clear`` clears the gradients of this optimizer, as the script asks."""
         self._note_dropped([each for group in optimizer.param_groups for each in group["params"]])
         if (self._joined is None or not self._joined.is_reduced) and optimizer is self._optimizer:
             self._is_fresh = True

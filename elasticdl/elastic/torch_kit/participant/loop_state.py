@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -137,7 +137,15 @@ class LoopState(TorchState):
     def begin_step(self) -> None:
         self._was_given = True
         self._check.begin(self.progress)
-        self._reducer.begin_counting()
+        self._reducer.open()
+
+    def backward(self, run: Callable[[], object], *, last: bool | None) -> None:
+        """See `GradientReducer.backward`."""
+        self._reducer.backward(run, last=last)
+
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script clears the gradients of these before they are summed; so do all workers."""
+        self._reducer.withdraw(parameters)
 
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()

@@ -225,17 +225,24 @@ class Participant:
     # -- a step --
 
     def backward(
-        self, given: OpenBatch, weight: float, loss: torch.Tensor, run: Callable[[float], None], *, scale: float = 1.0
+        self,
+        given: OpenBatch,
+        weight: float,
+        loss: torch.Tensor,
+        run: Callable[[float], None],
+        *,
+        scale: float = 1.0,
+        last: bool | None = None,
     ) -> None:
         """As much of the gradient of the mean over a global batch as comes from a part of this weight.
 
         ``run``: makes the gradients of ``loss`` times the factor that it is given. ``scale``: by which the loss was multiplied for
-        the sake of small gradients.
+        the sake of small gradients. ``last``: whether it is the step's last pass, within which gradients are summed; None: it is, if it was in
+        the steps before.
         """
         weight *= self.share
         given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
-        with self.state.hooks.aside():
-            run(weight)
+        self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
 
     def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.

@@ -114,7 +114,7 @@ class Buckets:
         finally:
             self._missing = []
 
-    def withdraw(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
         """What this worker has given to sums that have begun is not to count: the script has cleared these gradients."""
         self._withdrawn.update(id(each) for each in parameters if id(each) in self._present)
 

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -176,7 +175,7 @@ class GradientReducer:
         with self.hooks.aside(), launching:
             run()
 
-    def withdraw(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script clears the gradients of these before the step is closed. All workers do so."""
         if self._buckets is not None:
             self._buckets.withdraw(parameters)
@@ -230,16 +229,6 @@ class GradientReducer:
         if self._collective.world.size > 1:
             self._sum(1.0)
         return self._vote()
-
-    # -- as they were called; to go once nobody calls them --
-
-    begin_counting = open
-
-    def cast_vote(self, **votes: Any) -> None:
-        self._cast: dict[str, Any] = votes
-
-    def reduce(self, scale: float = 1.0) -> Vote:
-        return self.close(**self._cast, scale=scale).vote
 
     # -- details --
 

@@ -1,0 +1,151 @@
+"""Evaluating a model over all members of a world, each sample once, whatever the framework.
+
+Each member runs a contiguous share of the samples. Sums are put together by `sum_of_all`. Metrics that need all outputs at
+once are for an `Evaluator`: rank 0 gathers the outputs, in pieces, and computes the metrics; the others receive these alone.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import BatchPlan
+from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.training.consensus import from_root
+from elasticdl.elastic.training.job import JobContext
+
+Array = npt.NDArray[Any]
+Fetch = Callable[
+    [Sequence[Array]], Generator[tuple[Any, Any], None, None]
+]  # inputs and labels for each batch of indices
+Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs
+
+
+def my_batches(
+    context: JobContext[Any], samples: int, most: int, fetch: Fetch
+) -> Generator[tuple[int, Any, Any], None, None]:
+    """This member's share, in batches of at most ``most`` samples: the number of samples, inputs and labels of each.
+
+    Close it, also after an error: a thread loads ahead.
+    """
+    world = context.collective.world
+    mine = BatchPlan.equal(np.arange(samples), world.size).mine(world.rank, most)
+    with closing(fetch([np.asarray(each.indices) for each in mine])) as loaded:
+        for each, (inputs, labels) in zip(mine, loaded, strict=True):
+            context.advance(Activity.ALIVE)
+            yield each.samples, inputs, labels
+
+
+def sum_of_all(context: JobContext[Any], mine: Sequence[Array], name: str) -> list[Array]:
+    """Each array summed over all members.
+
+    Raises:
+        WorldBroken: a member was lost.
+    """
+    context.advance(Activity.WAIT)
+    flat = np.asarray(context.collective.sum(np.concatenate([array.ravel() for array in mine]), name))
+    context.advance(Activity.UPDATE)
+    ends = np.cumsum([array.size for array in mine])[:-1]
+    return [part.reshape(array.shape) for part, array in zip(np.split(flat, ends), mine, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics over the whole evaluation set; the same on all members."""
+
+    samples: int
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class Evaluator(ABC):
+    """Evaluates a model on a data set; all members call `evaluate` at the same point."""
+
+    model: Any
+    dataset: Any
+    loss: Callable[[Any, Any], Any]  # of labels and outputs
+    metrics: Metrics
+    batch_size: int  # that fits the device
+    context: JobContext[Any]
+
+    def evaluate(self, tell: Callable[..., object] = lambda *_: None) -> Evaluation:
+        """``tell`` hears of this member's batches as Keras tells its callbacks: the hook's name, the batch and the logs, which
+        are over this member's samples so far.
+
+        Raises:
+            UserError: the model's outputs or the labels are not tensors with one row a sample.
+            WorldBroken: a member was lost meanwhile.
+        """
+        collective, samples = self.context.collective, len(self.dataset)
+        loss_sum, columns, like = self._run(tell)
+        file = io.BytesIO()
+        pickle.dump((loss_sum, columns), file)
+        self.context.advance(Activity.WAIT)
+        packed = collective.gather(np.frombuffer(file.getbuffer(), np.uint8), "elasticdl.evaluation")
+        metrics: dict[str, float] = {}
+        if collective.world.rank == 0:
+            self.context.advance(Activity.ALIVE)  # the metrics are the user's, and the others wait for them
+            loss, columns = _unpacked(packed)
+            del packed
+            outputs, labels = self._join(columns, like)
+            metrics = {"loss": loss / samples} | {name: float(of(labels, outputs)) for name, of in self.metrics.items()}
+            self.context.advance(Activity.WAIT)
+        metrics = from_root(collective, metrics, "elasticdl.evaluation.metrics")
+        self.context.advance(Activity.ALIVE)
+        return Evaluation(samples, metrics)
+
+    def _run(self, tell: Callable[..., object]) -> tuple[float, list[Array], Any]:
+        """The sum of the losses; outputs and labels, one row a sample; and those of the last batch, nested as they are."""
+        tested: list[list[Array]] = []
+        loss_sum, seen, like = 0.0, 0, None
+        with closing(my_batches(self.context, len(self.dataset), self.batch_size, self._fetch)) as mine:
+            for number, (rows, inputs, labels) in enumerate(mine):
+                tell("on_test_batch_begin", number, {})
+                like, loss = self._test(inputs, labels, rows)
+                tested.append(self._flatten(like))
+                loss_sum, seen = loss_sum + loss * rows, seen + rows
+                tell("on_test_batch_end", number, {"loss": loss_sum / seen})
+        return loss_sum, [np.concatenate(column) for column in zip(*tested, strict=True)], like
+
+    # -- what differs between frameworks --
+
+    @abstractmethod
+    def _fetch(self, batches: Sequence[Array]) -> Generator[tuple[Any, Any], None, None]:
+        """Inputs and labels for each batch of indices."""
+
+    @abstractmethod
+    def _test(self, inputs: Any, labels: Any, rows: int) -> tuple[Any, float]:
+        """Outputs and labels, nested, with one row a sample, and the mean loss over so many samples."""
+
+    @abstractmethod
+    def _flatten(self, value: Any) -> list[Array]:
+        """The tensors in what `_test` returned, on the host, in types that no metric overflows."""
+
+    @abstractmethod
+    def _join(self, columns: list[Array], like: Any) -> tuple[Any, Any]:
+        """Outputs and labels as tensors, nested as in what `_test` returned."""
+
+
+def _unpacked(packed: Sequence[Array]) -> tuple[float, list[Array]]:
+    """Loss and columns of all members together; one without samples has no columns."""
+    losses, shares = zip(*(pickle.loads(part.data) for part in packed), strict=True)  # of other members of the same job
+    kinds = [[(column.shape[1:], column.dtype) for column in columns] for columns in shares if columns]
+    if any(kind != kinds[0] for kind in kinds):
+        raise UserError("evaluation: outputs or labels have another shape or type on another worker")
+    return sum(losses), [np.concatenate(parts) for parts in zip(*filter(None, shares), strict=True)]
+
+
+def require_rows(what: str, tensor: Any, rows: int) -> None:
+    """Raises UserError if the tensor has not one row a sample."""
+    shape = tuple(tensor.shape)
+    if shape[:1] != (rows,):
+        raise UserError(f"evaluation: {what} must have one row a sample: {rows}, but its shape is {shape}")
