@@ -218,11 +218,10 @@ class LoopHost(Host):
             self._gradients.begin_step()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
-        tape = self._replay.new_tape(sample, self.hints.kept)
-        self._last = NotedBatch(batch, part, sample, tape=tape)
+        self._last = NotedBatch(batch, part, sample, tape=self._replay.new_tape(sample, self.hints.kept))
         if self._may_be_torn:
             self._last.noted = self.participant.state.attributes.note()
-        self._watch.start(tape if self.job.under_master else None)
+        self._watch.start(self._last.tape if self.job.under_master else None)
         return self._last
 
     def step_over(self) -> None:
