@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 
 DEFAULT_MINIBATCH = 64
 
@@ -21,7 +21,7 @@ def batch_policy(spec: JobSpec) -> BatchPolicy:
 def largest_micro_batch(spec: JobSpec, samples: int) -> int:
     """The most samples that a worker will run through the model at once."""
     policy = batch_policy(spec)
-    share = -(-policy.batch_size(1) // spec.num_workers.minimum) if policy.fixed else policy.batch_size(1)
+    share = equal_shares(policy.batch_size(1), spec.num_workers.minimum if policy.fixed else 1)[0]
     return min(share, policy.max_micro_batch or share, samples)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, shown
-from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.plan import step_seed
 from elasticdl.worker.learner import Learner
 from elasticdl.worker.zoo import ModelModule, require_signature
 

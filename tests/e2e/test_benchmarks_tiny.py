@@ -34,6 +34,13 @@ def summaries(entries: list[dict]) -> list[dict]:
 
 
 @pytest.mark.slow
+def test_plans(tmp_path):
+    entries = run(tmp_path / "plans.jsonl", "plans", "--samples", "400", "--batch", "2")
+    assert [entry["cursor"] for entry in entries] == ["ours", "a script's"]
+    assert all(entry["step"]["minimum"] > 0 for entry in entries)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_throughput(tmp_path):
     loops = "elasticdl-torch,elasticdl-horovod,horovod,ddp"

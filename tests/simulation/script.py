@@ -187,10 +187,10 @@ class _Training:
         if self._commits is Commits.FIRST and self._commit():
             return
         samples = 0
-        for indices in plan.micro_batches:
+        for micro_batch in plan.micro_batches:
             process.tell(p.Advanced(Activity.COMPUTE))
             yield from process.sleep(MICRO_BATCH_SECONDS)
-            samples |= sum(1 << number for number in indices.tolist())
+            samples |= sum(1 << int(number) for number in micro_batch.indices)
         state.buffers = TORN
         if process.to_raise:
             yield from _raise(process)

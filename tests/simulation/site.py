@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from elasticdl.common.spec import WorkerRange
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import SampleOrder
 from elasticdl.master.core import events as e
 from elasticdl.master.core.instructions import Phase

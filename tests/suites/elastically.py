@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 

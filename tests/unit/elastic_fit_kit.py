@@ -12,9 +12,9 @@ from elastic_keras_kit import Board, SumOfThreads, run_all
 from session_kit import FakeMaster
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldChanged
 from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import FitOptions

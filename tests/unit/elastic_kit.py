@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
@@ -194,7 +194,7 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.view = LoopHost(self.context, model, optimizer, Batches(loader), values, lambda: None)
+        self.view = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
         for each in each_of(optimizer):
             _speak_to(self.view, each)
         self.loader = PreparedLoader(loader, self.view)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.tensorflow import keras

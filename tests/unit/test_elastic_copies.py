@@ -8,7 +8,7 @@ import pytest
 import torch
 from elastic_kit import Board, Trainee
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.training.copies import copied
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.lifecycle import TABLE, WorkerState
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote

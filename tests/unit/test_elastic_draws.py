@@ -6,7 +6,7 @@ from elastic_kit import make_data
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 
 
@@ -54,7 +54,7 @@ def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
     theirs, plain = [], loaders()
     for _ in range(3):
         theirs.append([x for x, _ in plain])
-    data, batches = make_data(16), Batches(loaders())
+    data, batches = make_data(16), OwnLoader(loaders())
     for epoch in range(3):
         ours = [data[batch.indices][0] for batch in batches.of_epoch(epoch)]
         assert all(map(torch.equal, ours, theirs[epoch]))

@@ -1,15 +1,19 @@
-"""What a worker leaves behind that may be the last with the state."""
+"""What a worker leaves behind: its state, if it may be the last to hold it, and the samples that it has trained on."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, Trainee
 from session_kit import FakeMaster, alone
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.training.worker_files import Handover
+from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 
 POLICY = BatchPolicy(20, None, 10)
 
@@ -82,3 +86,12 @@ def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path)
     (warning,) = master.notices("warning")
     assert "the state after step 1 leaves with its last worker: " in warning["message"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
+    record = SampleRecord(tmp_path, 3)
+    plan = BatchPlan((7, np.int64(8), "nine"), (3, 0))
+    parts = (plan.whole_run(0), plan.whole_run(1), *plan.mine(0, most=2))  # the second is another worker's
+    record.begin(WORLD, StepPlan(1, 5, 3, Progress(), parts))
+    record.close()
+    assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]

@@ -14,7 +14,7 @@ from trainers_kit import JobOfThreads
 from trainers_kit import make_data as make_pixels
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 

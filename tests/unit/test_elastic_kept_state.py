@@ -7,8 +7,8 @@ from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader

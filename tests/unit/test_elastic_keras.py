@@ -28,9 +28,9 @@ from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.keras_job import ElasticContext
@@ -70,9 +70,9 @@ def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
     batch = next(steps)
     dense, norm = member.model.layers[:2]
     means = []
-    for indices in batch.plan.micro_batches:
-        means.append(len(indices) / 10 * np.array(dense(member.loader.dataset.inputs[indices])).mean(0))
-    assert [len(indices) for indices in batch.plan.micro_batches] == [4, 3, 3]
+    for part in batch.plan.micro_batches:
+        means.append(part.weight * np.array(dense(member.loader.dataset.inputs[part.indices])).mean(0))
+    assert [part.samples for part in batch.plan.micro_batches] == [4, 3, 3]
     member.state.make_step(batch)
     np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
 

@@ -13,8 +13,8 @@ import pytest
 from elastic_keras_kit import Board, Samples, Trainee, make_model, plain_losses, run_all
 from session_kit import enter, lose_world
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.worker.keras_learner import KerasLearner
@@ -132,7 +132,7 @@ class History:
                     plan, world = batch.plan, member.collective.world
                     self.taken.setdefault(plan.step, {})[world.rank] = (
                         world.size,
-                        np.concatenate([[], *plan.micro_batches]),
+                        np.concatenate([[], *(each.indices for each in plan.micro_batches)]),
                     )
                     self.losses[plan.step] = state.make_step(batch)
                     state.commit()

@@ -11,7 +11,7 @@ import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, ElasticDataLoader, Prefetch, fetch, load

@@ -9,7 +9,7 @@ from elastic_fit_kit import BATCH, Fitting, assert_as_plain, data_of, fit_togeth
 from elastic_keras_kit import Board, Trainee, run_all
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.fit import FitStep
 
 STEPS = 5

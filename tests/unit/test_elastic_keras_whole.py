@@ -7,8 +7,8 @@ from elastic_keras_kit import Board, Count, Trainee, assert_same, make_model, no
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 
 WHOLE = BatchPolicy(16, None, None)

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

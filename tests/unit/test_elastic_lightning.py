@@ -29,15 +29,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
-from elasticdl.elastic.core.batch_plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
+from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.step_times import Activity  # noqa: E402
 from elasticdl.elastic.lightning import requirements, strategy  # noqa: E402
 from elasticdl.elastic.lightning.decisions import Decisions  # noqa: E402
 from elasticdl.elastic.lightning.fit_host import FitHost  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.lightning.writing import Writing  # noqa: E402
-from elasticdl.elastic.torch_kit.data.parts import Part  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition  # noqa: E402
@@ -614,7 +613,7 @@ def test_an_iterator_that_is_not_used_draws_what_torchs_draws():
         @property
         def participant(self):
             (batch,) = self.batches.order_of(0)
-            return SimpleNamespace(batches=lambda number: self.batches.load([Part.of(batch, 0, 1)], 0))
+            return SimpleNamespace(batches=lambda number: self.batches.load([batch.plan(1).whole_run(0)], 0))
 
     for workers in (0, 1):
         seen = []

@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
 from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -46,7 +46,7 @@ def make_model():
 def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = LoopHost(context, model, optimizer, Batches(loader), dict, lambda: None, **options)
+    view = LoopHost(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
     _speak_to(view, optimizer)
     return PreparedLoader(loader, view), view
 
@@ -94,8 +94,8 @@ def test_alone_the_loop_is_that_of_torch_to_the_bit(options):
 @pytest.mark.parametrize(("samples", "workers"), [(16, 1), (16, 3), (2, 3), (1, 2), (97, 4)])
 def test_the_parts_of_a_batch_are_the_batch(samples, workers):
     batch = GlobalBatch(0, 0, 0, list(range(100, 100 + samples)))
-    parts = [Part.of(batch, rank, workers) for rank in range(workers)]
-    assert [index for part in parts for index in part.numbers] == batch.indices
+    parts = [batch.plan(workers).whole_run(rank) for rank in range(workers)]
+    assert [index for part in parts for index in part.indices[: part.samples]] == batch.indices
     assert sum(part.weight for part in parts) == pytest.approx(1)
     assert all(part.indices for part in parts)
 
@@ -104,20 +104,26 @@ def test_the_parts_of_a_batch_are_the_batch(samples, workers):
 def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, sizes):
     batch = GlobalBatch(0, 0, 0, list(range(samples)))
     least = least_samples([make_model()])
-    parts = [Part.of(batch, rank, 2, least) for rank in range(2)]
+    parts = [batch.plan(2, least).whole_run(rank) for rank in range(2)]
     assert [part.samples for part in parts] == sizes
-    assert [index for part in parts for index in part.numbers] == batch.indices
+    assert [index for part in parts for index in part.indices[: part.samples]] == batch.indices
     assert all(part.indices for part in parts)
     assert least_samples([torch.nn.Linear(1, 1)]) == 1
 
 
+def steps_in(rank, workers, least):
+    """Of a worker in such a world."""
+    steps = Participant.__new__(Participant)
+    steps._least, steps._in_pieces, steps.data = least, True, SimpleNamespace(load_at_once=list)
+    steps.job, steps.position = SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers)), ScriptPosition()
+    steps.position.streams[0] = b""
+    return steps
+
+
 @pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
 def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
-    steps = Participant.__new__(Participant)
-    steps._least, steps._in_pieces, steps.data = 2, True, SimpleNamespace(load_at_once=list)
-    steps.part_of = lambda batch: Part.of(batch, 0, 1)
-    steps.seed = lambda batch: None
-    before = Part(list(range(most)), most, 0.5)
+    steps = steps_in(0, 1, least=2)
+    before = MicroBatch(list(range(most)), 0.5)
     made = steps.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
@@ -148,7 +154,7 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     loop = PlainLoop(runtime)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters())
-    loop._host = LoopHost(job, model, optimizer, Batches(DataLoader(make_data())), dict, lambda: None)
+    loop._host = LoopHost(job, model, optimizer, OwnLoader(DataLoader(make_data())), dict, lambda: None)
     assert loop.rank() == (expected or int(place > (0, 0)))  # with a world, too: this one's script has not begun
     assert loop.catching_up() == (place > (0, 0))
 
@@ -200,16 +206,18 @@ def test_processes_that_load_draw_anew_in_each_epoch():
 
 
 def test_a_world_that_begins_cuts_no_more_of_an_epoch_than_is_loaded():
-    batches = Batches(DataLoader(make_data(), batch_size=2))
+    batches = OwnLoader(DataLoader(make_data(), batch_size=2))
     cut = []
 
-    def part_of(batch):
-        cut.append(batch.number)
-        return Part.of(batch, 0, 2)
+    def divide(batch, workers):
+        cut.append((batch.number, workers))
+        return batch.plan(workers)
 
-    loaded = batches.load(map(part_of, batches.order_of(0)), seed=0)
-    next(loaded)
-    assert cut == [0]
+    cursor = OwnCursor(batches, batches.order_of(0), divide)
+    cursor.take(0, SimpleNamespace(version=1, rank=0, size=2))
+    cursor.take(1, SimpleNamespace(version=1, rank=0, size=2))
+    cursor.take(2, SimpleNamespace(version=2, rank=1, size=3))
+    assert cut == [(0, 2), (1, 2), (2, 3)]
     assert batches.size == 2
 
 
@@ -223,7 +231,7 @@ class NoLength(torch.utils.data.Sampler):
         return iter(range(3))
 
 
-class OwnLoader(DataLoader):
+class Negating(DataLoader):
     def __iter__(self):
         return (-batch for batch in super().__iter__())
 
@@ -238,7 +246,7 @@ class FilteringLoader(DataLoader):
     [
         ([1, 2], "the loader is a list"),
         (FilteringLoader(make_data()), "the loader is a FilteringLoader, whose own _get_iterator is not called"),
-        (OwnLoader(make_data()), "the loader is a OwnLoader, whose own __iter__ is not called"),
+        (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
         (DataLoader(Endless()), "what is only iterated over can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=NoLength()), "sampler has no length"),
@@ -247,7 +255,7 @@ class FilteringLoader(DataLoader):
 )
 def test_a_loader_that_cant_be_divided_is_refused(loader, words):
     with pytest.raises(UserError, match=words):
-        Batches(loader)
+        OwnLoader(loader)
 
 
 class FullyShardedDataParallel(torch.nn.Linear):
@@ -626,11 +634,8 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
 
 def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
     """An empty batch is none that a script could take."""
-    steps = Participant.__new__(Participant)
-    steps._in_pieces, steps._least, steps.data = True, 1, SimpleNamespace(load_at_once=list)
-    steps.seed, steps.part_of = lambda batch: None, lambda batch: Part.of(batch, 2, 3)
-    batch = GlobalBatch(0, 0, 0, [7, 8])
-    (piece,) = steps.pieces(OpenBatch(batch, Part.of(batch, 0, 1)))
+    steps, batch = steps_in(2, 3, least=1), GlobalBatch(0, 0, 0, [7, 8])
+    (piece,) = steps.pieces(OpenBatch(batch, batch.plan(1).whole_run(0)))
     assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 

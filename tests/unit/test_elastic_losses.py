@@ -7,7 +7,7 @@ from torch.nn import functional as f
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 
 SAMPLES = 6

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.newcomer import Hints
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -273,10 +273,11 @@ def test_what_is_raised_on_the_way_is_said_to_be():
 def test_another_part_than_before_is_told_where_the_script_raises():
     hints = Hints()
     batches = [GlobalBatch(0, number, 8 * number, list(range(8))) for number in range(2)]
-    last = OpenBatch(batches[0], Part.of(batches[0], 0, 1), most=8)
-    hints.given(batches[1], Part.of(batches[1], 0, 1), last)
+    alone, shared = (batches[1].plan(workers).whole_run(0) for workers in (1, 2))
+    last = OpenBatch(batches[0], batches[0].plan(1).whole_run(0), most=8)
+    hints.given(batches[1], alone, last)
     assert not hints.about(on_its_way=False)
-    hints.given(batches[1], Part.of(batches[1], 0, 2), last)
+    hints.given(batches[1], shared, last)
     assert "this worker's part of a batch from 8 to 4 samples" in hints.about(on_its_way=False)
 
 

@@ -9,7 +9,7 @@ import torch
 from elastic_kit import Board, SumOfThreads, Trainee
 from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import NOISE_STEPS, GradientNoise
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState

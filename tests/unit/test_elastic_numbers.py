@@ -1,7 +1,6 @@
 """The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers."""
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,16 +9,24 @@ from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import progress as progress_module
-from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step, split, worker_slices
-from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order, step_seed
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, equal_shares, split, step_seed
+from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order
 
 sizes = st.integers(1, 2000)
 workers = st.integers(1, 40)
 
 
-@given(batch=sizes, workers=workers, bound=st.one_of(st.none(), st.integers(1, 300)))
-def test_a_plan_is_exact_balanced_and_within_the_bound(batch, workers, bound):
-    plan = plan_step(batch, workers, bound)
+bounds = st.one_of(st.none(), st.integers(1, 300))
+
+
+def micro_sizes(plan, most, least=1):
+    """By rank."""
+    return [[each.samples for each in plan.mine(rank, most, least)] for rank in range(len(plan.shares))]
+
+
+@given(batch=sizes, workers=workers, bound=bounds)
+def test_equal_shares_are_exact_balanced_and_within_the_bound(batch, workers, bound):
+    plan = micro_sizes(BatchPlan.equal(range(batch), workers), bound)
     shares = [sum(micro) for micro in plan]
     assert len(plan) == workers
     assert sum(shares) == batch
@@ -32,24 +39,83 @@ def test_a_plan_is_exact_balanced_and_within_the_bound(batch, workers, bound):
             assert len(micro) == -(-share // bound)
 
 
-@given(batch=sizes, workers=workers, bound=st.one_of(st.none(), st.integers(1, 300)))
-def test_slices_tile_the_batch_in_rank_order(batch, workers, bound):
-    slices = [cut for rank in range(workers) for cut in worker_slices(batch, rank, workers, bound)]
-    edges = [0, *(cut.stop for cut in slices)]
-    assert [cut.start for cut in slices] == edges[:-1]
-    assert edges[-1] == batch
+@st.composite
+def plans(draw):
+    """Of units of any size, with any shares."""
+    shares = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)))
+    unit = draw(st.integers(1, 4))
+    samples = sum(shares) * unit - draw(st.integers(0, unit - 1))
+    return BatchPlan(
+        range(100, 100 + samples), shares, unit, seed=draw(st.integers(0, 9)), step=draw(st.integers(0, 9))
+    )
+
+
+@given(plan=plans(), factor=st.integers(1, 9), bounded=st.booleans())
+def test_runs_are_the_batch_in_rank_order_whatever_the_shares(plan, factor, bounded):
+    most = factor * plan.unit if bounded else None
+    found = [plan.mine(rank, most) for rank in range(len(plan.shares))]
+    every = [each for mine in found for each in mine]
+    assert [index for each in every for index in each.indices] == list(plan.whole)
+    assert sum(each.weight for each in every) == pytest.approx(1)
+    for rank, mine in enumerate(found):
+        assert [each.unit for each in mine[:1]] == list(plan.run(rank))[:1]
+        assert len(mine) == (-(-plan.shares[rank] // factor) if bounded else min(plan.shares[rank], 1))
+    for each in every:
+        assert each.samples == len(each.indices) <= (most or len(plan.whole))
+        assert each.indices[0] == plan.whole[each.unit * plan.unit]  # each begins with a unit, and is of whole ones
+        assert each.weight == each.samples / len(plan.whole)
+
+
+@given(plan=plans())
+def test_who_has_no_unit_makes_the_pass_of_another_and_it_counts_for_nothing(plan):
+    passes = [plan.whole_run(rank) for rank in range(len(plan.shares))]
+    assert [index for each in passes for index in each.indices[: each.samples]] == list(plan.whole)
+    assert sum(each.weight for each in passes) == pytest.approx(1)
+    first = next(each for each in passes if each.weight)
+    for share, each in zip(plan.shares, passes, strict=True):
+        assert share or (each.samples, each.weight, each.indices) == (0, 0.0, first.indices)
+
+
+@given(plan=plans())
+def test_seeds_go_by_what_a_run_begins_with_and_not_by_who_makes_it(plan):
+    for rank, share in enumerate(plan.shares):
+        assert plan.seed_of(rank) == step_seed(plan.seed, plan.step, plan.run(rank).start)
+        assert [each.seed for each in plan.mine(rank)] == [plan.seed_of(rank)] * bool(share)
+    moved = BatchPlan(plan.whole, (0, *plan.shares), plan.unit, plan.seed, plan.step)
+    assert [moved.mine(rank + 1, plan.unit) for rank in range(len(plan.shares))] == [
+        plan.mine(rank, plan.unit) for rank in range(len(plan.shares))
+    ]
+    alone = BatchPlan(plan.whole, (sum(plan.shares),), plan.unit, plan.seed, plan.step)
+    assert alone.seed_of(0) == step_seed(plan.seed, plan.step, 0)
+
+
+@pytest.mark.parametrize("shares", [(1, 2), (2, 3), ()])
+def test_shares_are_all_units_of_the_batch(shares):
+    with pytest.raises(ValueError, match="of a batch of 4 units: expected 4 in all"):
+        BatchPlan(range(7), shares, unit=2)
 
 
 @given(batch=st.integers(2, 300), workers=workers, bound=st.one_of(st.none(), st.integers(2, 40)))
 def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, bound):
     """Unless two is the most, and the batch is odd: then one worker has one over."""
-    slices = [worker_slices(batch, rank, workers, bound, least=2) for rank in range(workers)]
-    edges = [0, *(cut.stop for of_worker in slices for cut in of_worker)]
-    micro_sizes = [stop - start for start, stop in pairwise(edges)]
-    assert edges[-1] == batch
-    assert all(size <= (bound or batch) for size in micro_sizes)
-    assert micro_sizes.count(1) == (batch % 2 if bound == 2 else 0)
-    assert sum(map(bool, slices)) == min(workers, batch // 2)
+    found = micro_sizes(BatchPlan.equal(range(batch), workers, least=2, most=bound), bound)
+    every = [size for mine in found for size in mine]
+    assert sum(every) == batch
+    assert all(size <= (bound or batch) for size in every)
+    assert every.count(1) == (batch % 2 if bound == 2 else 0)
+    assert sum(map(bool, found)) == min(workers, batch // 2)
+
+
+@given(batch=st.integers(1, 100), workers=st.integers(1, 9), most=st.integers(1, 40), least=st.integers(1, 5))
+def test_a_run_that_is_made_in_pieces_has_none_that_is_too_small(batch, workers, most, least):
+    for share, pieces in zip(
+        equal_shares(batch, workers, least),
+        micro_sizes(BatchPlan.equal(range(batch), workers, least=least), most, least),
+        strict=True,
+    ):
+        assert sum(pieces) == share
+        assert len(pieces) == (share and max(1, min(-(-share // most), share // least)))
+        assert not pieces or min(pieces) >= min(least, share)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +126,7 @@ def test_where_the_formula_of_runai_is_wrong(batch, bound, workers):
     steps = max(1, batch // (bound * workers))
     per_step = batch // (steps * workers)
     assert per_step > bound or per_step * steps * workers != batch  # theirs
-    plan = plan_step(batch, workers, bound)
+    plan = micro_sizes(BatchPlan.equal(range(batch), workers), bound)
     assert sum(map(sum, plan)) == batch
     assert max(map(max, plan)) <= bound
 
@@ -94,10 +160,15 @@ def test_the_order_is_pinned():
     assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
 
 
-@given(seed=st.integers(0, 2**31), step=st.integers(0, 2**40), rank=st.integers(0, 64))
-def test_seeds_of_steps_are_valid_and_differ_between_ranks(seed, step, rank):
-    assert 0 <= step_seed(seed, step, rank) < 2**32
-    assert step_seed(seed, step, rank) != step_seed(seed, step, rank + 1)
+@given(seed=st.integers(0, 2**31), step=st.integers(0, 2**40), unit=st.integers(0, 64))
+def test_seeds_of_steps_are_valid_and_differ_between_units(seed, step, unit):
+    assert 0 <= step_seed(seed, step, unit) < 2**32
+    assert step_seed(seed, step, unit) != step_seed(seed, step, unit + 1)
+
+
+def test_a_seed_is_pinned():
+    """A job that goes on in a later version draws the same numbers."""
+    assert [step_seed(0, 0, 0), step_seed(7, 3, 0), step_seed(7, 3, 128)] == [3442837909, 2071489831, 1825764898]
 
 
 @st.composite
@@ -126,7 +197,7 @@ def test_every_sample_once_per_epoch_whatever_the_history(samples, policy, histo
         for step in range(min(limit, len(plans[0]))):
             for plan in (ranks[step] for ranks in plans):
                 for micro in plan.micro_batches:
-                    used[progress.epoch].update(micro.tolist())
+                    used[progress.epoch].update(micro.indices.tolist())
             steps_of_global_batches.append(plans[0][step].batch)
             progress = plans[0][step].after
 
@@ -151,7 +222,7 @@ def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeyp
     monkeypatch.setattr(progress_module, "epoch_order", counted)
     order = SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
     used = {
-        epoch: [next(order.steps(Progress(epoch=epoch), 0, workers)).micro_batches[0] for workers in (1, 2, 3)]
+        epoch: [next(order.steps(Progress(epoch=epoch), 0, workers)).micro_batches[0].indices for workers in (1, 2, 3)]
         for epoch in (0, 1, 0)
     }
     assert made == [0, 1, 0]
@@ -162,6 +233,22 @@ def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeyp
     assert order == SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
 
 
+def test_a_change_of_workers_divides_no_more_than_is_asked_for(monkeypatch):
+    divided = []
+    equal = BatchPlan.equal
+
+    def counted(whole, workers, **options):
+        divided.append((len(whole), workers))
+        return equal(whole, workers, **options)
+
+    monkeypatch.setattr(progress_module.BatchPlan, "equal", counted)
+    order, progress = SampleOrder(10**6, BatchPolicy(10, None, 4), shuffle=False), Progress()
+    for workers in (2, 3, 1):
+        progress = next(order.steps(progress, 0, workers)).after
+    assert divided == [(10, 2), (10, 3), (10, 1)]
+    assert progress.position == 30
+
+
 def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
     policy = BatchPolicy(10, None, 4)
     order = SampleOrder(25, policy, seed=0)
@@ -169,7 +256,7 @@ def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
     def batches(workers):
         ranks = [list(order.steps(Progress(), rank, workers)) for rank in range(workers)]
         return [
-            np.concatenate([m for plan in step for m in plan.micro_batches]).tolist()
+            np.concatenate([micro.indices for plan in step for micro in plan.micro_batches]).tolist()
             for step in zip(*ranks, strict=True)
         ]
 
@@ -197,7 +284,7 @@ def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_histo
         plans = [list(order.steps(progress, rank, workers))[:committed] for rank in range(workers)]
         for step in zip(*plans, strict=True):
             assert step[0].batch == batch
-            used += [index for plan in step for micro in plan.micro_batches for index in micro.tolist()]
+            used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
             progress = step[0].after
     assert used == epoch_order(samples, 3, 0)[: samples // batch * batch].tolist()
     assert order.remaining_steps(progress, 1) == 0
@@ -237,7 +324,7 @@ def test_epochs_of_some_steps_go_through_all_samples_before_they_are_shuffled_an
             plans = [list(order.steps(progress, rank, workers)) for rank in range(workers)]
             assert left == len(plans[0]) <= steps
             for step in list(zip(*plans, strict=True))[:committed]:
-                used += [index for plan in step for micro in plan.micro_batches for index in micro.tolist()]
+                used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
                 progress = step[0].after
             if not order.remaining_steps(progress, 1):
                 progress = progress.next_epoch()

@@ -11,7 +11,7 @@ from session_kit import lose_world
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.training.pieces import Piece
 

@@ -9,7 +9,7 @@ from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

@@ -10,7 +10,7 @@ from running_job import QUICK_KERAS
 
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
 from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob, make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +36,8 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
     assert size > most or theirs[2] != batch
     numbers = BatchShape.of(BatchPolicy(batch, None, most), gpus, rank=0)
     assert (numbers.steps, numbers.batch_size) == ours
-    plan = plan_step(batch, gpus, most)
+    equal = BatchPlan.equal(range(batch), gpus)
+    plan = [[each.samples for each in equal.mine(rank, most)] for rank in range(gpus)]
     assert sum(map(sum, plan)) == batch
     assert max(map(max, plan)) == numbers.batch_size <= most
     assert max(map(len, plan)) == numbers.steps

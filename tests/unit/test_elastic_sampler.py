@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter, deque
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticSampler
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
+from elasticdl.elastic.training.cursor import Cursor
 
 
 class Host:
@@ -248,3 +251,27 @@ def test_epochs_that_are_counted_by_range_are_refused(own_loader):
     with pytest.raises(UserError, match=r"no further batch in epoch 1, .* loader.epochs\(n\)"):
         train_by_range()
     assert len(losses) == 4
+
+
+def ours(stands):
+    sampler = make_sampler(50, BatchPolicy(16, None))
+    sampler.order = replace(sampler.order, shuffle=False)
+    sampler._job.progress = Progress(position=16 * stands, step=stands)
+    return sampler
+
+
+def scripts_own(stands):
+    loader = OwnLoader(DataLoader(range(50), batch_size=16))
+    return OwnCursor(loader, loader.of_epoch(0), GlobalBatch.plan, stands)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("stands", [0, 2, 4])
+@pytest.mark.parametrize("make", [ours, scripts_own])
+def test_a_cursor_gives_the_batches_that_are_left_divided_among_the_workers(make, stands, workers):
+    cursor: Cursor = make(stands)
+    wholes = [list(range(50))[start : start + 16] for start in range(0, 50, 16)][stands:]
+    for _ in range(2):  # it is not moved on by asking
+        plans = list(cursor.batches(workers))
+        assert [list(plan.whole) for plan in plans] == wholes
+        assert [plan.shares for plan in plans] == [equal_shares(len(whole), workers) for whole in wholes]

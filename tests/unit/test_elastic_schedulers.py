@@ -10,10 +10,10 @@ from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
@@ -53,7 +53,7 @@ def train(make, *, per_step, told=(0, 0), state=None):
     context = ElasticContext.connect(BatchPolicy(BATCHES, None), seed=0, environ={})
     context.session.jobs_place = lambda: told
     loader = DataLoader(DATA, batch_size=BATCHES)
-    view = LoopHost(context, model, optimizer, Batches(loader), lambda: {"scheduler": scheduler}, lambda: None)
+    view = LoopHost(context, model, optimizer, OwnLoader(loader), lambda: {"scheduler": scheduler}, lambda: None)
     _speak_to(view, optimizer)
     join = context.join
 

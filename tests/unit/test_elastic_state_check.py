@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.elastic.training.state_check import ROUNDING
 from elasticdl.tensorflow import keras

@@ -8,7 +8,7 @@ from elastic_kit import Board, SumOfThreads, Trainee, plain_losses, train_togeth
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 

@@ -12,10 +12,9 @@ from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.parts import Part
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -278,7 +277,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
-    given = SimpleNamespace(part=Part((0,), 1, 1.0))
+    given = SimpleNamespace(part=MicroBatch((0,), 1.0))
     job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
     items = Items(job)
     assert items.of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0

@@ -11,15 +11,16 @@ from benchmarks.experiments.convergence.course import require_plan
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes
 from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
 from benchmarks.processes import Failed
-from elasticdl.elastic.core.batch_plan import plan_step
+from elasticdl.elastic.core.plan import BatchPlan
 
 
 @pytest.mark.parametrize("recipe", [DIGITS, CIFAR10])
 def test_micro_batches_are_the_same_for_any_number_of_workers(recipe):
     assert recipe.samples % recipe.global_batch == 0
     for workers in (2, 3, 4):
-        plan = plan_step(recipe.global_batch, workers, recipe.micro_batch)
-        assert {size for share in plan for size in share} == {recipe.micro_batch}
+        plan = BatchPlan.equal(range(recipe.global_batch), workers)
+        every = [each for rank in range(workers) for each in plan.mine(rank, recipe.micro_batch)]
+        assert {each.samples for each in every} == {recipe.micro_batch}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from worker_keras_kit import make_job, spec_maker
 
 import keras  # isort: skip
 
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 
 
 @pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-Samples = npt.NDArray[np.int64] | Sequence[Any]
+from elasticdl.elastic.core.plan import Samples
+
 PIECES, BITS = 5, 6
 SIZE = 2 * PIECES  # numbers that a checksum takes in the vector
 MOST_MEMBERS = 1 << 24 - 2 * BITS
@@ -74,10 +74,12 @@ class BatchFacts:
     def differs(self, other: BatchFacts) -> str:
         """In words; empty if it does not as far as these facts go."""
         who = f"worker {self.worker} and worker {other.worker}"
-        for what in ("epoch", "step", "samples"):
-            mine, theirs = getattr(self, what), getattr(other, what)
-            if mine != theirs:
-                return f"{who} are not at the same {what}" if what == "step" else _two(who, what, mine, theirs)
+        if self.epoch != other.epoch:
+            return f"{who} have batches of different epochs, {self.epoch + 1} and {other.epoch + 1}"
+        if self.step != other.step:
+            return f"{who} are not at the same step"
+        if self.samples != other.samples:
+            return f"{who} have batches of different sizes, {self.samples} and {other.samples} samples"
         pairs = zip(self.begins, other.begins, strict=True)
         at = next((number for number, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
         if at is None:
@@ -86,12 +88,6 @@ class BatchFacts:
             f"{who} have different batches: from sample {at + 1} of {self.samples} on they differ, sample "
             f"{self.begins[at]} of the data and sample {other.begins[at]}"
         )
-
-
-def _two(who: str, what: str, mine: int, theirs: int) -> str:
-    if what == "epoch":
-        return f"{who} have batches of different epochs, {mine + 1} and {theirs + 1}"
-    return f"{who} have batches of different sizes, {mine} and {theirs} samples"
 
 
 @dataclass(frozen=True, slots=True)

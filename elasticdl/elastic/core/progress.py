@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -10,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.agreement import Samples, checksum_of
-from elasticdl.elastic.core.batch_plan import BatchPolicy, worker_slices
+from elasticdl.elastic.core.agreement import checksum_of
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, MicroBatch, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,21 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step as one worker sees it."""
+    """One step as one worker sees it: a `BatchPlan`, or several of which the step is made, and this worker's part."""
 
     epoch: int
     step: int  # number of the step that this is, from 1
     batch: int  # samples in the global batch
     after: Progress  # where training stands when this step has been made
-    micro_batches: tuple[npt.NDArray[np.int64], ...]  # sample indices of this worker, one array a micro-batch
+    micro_batches: tuple[MicroBatch, ...]  # this worker's
     ends_epoch: bool = False  # as far as nobody else knows who has the order of samples
     whole: Samples = ()  # the samples of the global batch, as this worker believes; empty if nobody knows
+    seed: int = 0  # of what this worker draws in the step
+
+    @property
+    def samples(self) -> int:
+        """This worker's."""
+        return sum(micro_batch.samples for micro_batch in self.micro_batches)
 
     @property
     def checksum(self) -> int:
@@ -61,16 +66,6 @@ def epoch_order(samples: int, seed: int, epoch: int, *, shuffle: bool = True) ->
         return np.arange(samples, dtype=np.int64)
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     return generator.permutation(samples).astype(np.int64, copy=False)
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of every random draw that ``rank`` makes in ``step`` (dropout, augmentation); 32 bits.
-
-    A step that is repeated after a failure draws the same numbers again, whatever happened before it.
-    """
-    # NumPy's SeedSequence does as much in a hundred times the time, which each step would pay.
-    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +117,26 @@ class SampleOrder:
             UserError: with so many workers an epoch has no step.
         """
         self.require_step(workers)
-        order = self._of_epoch(progress.epoch)
-        size = self.policy.batch_size(workers)
-        for _ in range(self.remaining_steps(progress, workers)):
-            indices = order[progress.position : progress.position + size]
-            cuts = worker_slices(len(indices), rank, workers, self.policy.max_micro_batch, self.least)
-            after = progress.after(len(indices))
-            yield StepPlan(
-                epoch=progress.epoch,
-                step=progress.step + 1,
-                batch=len(indices),
-                after=after,
-                micro_batches=tuple(indices[cut] for cut in cuts),
-                whole=indices,
-            )
+        for plan in self.batches(progress, workers):
+            after = progress.after(len(plan.whole))
+            mine = plan.mine(rank, self.policy.max_micro_batch)
+            at = (progress.epoch, progress.step + 1, len(plan.whole))
+            yield StepPlan(*at, after, mine, whole=plan.whole, seed=plan.seed_of(rank))
             progress = after
+
+    def batches(self, progress: Progress, workers: int) -> Iterator[BatchPlan]:
+        """The global batches of these steps. Each is divided when it is asked for: a change of workers takes no time for what is left."""
+        order, size = self._of_epoch(progress.epoch), self.policy.batch_size(workers)
+        for number in range(self.remaining_steps(progress, workers)):
+            start = progress.position + number * size
+            yield BatchPlan.equal(
+                order[start : start + size],
+                workers,
+                least=self.least,
+                most=self.policy.max_micro_batch,
+                seed=self.seed,
+                step=progress.step + 1 + number,
+            )
 
     def _of_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         number, first, end = self._place_of(epoch)

@@ -308,7 +308,7 @@ class WorkerCore:
         return [*out, p.Train(self.world)]
 
     def _begin_step(self, event: p.BatchGiven, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.times.samples = sum(map(len, event.plan.micro_batches))
+        self.reporting.times.samples = event.plan.samples
         return self.position.begin(event.plan, settings_changed=event.settings_changed)
 
     def _step_made(self, event: p.StepMade, before: WorkerState, now: float) -> list[p.Instruction]:

@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.keras.data_attributes import DataAttributes
 from elasticdl.elastic.keras.fit_arguments import is_number, require, shown
 from elasticdl.elastic.keras.loader import Dataset, Indices
-from elasticdl.elastic.training.cursor import seed_step
+from elasticdl.elastic.training.cursor import seed_generators
 from elasticdl.tensorflow import keras, tf
 
 NOT_NUMBERS = "OUSMm"  # NumPy's kinds: objects, texts, bytes, dates and times
@@ -120,7 +121,7 @@ class Batches:
         """
         while self.told < count:
             self._last = None
-            seed_step(seed, -1 - self.told, 0)  # of no step
+            seed_generators(step_seed(seed, -1 - self.told, 0))  # of no step
             hook = self._hooks[self.told % len(self._hooks)]
             getattr(self._source, hook)()
             self.told += 1

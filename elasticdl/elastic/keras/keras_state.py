@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
-from elasticdl.elastic.core.progress import Progress, step_seed
+from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import ENDED, LEAVING, LOSS, SAMPLES, STOPPING, VOTE_SIZE, Vote, mark
 from elasticdl.elastic.keras.keras_job import ElasticContext
@@ -85,11 +85,10 @@ class KerasState(state.TrainingState):
         if batch is None:
             raise RuntimeError("state.accumulate(inputs, labels): call it within `for batch in state.loader`")
         rank, number, size = self._job.world.rank, batch.micro_batch, batch.micro_batch_size
-        order = self.loader.sampler.order
         part = MicroBatch(
             weight=size / batch.plan.batch,
             is_first=rank == number == 0,
-            seed=step_seed(order.seed, batch.plan.step, rank),
+            seed=batch.plan.seed,
             count=number,
             ballot=self._cast_vote(batch=None if number else self._batch_check.ballot(batch.plan), samples=size),
         )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +15,13 @@ import numpy.typing as npt
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.training.cursor import DataCursor, ElasticLoader, StepBatch, seed_step
+from elasticdl.elastic.training.cursor import ElasticLoader, Ordered, StepBatch, seed_generators
 from elasticdl.tensorflow import keras, tf
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
 AHEAD = 3  # items that are loaded before they are asked for: micro-batches, and the plans between them
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Follows the last item."""
-
-    error: BaseException | None = None
 
 
 class Prefetch(Generic[T]):
@@ -41,7 +33,7 @@ class Prefetch(Generic[T]):
     def __init__(self, source: Iterator[T], depth: int) -> None:
         self._source = source
         self._room = Semaphore(depth)
-        self._items: SimpleQueue[T | _End] = SimpleQueue()
+        self._items: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()  # an item, or why there is none
         self._closed = False
         self.thread = Thread(target=self._run, name="elasticdl-prefetch", daemon=True)
         self.thread.start()
@@ -54,30 +46,30 @@ class Prefetch(Generic[T]):
         Exception: the source's own, once the items before it have been taken.
         """
         # No deadline: how long a user's data take is theirs; the master sees a worker that makes no progress.
-        item = _End() if self._closed else self._items.get()
-        if not isinstance(item, _End):
+        item, end = (None, StopIteration()) if self._closed else self._items.get()
+        if end is None:
             self._room.release()
-            return item
+            return cast(T, item)
         self.close()
-        raise item.error or StopIteration
+        raise end
 
     def close(self) -> None:
         self._closed = True
         self._room.release()  # the thread may wait for it
-        self._items.put(_End())  # as may `__next__`, in another thread
+        self._items.put((None, StopIteration()))  # as may `__next__`, in another thread
 
     def _run(self) -> None:
-        end = _End()
+        end: BaseException = StopIteration()
         try:
             for item in self._source:
                 self._room.acquire()
                 if self._closed:
                     break
-                self._items.put(item)
+                self._items.put((item, None))
         except BaseException as error:  # noqa: BLE001 - raised again where the item is waited for
-            end = _End(error)
+            end = error
         finally:
-            self._items.put(end)
+            self._items.put((None, end))
 
 
 class Dataset(Protocol):
@@ -92,7 +84,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class ElasticDataLoader(ElasticLoader[DataCursor]):
+class ElasticDataLoader(ElasticLoader[Ordered]):
     """See `ElasticLoader`.
 
     A batch yields this worker's micro-batches, each a pair (inputs, labels) of tensors. Samples that the thread has
@@ -110,8 +102,8 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         steps_per_epoch: int = 0,
         first_epoch: int = 0,
     ) -> None:
-        """As `DataCursor`."""
-        cursor = DataCursor(
+        """As `Ordered`."""
+        cursor = Ordered(
             job,
             dataset,
             shuffle=shuffle,
@@ -128,7 +120,7 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
         before = self._items
         if before is not None:
             before.close()
-        items = Prefetch(self._load(self.sampler.plans(), self._job.world.rank, before), AHEAD)
+        items = Prefetch(self._load(self.sampler.plans(), before), AHEAD)
         self._items = items
         with closing(items):
             for plan in items:
@@ -151,7 +143,7 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
             self._items.close()
             self._items.thread.join()
 
-    def _load(self, plans: Iterator[StepPlan], rank: int, before: Prefetch[Any] | None) -> Iterator[Any]:
+    def _load(self, plans: Iterator[StepPlan], before: Prefetch[Any] | None) -> Iterator[Any]:
         """Each plan, and after it its micro-batches; runs in the thread."""
         if before is not None:
             before.thread.join()  # closed: it ends with the micro-batch in its hands, and draws from the same generators
@@ -159,9 +151,9 @@ class ElasticDataLoader(ElasticLoader[DataCursor]):
             yield plan
             # Not TensorFlow's generators: what the model draws comes from the seeds that each micro-batch is given
             # (`step.MicroBatch`), and setting TensorFlow's seed throws all its cached operations away.
-            seed_step(self.sampler.order.seed, plan.step, rank)
-            for indices in plan.micro_batches:
-                yield load(self.dataset, indices)
+            seed_generators(plan.seed)
+            for micro_batch in plan.micro_batches:
+                yield load(self.dataset, np.asarray(micro_batch.indices))
 
 
 def fetch(dataset: Dataset, batches: Iterable[Indices]) -> Generator[Any, None, None]:

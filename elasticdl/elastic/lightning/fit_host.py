@@ -8,12 +8,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState, holders_of
 from elasticdl.elastic.lightning.logged import GivenBatch, Logged, gathered
@@ -22,7 +24,7 @@ from elasticdl.elastic.lightning.requirements import OWN_OPTIMIZER, SECOND_PASS
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Window, begin_epoch_as_others
 from elasticdl.elastic.lightning.writing import Told, Writing
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -126,7 +128,7 @@ class FitHost(Host):
 
     # -- for the loader --
 
-    def begin_epoch(self, data: Batches) -> int:
+    def begin_epoch(self, data: OwnLoader) -> int:
         """The order of the present epoch is drawn. Returns the number of the batch that comes next."""
         trainer, participant = self._trainer, self.participant
         participant.data = participant.state.batches = data
@@ -162,7 +164,7 @@ class FitHost(Host):
         self.window.open(None if self.job.size == 1 else functools.partial(self.participant.seed, batch))
         return nullcontext()
 
-    def opened(self, batch: GlobalBatch, part: Part, sample: Any) -> OpenBatch:
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         self.decisions.participant = self.participant
         if not self.participant.open_batches:
             self._logged.begin_step()
@@ -259,7 +261,7 @@ class FitHost(Host):
         sample = trainer.strategy.batch_to_device(sample, dataloader_idx=0)
         results.batch, results.batch_size = sample, None
         samples = round(weight * len(given.batch.indices))
-        part = Part(given.part.indices[:samples] if samples else given.part.indices, samples, weight)
+        part = replace(given.part, indices=given.part.indices[: samples or None], weight=weight)
         again = functools.partial(trainer.strategy.step_again, sample, given.index)
         loss = None
         answers = self.participant.position.answers
@@ -320,7 +322,7 @@ class FitHost(Host):
         trainer = self._trainer
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
 
-    def _collecting(self, given: GivenBatch, part: Part, weight: float) -> Any:
+    def _collecting(self, given: GivenBatch, part: MicroBatch, weight: float) -> Any:
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
     def _backward(

@@ -15,7 +15,7 @@ import torch
 from elasticdl.common.environment import MASTER
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.fit_host import FitHost
 from elasticdl.elastic.lightning.manual import TornStep
@@ -28,7 +28,7 @@ from elasticdl.elastic.lightning.requirements import (
 )
 from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.gpu import choose_device
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime

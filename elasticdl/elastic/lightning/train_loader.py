@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.training.children import require_guard
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class TrainLoader:
     """The script's own loader, as far as Lightning can tell."""
 
     def __init__(self, loader: DataLoader[Any], host: FitHost, who: str) -> None:
-        self.batches = Batches(loader, who)
+        self.batches = OwnLoader(loader, who)
         self._loader = loader
         self._host = host
         self._is_unused = False  # the last iterator: no batch was asked of it

@@ -17,7 +17,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.common.tree import mapped
 from elasticdl.elastic.lightning.logged import Held, Logged
-from elasticdl.elastic.torch_kit.data.parts import stream_parts
+from elasticdl.elastic.torch_kit.data.own_loader import stream_parts
 from elasticdl.elastic.training.pieces import Piece
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
@@ -30,7 +30,7 @@ Streams = tuple[Any, Any, torch.Tensor]
 
 
 def streams() -> Streams:
-    """The global generators of Python, NumPy and torch; see `elasticdl.elastic.torch_kit.data.parts.RandomStreams`, which takes longer."""
+    """The global generators of Python, NumPy and torch; see `elasticdl.elastic.torch_kit.data.own_loader.RandomStreams`, which takes longer."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 

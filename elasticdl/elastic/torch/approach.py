@@ -15,7 +15,7 @@ import torch
 
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch.from_memory import ModelFromMemory
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
@@ -38,7 +38,7 @@ class Standing:
 class Approach:
     """Of one script."""
 
-    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: Batches) -> None:
+    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader) -> None:
         self.stands = Standing()  # the script, behind the last batch that it was given, or a stand-in for that
         self.jobs_place = (
             0,

@@ -22,6 +22,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing
 from elasticdl.elastic.torch.loop_faults import lasting
@@ -30,7 +31,7 @@ from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
@@ -52,7 +53,7 @@ class LoopHost(Host):
         job: ElasticContext,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
-        data: Batches,
+        data: OwnLoader,
         values: Callable[[], dict[str, Any]],
         on_left: Callable[[], None],
         share: float = 1.0,
@@ -211,17 +212,16 @@ class LoopHost(Host):
         self.participant.seed(batch)  # also for what the script does with the batch
         return contextlib.nullcontext()
 
-    def opened(self, batch: GlobalBatch, part: Part, sample: Any) -> OpenBatch:
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self.participant.open_batches:
             self._is_fresh = True
             self._gradients.begin_step()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
-        tape = self._replay.new_tape(sample, self.hints.kept)
-        self._last = NotedBatch(batch, part, sample, tape=tape)
+        self._last = NotedBatch(batch, part, sample, tape=self._replay.new_tape(sample, self.hints.kept))
         if self._may_be_torn:
             self._last.noted = self.participant.state.attributes.note()
-        self._watch.start(tape if self.job.under_master else None)
+        self._watch.start(self._last.tape if self.job.under_master else None)
         return self._last
 
     def step_over(self) -> None:

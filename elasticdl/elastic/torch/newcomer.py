@@ -11,8 +11,9 @@ from collections.abc import Container, Iterable
 import torch
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch.in_place import storage_of
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 
 Moved = tuple[int, float]
@@ -41,7 +42,7 @@ class Hints:
     def arrived(self, answer: list[torch.Tensor]) -> None:
         self._of_stand_ins = answer
 
-    def given(self, batch: GlobalBatch, part: Part, last: OpenBatch | None) -> None:
+    def given(self, batch: GlobalBatch, part: MicroBatch, last: OpenBatch | None) -> None:
         if last is None:
             return
         now, is_next = len(part.indices), last.batch.epoch == batch.epoch

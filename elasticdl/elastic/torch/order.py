@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.script_position import EpochBegin, ScriptPosition
 
 
 class Order:
     """Of the present epoch."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: OwnLoader) -> None:
         self.drawn: list[GlobalBatch] = []
         self.outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
         self._batches = batches

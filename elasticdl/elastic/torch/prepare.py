@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.owners import owners
@@ -91,7 +91,7 @@ class PlainLoop:
             )
         for each in optimizers:
             require_plain(model, each)
-        batches = Batches(loader)
+        batches = OwnLoader(loader)
         for each in others:
             if not is_stateful(each):
                 raise UserError(

@@ -9,7 +9,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint

@@ -16,7 +16,7 @@ from numbers import Integral
 from typing import Any
 
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.elastic.core.batch_plan import BatchPolicy, plan_step
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
 from elasticdl.elastic.training.job import JobContext
 
 PREPARE = (
@@ -38,8 +38,8 @@ class BatchShape:
     @classmethod
     def of(cls, policy: BatchPolicy, gpus: int, rank: int) -> BatchShape:
         batch = policy.batch_size(gpus)
-        largest = plan_step(batch, gpus, policy.max_micro_batch)[0]
-        return cls(len(largest), largest[0], batch, gpus, rank == 0)
+        largest = BatchPlan.equal(range(batch), gpus).mine(0, policy.max_micro_batch)
+        return cls(len(largest), largest[0].samples, batch, gpus, rank == 0)
 
 
 def whole_number(name: str, value: Any, least: int = 1, below: int | None = None) -> int:

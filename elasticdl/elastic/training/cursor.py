@@ -1,17 +1,18 @@
-"""Which samples this worker takes next, exact for any history of workers; what all frameworks share of it."""
+"""Where training stands in the data, and which samples this worker takes next; what all frameworks share of it."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
+from elasticdl.elastic.core.plan import BatchPlan
+from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.data_facts import TRAINING, Source
 from elasticdl.elastic.training.job import JobContext
@@ -21,12 +22,24 @@ BatchT = TypeVar("BatchT", bound="StepBatch")
 _END = object()  # of what was loaded
 
 
-def seed_step(seed: int, step: int, rank: int) -> int:
-    """Seed Python's and NumPy's global generators for what ``rank`` draws in ``step``; returns the seed, 32 bits."""
-    value = step_seed(seed, step, rank)
-    random.seed(value)
-    np.random.seed(value)
-    return value
+def seed_generators(seed: int) -> None:
+    """Python's and NumPy's global ones."""
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+class Cursor(Protocol):
+    """Where training stands in the data. It gives plans, and nothing else divides batches.
+
+    What `Progress` does not say of the place is a part of the training state: of a script's loader, what its order is
+    drawn from; of an order of ours, nothing.
+    """
+
+    def batches(self, workers: int) -> Iterator[BatchPlan]:
+        """The global batches from here to the end of the epoch, divided among so many workers.
+
+        Each is divided when it is asked for: a change of workers takes no longer where more is left.
+        """
 
 
 class StepBatch:
@@ -42,12 +55,12 @@ class StepBatch:
     @property
     def share(self) -> float:
         """The part of the global batch that is this worker's."""
-        return sum(len(indices) for indices in self.plan.micro_batches) / self.plan.batch
+        return self.plan.samples / self.plan.batch
 
     @property
     def micro_batch_size(self) -> int:
         """Samples of the present micro-batch; 0 before the first."""
-        return len(self.plan.micro_batches[self.micro_batch]) if self.micro_batch >= 0 else 0
+        return self.plan.micro_batches[self.micro_batch].samples if self.micro_batch >= 0 else 0
 
     def require_present(self) -> None:
         """Raises UserError if this batch is not the one that the present step is made on."""
@@ -74,11 +87,8 @@ class StepBatch:
             yield sample
 
 
-class DataCursor:
-    """The samples' order, cut into steps from where training stands, which is moved on by steps and not by iterating.
-
-    What is left of an epoch is cut anew whenever the world changes; every sample is used exactly once per epoch.
-    """
+class Ordered:
+    """A cursor in an order of ours: each sample once per epoch. It is moved on by steps, and not by iterating."""
 
     def __init__(
         self,
@@ -165,6 +175,9 @@ class DataCursor:
             )
         return self.order.remaining_steps(Progress(), self._job.world.size)
 
+    def batches(self, workers: int) -> Iterator[BatchPlan]:
+        return self.order.batches(self.progress, workers)
+
     def plans(self) -> Iterator[StepPlan]:
         """This worker's part of the steps from where training stands to the end of the epoch, in the present world.
 
@@ -180,7 +193,7 @@ class DataCursor:
         return self.order.steps(self.progress, world.rank, world.size)
 
 
-CursorT = TypeVar("CursorT", bound=DataCursor)
+CursorT = TypeVar("CursorT", bound=Ordered)
 
 
 class ElasticLoader(ABC, Generic[CursorT]):
@@ -197,5 +210,5 @@ class ElasticLoader(ABC, Generic[CursorT]):
         return self.sampler.epochs(count)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch; see `DataCursor`."""
+        """Steps of a whole epoch; see `Ordered`."""
         return len(self.sampler)

@@ -23,7 +23,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.core.batch_plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import SampleOrder
 
 Value = int | float | str

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.training.cursor import DataCursor, ElasticLoader
+from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
 from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.state import TrainingState
 
@@ -64,7 +64,7 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
         """``ledger``: among the state's values. ``max_step``: after which training ends; 0 for none."""
         self._context = context
         self._loader = loader
-        self._sampler: DataCursor = loader.sampler
+        self._sampler: Ordered = loader.sampler
         self.state = state
         self._ledger = ledger
         self._epochs = epochs

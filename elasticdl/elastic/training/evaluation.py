@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.batch_plan import worker_slices
+from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.consensus import from_root
 from elasticdl.elastic.training.job import JobContext
@@ -38,11 +38,11 @@ def my_batches(
     Close it, also after an error: a thread loads ahead.
     """
     world = context.collective.world
-    cuts = worker_slices(samples, world.rank, world.size, most)
-    with closing(fetch([np.arange(cut.start, cut.stop) for cut in cuts])) as loaded:
-        for cut, (inputs, labels) in zip(cuts, loaded, strict=True):
+    mine = BatchPlan.equal(np.arange(samples), world.size).mine(world.rank, most)
+    with closing(fetch([np.asarray(each.indices) for each in mine])) as loaded:
+        for each, (inputs, labels) in zip(mine, loaded, strict=True):
             context.advance(Activity.ALIVE)
-            yield cut.stop - cut.start, inputs, labels
+            yield each.samples, inputs, labels
 
 
 def sum_of_all(context: JobContext[Any], mine: Sequence[Array], name: str) -> list[Array]:

@@ -21,8 +21,8 @@ from elasticdl.common.option_values import CHECK_OFF
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity

@@ -20,7 +20,7 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.batch_check import BatchCheck
-from elasticdl.elastic.training.cursor import DataCursor
+from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.pieces import (
@@ -55,7 +55,7 @@ class TrainingState(ABC):
         job: JobContext[Any],
         tensors: Tensors,
         settings: Settings,
-        sampler: DataCursor | None,
+        sampler: Ordered | None,
         values: dict[str, Any],
         *,
         start: Progress | None = None,

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ class SampleRecord:
             raise UserError(f"--sample_record {folder}: {error.strerror}") from error
 
     def begin(self, world: World, plan: StepPlan) -> None:
-        indices = [int(index) for micro_batch in plan.micro_batches for index in micro_batch]
+        mine = (index for each in plan.micro_batches for index in each.indices[: each.samples])
+        indices = [int(index) for index in mine if isinstance(index, Integral)]
         self._write({"begin": plan.step, "world": world.version, "epoch": plan.epoch, "indices": indices})
 
     def commit(self, world: World, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.torch import _job as runtime
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.requirements import SEARCH, WHO, require_elastic
 from elasticdl.elastic.transformers.trainer_host import TrainerHost

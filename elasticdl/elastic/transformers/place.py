@@ -9,7 +9,7 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerState
 
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.training.pieces import Piece
 
 # Of `TrainerState`: what each worker knows of itself.

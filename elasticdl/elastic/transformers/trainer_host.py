@@ -18,9 +18,10 @@ from transformers.trainer_callback import ProgressCallback
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.loaders import seed_step
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part, RandomStreams
+from elasticdl.elastic.torch_kit.data.loaders import seed_generators
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
@@ -127,7 +128,7 @@ class TrainerHost(Host):
     def join(self, loader: Any) -> None:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
         trainer = self._trainer
-        data = Batches(loader, "elastic.transformers")
+        data = OwnLoader(loader, "elastic.transformers")
         values = {"scheduler": trainer.lr_scheduler, "trainer": self._place, "place": ScriptPosition()}
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
@@ -237,7 +238,7 @@ class TrainerHost(Host):
     def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
         return self.apart(lambda: self._participant.seed(batch))
 
-    def opened(self, batch: GlobalBatch, part: Part, sample: Any) -> OpenBatch:
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         if not self._participant.open_batches:
             self._step_at = (batch.epoch, batch.number)
             self._passes, self._reported, self._items.total = 0, 0.0, None
@@ -298,7 +299,7 @@ class TrainerHost(Host):
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
-            with self.apart(lambda: seed_step(seed, given.batch.number, self.job.world.rank)):
+            with self.apart(lambda: seed_generators(step_seed(seed, given.batch.number, given.part.unit))):
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
             self._passed.note(given)

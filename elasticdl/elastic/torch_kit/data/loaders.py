@@ -9,19 +9,20 @@ from functools import partial
 from itertools import tee
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.torch_kit.gpu import seed_generators
+from elasticdl.elastic.torch_kit import gpu
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.children import require_guard
-from elasticdl.elastic.training.cursor import ElasticLoader
+from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
 
 Collate = Callable[[list[Any]], Any]
 # Reduces the gradients of a step, the last of which a given call makes; None: they are there.
@@ -33,12 +34,12 @@ def to_device(sample: Any, device: torch.device) -> Any:
     return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, sample)
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """As `cursor.seed_step`, torch's global generators included."""
-    value = cursor.seed_step(seed, step, rank)
+def seed_generators(seed: int) -> None:
+    """Python's, NumPy's and torch's global ones."""
+    cursor.seed_generators(seed)
     # Not torch.manual_seed: for each kind of device that is not in use it formats a stack trace, a millisecond a step.
-    torch.default_generator.manual_seed(value)
-    seed_generators(value)
+    torch.default_generator.manual_seed(seed)
+    gpu.seed_generators(seed)
 
 
 class StepBatch(cursor.StepBatch):
@@ -109,7 +110,7 @@ class StepBatch(cursor.StepBatch):
             self._reduce(backward)
 
 
-class ElasticSampler(cursor.DataCursor, Sampler[list[int]]):
+class ElasticSampler(Ordered, Sampler[list[int]]):
     """A batch sampler for ``torch.utils.data.DataLoader``: each batch of indices is one micro-batch of this worker.
 
     Iterate over `steps`, not over the loader: workers have unequal numbers of micro-batches, and each has to take part
@@ -151,13 +152,13 @@ class ElasticSampler(cursor.DataCursor, Sampler[list[int]]):
         # Torch's loader may run ahead of the steps; cutting the whole epoch first would be part of every pause.
         plans, ahead = tee(self.plans())
         self._ahead = ahead
-        rank = self._job.world.rank
-        # Torch's loader draws the seed of its processes from the global generator.
-        seed_step(self.order.seed, self.progress.step + 1, rank)
-        samples = iter(loader)
+        samples: Iterator[Any] | None = None
         try:
             for plan in plans:
-                seed_step(self.order.seed, plan.step, rank)
+                if samples is None:  # torch's loader draws the seed of its processes from the global generator
+                    seed_generators(plan.seed)
+                    samples = iter(loader)
+                seed_generators(plan.seed)
                 self._reducer.open()
                 self._reducer.drop_gradients()
                 self._weighed.begin()
@@ -173,7 +174,7 @@ class ElasticSampler(cursor.DataCursor, Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         if self._ahead is None:
             raise RuntimeError("iterate over sampler.steps(loader), not over the loader or the sampler itself")
-        return (indices.tolist() for plan in self._ahead for indices in plan.micro_batches)
+        return (np.asarray(each.indices).tolist() for plan in self._ahead for each in plan.micro_batches)
 
 
 def _require_usable(loader: DataLoader[Any], own: ElasticSampler) -> None:

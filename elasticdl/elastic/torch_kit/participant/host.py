@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.progress import Progress, StepPlan
-from elasticdl.elastic.torch_kit.data.parts import GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.pieces.kept import Noted
 
 
@@ -20,7 +21,7 @@ class OpenBatch:
     """A batch that the script has been given, of whose step the parameters have not changed yet."""
 
     batch: GlobalBatch
-    part: Part
+    part: MicroBatch
     sample: Any = None
     backwards: int = 0  # backward passes that were made of it
     most: int = 0  # samples of the part when it was given, which are those of one pass
@@ -47,14 +48,11 @@ class SubBatch:
 
 def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
     """The step on these batches."""
-    last = open_batches[-1].batch
-    total = sum(len(given.batch.indices) for given in open_batches)
-    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + total)
-    indices = tuple(given.part.numbers for given in open_batches)
-    whole = (
-        last.indices if len(open_batches) == 1 else [index for given in open_batches for index in given.batch.indices]
-    )
-    return StepPlan(open_batches[0].batch.epoch, progress.step + 1, total, after, indices, last.is_last, whole)
+    first, last = open_batches[0].batch, open_batches[-1].batch
+    whole = last.indices if first is last else [index for given in open_batches for index in given.batch.indices]
+    after = Progress(last.epoch, last.end, progress.step + 1, progress.samples + len(whole))
+    parts = tuple(given.part for given in open_batches)
+    return StepPlan(first.epoch, progress.step + 1, len(whole), after, parts, last.is_last, whole)
 
 
 class Host:
@@ -80,7 +78,7 @@ class Host:
         """Around the loading of this worker's part: it draws random numbers."""
         return contextlib.nullcontext()
 
-    def opened(self, batch: GlobalBatch, part: Part, sample: Any) -> OpenBatch:
+    def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
         """The script is given ``sample``, its part of this batch."""
         return OpenBatch(batch, part, sample)
 

@@ -15,7 +15,7 @@ from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.torch_kit.data.parts import Batches
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
@@ -37,7 +37,7 @@ class LoopState(TorchState):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | Optimizers,
         values: dict[str, Any],
-        batches: Batches | None = None,
+        batches: OwnLoader | None = None,
     ) -> None:
         super().__init__(job, model, cast(torch.optim.Optimizer, optimizer), None, values)
         self._was_given = False

@@ -12,19 +12,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.batch_plan import split
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
-from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.loaders import seed_step
-from elasticdl.elastic.torch_kit.data.parts import Batches, GlobalBatch, Part
+from elasticdl.elastic.torch_kit.data.loaders import seed_generators
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch, plan_of
@@ -55,7 +53,7 @@ class Participant:
         state: LoopState,
         host: Host,
         position: ScriptPosition,
-        data: Batches | None = None,
+        data: OwnLoader | None = None,
         *,
         in_pieces: bool = True,
         share: float = 1.0,
@@ -148,22 +146,17 @@ class Participant:
         A worker that is catching up is given a stand-in for each batch that the job has trained on.
         """
         assert self.data is not None, "there is a loader"
-        version, number = -1, first
-        loaded: Iterator[Any] = iter(())
+        number = first
+        cursor = OwnCursor(self.data, self.drawn, self.divide)
         stand_in: StandIn | None = None
-        while (following := self._host.next_number(number)) < len(self.drawn):
-            version = version if following == number else -1
-            number = following
+        while (number := self._host.next_number(number)) < len(self.drawn):
             if not self.begins(self.drawn[number]):
                 stand_in = stand_in or self.data.stand_in(self.drawn[number], self.job.most_workers)
                 yield stand_in.take()
             else:
                 batch = self.drawn[number]
-                if version != self.job.world.version:
-                    version = self.job.world.version
-                    loaded = self.data.load(map(self.part_of, self.drawn[number:]), self.seed_of_processes(batch))
                 with self._host.loading(batch):
-                    sample = next(loaded)
+                    sample = cursor.take(number, self.job.world)
                 self.give(batch, sample)
                 yield sample
             number += 1
@@ -207,16 +200,15 @@ class Participant:
         self.open_batches.append(given)
         self.job.advance(Activity.COMPUTE)
 
-    def part_of(self, batch: GlobalBatch) -> Part:
-        return Part.of(batch, self.job.world.rank, self.job.world.size, self._least)
+    def divide(self, batch: GlobalBatch, workers: int) -> BatchPlan:
+        return batch.plan(workers, self._least, self.seed_of(batch.epoch))
+
+    def part_of(self, batch: GlobalBatch) -> MicroBatch:
+        return self.divide(batch, self.job.world.size).whole_run(self.job.world.rank)
 
     def seed(self, batch: GlobalBatch) -> None:
-        """For what is drawn from here to the next batch: the same when it is made again by a worker of this rank."""
-        seed_step(self.seed_of(batch.epoch), batch.number, self.job.world.rank)
-
-    def seed_of_processes(self, batch: GlobalBatch) -> int:
-        """For what is drawn by those that load this batch and the next ones."""
-        return step_seed(self.seed_of(batch.epoch), batch.number, self.job.world.rank)
+        """For what is drawn from here to the next batch: the same when this part of the batch is made again, by whichever worker."""
+        seed_generators(self.part_of(batch).seed)
 
     def common_seed(self) -> int:
         """Of what all workers draw alike in this step."""
@@ -333,14 +325,12 @@ class Participant:
         load = self.data.load_at_once
         given.part = part = self.part_of(given.batch)
         given.begin_again()
-        self.seed(given.batch)
-        if not (self._in_pieces and part.samples):  # a worker without a sample makes a pass that counts for nothing
-            return [SubBatch(load(part.indices), part.weight, part.samples)]
-        pieces = max(1, min(-(-part.samples // given.most), part.samples // self._least))
-        ends = list(accumulate(split(part.samples, pieces), initial=0))
-        every = [part.indices[start:end] for start, end in pairwise(ends)]
-        whole = len(given.batch.indices)
-        return [SubBatch(load(indices), len(indices) / whole, len(indices)) for indices in every]
+        seed_generators(part.seed)
+        pieces: Sequence[MicroBatch] = [part]
+        if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
+            world = self.job.world
+            pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
+        return [SubBatch(load(piece.indices), piece.weight, piece.samples) for piece in pieces]
 
     # -- details --
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.participant.agreements import Answers
 from elasticdl.elastic.training.pieces import Piece
 

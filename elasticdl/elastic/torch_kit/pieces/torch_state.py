@@ -9,7 +9,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.progress import step_seed
+from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World

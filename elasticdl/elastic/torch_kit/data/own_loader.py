@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elasticdl.elastic.core.batch_plan import shares_of
+from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
@@ -38,37 +39,12 @@ class GlobalBatch:
     def end(self) -> int:
         return self.position + len(self.indices)
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one worker loads of a global batch.
-
-    ``weight``: its part of the mean over the batch. A worker whose part is empty loads another's, with weight 0: the
-    script can't do with a batch of no sample.
-    """
-
-    indices: Sequence[Any]
-    samples: int
-    weight: float
-
-    @classmethod
-    def of(cls, batch: GlobalBatch, rank: int, workers: int, least: int = 1) -> Part:
-        """``least``: samples of a part that is not empty, if the batch has as many."""
-        shares = shares_of(len(batch.indices), workers, least)
-        if not shares[rank]:
-            return cls(batch.indices[: shares[0]], 0, 0.0)
-        first = sum(shares[:rank])
-        samples = shares[rank]
-        return cls(batch.indices[first : first + samples], samples, samples / len(batch.indices))
-
-    @property
-    def numbers(self) -> npt.NDArray[np.int64]:
-        """The indices for a record, as far as they are numbers."""
-        mine = self.indices[: self.samples]
-        return np.array([each for each in mine if isinstance(each, int | np.integer)], dtype=np.int64)
+    def plan(self, workers: int, least: int = 1, seed: int = 0) -> BatchPlan:
+        """``least``: see `equal_shares`. ``seed``: of its epoch."""
+        return BatchPlan.equal(self.indices, workers, least=least, seed=seed, step=self.number)
 
 
-class Batches:
+class OwnLoader:
     """What the script's own ``DataLoader`` would load, loaded in parts."""
 
     def __init__(self, loader: DataLoader[Any], who: str = "elastic.prepare") -> None:
@@ -95,15 +71,13 @@ class Batches:
         return self.order_of(epoch)
 
     def order_of(self, epoch: int) -> list[GlobalBatch]:
-        batches: list[GlobalBatch] = []
-        position = 0
-        every = list(self.loader.batch_sampler or ())
-        for number, indices in enumerate(every):
-            batches.append(GlobalBatch(epoch, number, position, list(indices), is_last=number == len(every) - 1))
-            position += len(batches[-1].indices)
-        return batches
+        """A sampler can't be asked for a part of its order, nor twice: all of it is drawn as the epoch begins, and kept."""
+        every = [list(indices) for indices in self.loader.batch_sampler or ()]
+        starts = accumulate(map(len, every), initial=0)
+        last = len(every) - 1
+        return [GlobalBatch(epoch, *each, is_last=each[0] == last) for each in zip(count(), starts, every)]
 
-    def load(self, parts: Iterable[Part], seed: int) -> Iterator[Any]:
+    def load(self, parts: Iterable[MicroBatch], seed: int) -> Iterator[Any]:
         """By as many processes as the script's loader has. ``parts`` are taken as they are needed. ``seed``: of what the processes draw at random."""
         given = self.loader
         if given.num_workers and not self._guarded:
@@ -128,11 +102,11 @@ class Batches:
 
     def stand_in(self, batch: GlobalBatch, workers: int) -> StandIn:
         """For this worker's part of a batch, among so many."""
-        samples = max(-(-len(batch.indices) // workers), SAMPLES_LOADED)
+        samples = max(*batch.plan(workers).shares, SAMPLES_LOADED)
         few = batch.indices[:SAMPLES_LOADED]
         return StandIn(self.load_at_once(few, Repeated(self.loader.dataset, min(samples, len(batch.indices)))))
 
-    def load_at_once(self, indices: Sequence[Any], dataset: Dataset[Any] | None = None) -> Any:
+    def load_at_once(self, indices: Samples, dataset: Dataset[Any] | None = None) -> Any:
         """In this process."""
         single: DataLoader[Any] = DataLoader(
             self.loader.dataset if dataset is None else dataset,
@@ -141,6 +115,40 @@ class Batches:
             generator=torch.Generator(),
         )
         return next(iter(single))
+
+
+class OwnCursor:
+    """A cursor in an epoch of the script's own loader."""
+
+    def __init__(
+        self,
+        loader: OwnLoader,
+        order: Sequence[GlobalBatch],
+        divide: Callable[[GlobalBatch, int], BatchPlan],
+        number: int = 0,
+    ) -> None:
+        """``order``: of the epoch. ``divide``: a batch among so many workers. ``number``: of the batch that comes first."""
+        self.number = number  # of the batch that comes next
+        self._loader = loader
+        self._order = order
+        self._divide = divide
+        self._parts: Iterator[Any] = iter(())
+        self._world = -1  # version of that whose parts these are
+
+    def batches(self, workers: int) -> Iterator[BatchPlan]:
+        for number in range(self.number, len(self._order)):
+            yield self._divide(self._order[number], workers)
+
+    def take(self, number: int, world: World) -> Any:
+        """This worker's part of a batch, loaded. The parts of the next ones are loaded ahead, for as long as the world stays."""
+        if (number, world.version) != (self.number, self._world):
+            self.number, self._world = number, world.version
+            parts = (plan.whole_run(world.rank) for plan in self.batches(world.size))
+            first = next(parts)
+            self._parts = self._loader.load(chain([first], parts), first.seed)
+        sample = next(self._parts)
+        self.number += 1
+        return sample
 
 
 class RandomStreams:
