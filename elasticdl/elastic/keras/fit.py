@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import worker_slices
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.progress import Progress
@@ -303,7 +302,7 @@ class Fit(EpochDriver[FitLedger]):
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.callbacks.on_epoch_end(epoch, logs)
         self._stopping = self._agree(entering=False) or self._stopping
-        self._context.post(p.Trigger.CLOCK_RESUMED)
+        self._context.resume_clock()
 
     def _tell(self, samples: Samples, count: int) -> None:
         """Call the hooks of a data set, which all members then have alike."""

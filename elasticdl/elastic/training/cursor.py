@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.training.data_facts import TRAINING, Source
@@ -124,13 +123,13 @@ class DataCursor:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self._job.post(p.Trigger.EPOCH_ENDED)
+                self._job.epoch_ended()
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
         self.drop()
         self.step_begins()
-        self._job.post(p.BatchGiven(batch.plan, self.settings_changed()))
+        self._job.begin(batch.plan, self.settings_changed)
         self.current = batch
         return batch
 
@@ -138,7 +137,7 @@ class DataCursor:
         """There is no further batch in this epoch."""
         self.drop()
         self._over = (self._job.world.version, self.progress)
-        self._job.post(p.Trigger.BATCHES_OVER)
+        self._job.batches_over()
 
     def drop(self) -> None:
         """The present batch, if any, is over."""

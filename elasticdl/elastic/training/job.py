@@ -1,19 +1,19 @@
 """One process's part in a job: session, collective and batch policy, and the way through the worlds.
 
-`JobContext.run` carries out what the worker's core tells it, and tells the core what came of it. What differs between
-frameworks is added by the twins (`elasticdl.elastic.torch_kit.torch_job`, `elasticdl.elastic.keras.keras_job`).
+What differs between frameworks is added by the twins (`elasticdl.elastic.torch_kit.torch_job`, `elasticdl.elastic.keras.keras_job`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -23,9 +23,11 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
@@ -33,11 +35,10 @@ from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
+from elasticdl.elastic.training.port import Trained
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.training.state import TrainingState
+from elasticdl.elastic.training.worlds import Worlds
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ class JobContext(ABC, Generic[CollectiveT]):
         self.record: SampleRecord | None = None
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
-        self.handover: Handover | None = None  # none where checkpoints are written instead
+        self.handover: Handover | None = None  # None: checkpoints replace it, or there is nobody to hand over to
         self.kept: KeptState | None = None  # the same
-        self.failure: Exception | None = None  # for which the core has ended training
-        self._state: TrainingState | None = None  # that the core speaks of
-        self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
+        self.failure: Exception | None = None  # for which no further step can be made
+        self.worlds = Worlds(session)
+        self._core = session.core
         self._closers = contextlib.ExitStack()
         self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
         self.sigterm = Sigterm(session)
@@ -136,7 +137,7 @@ class JobContext(ABC, Generic[CollectiveT]):
     @property
     def under_master(self) -> bool:
         """Whether there may be other workers."""
-        return self.session.core.under_master
+        return self._core.under_master
 
     @property
     def has_world(self) -> bool:
@@ -153,7 +154,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         never one that comes later."""
         if self.has_world:
             return self.rank
-        return int(self.session.core.worker_id != 0 or self.comes_later)
+        return int(self._core.worker_id != 0 or self.comes_later)
 
     @property
     def comes_later(self) -> bool:
@@ -165,14 +166,33 @@ class JobContext(ABC, Generic[CollectiveT]):
         return self.world.size
 
     @property
+    def worker_id(self) -> int:
+        return self._core.worker_id
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """This worker is to leave for good."""
+        return self._core.stopping is not None
+
+    @property
+    def world_is_broken(self) -> bool:
+        """The present world is known to be broken."""
+        return self._core.broken
+
+    @property
+    def left_broken(self) -> bool:
+        """The world that was left last broke: nobody knows which of its members are still there."""
+        return self._core.left_broken
+
+    @property
     def leaving(self) -> bool:
         """This worker's vote: whether the present world is to be left after this step."""
-        return self.session.core.leaving
+        return self._core.leaving
 
     @property
     def progress(self) -> Progress:
         """Where training stands."""
-        return self.session.core.position.progress
+        return self._core.position.progress
 
     def forbid_steps(self, why: str) -> None:
         """A step of an optimizer raises a UserError from here on."""
@@ -180,9 +200,9 @@ class JobContext(ABC, Generic[CollectiveT]):
     def allow_steps(self) -> None:
         """The script's loop trains with those of the other workers."""
 
-    # -- training --
+    # -- from world to world --
 
-    def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+    def run(self, train: Callable[[], Result], state: Trained, hooks: Hooks | None = None) -> Result:
         """Call ``train`` in each world, after the hooks, until it returns on all members.
 
         A SIGTERM means: finish the step, leave. A second failure while the first is being mended is the same once more.
@@ -192,10 +212,22 @@ class JobContext(ABC, Generic[CollectiveT]):
             JobFailedError: world after world broke without a step being made.
             UnreachableError: there has been no master for too long.
         """
-        with self.sigterm.listening(), self._handing_over(state):
-            return self._through_worlds(train, state, hooks or Hooks())
+        hooks, result = hooks or Hooks(), list[Result]()
 
-    def join(self, state: TrainingState) -> None:
+        def run_function(world: World) -> None:
+            hooks.on_world(world)
+            result[:] = [train()]
+
+        with self.sigterm.listening(), self._handing_over(state):
+            try:
+                self._ask_for_world(state)
+                while (world := self._next_world(state, hooks)) is not None:
+                    self.worlds.attempt(functools.partial(run_function, world), p.Trigger.RETURNED)
+            finally:
+                self.collective.stop()
+        return result[0]
+
+    def join(self, state: Trained) -> None:
         """For a script whose control flow does not notice changes of the world: be in one, at rank 0's state.
 
         Raises:
@@ -205,58 +237,113 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.sigterm.listen()
         with self._handing_over(state):
             self._ask_for_world(state)
-            self._next_world(state, Hooks())
+            self._next_world(state)
 
-    def change_world(self, state: TrainingState, why: WorldChanged | WorldBroken) -> None:
+    def change_world(self, state: Trained, why: WorldChanged | WorldBroken) -> None:
         """Leave the present world, and be in the next when this returns."""
         if isinstance(why, WorldBroken):
             log.info("%s", why)
-            self._tell(p.CollectiveFailed(str(why)))
+            self.worlds.tell(p.CollectiveFailed(str(why)))
         with self._handing_over(state):
-            self._next_world(state, Hooks())
+            self._next_world(state)
 
-    def end(self, state: TrainingState) -> None:
+    def end(self, state: Trained) -> None:
         """The script is done; return when all members' are: who is lost till then has somebody to do its part."""
         with self._handing_over(state):
-            world: World | None = self.world
-            while world is not None:
-                self._attempt(lambda _: p.Trigger.RETURNED, world)
-                world = self._next_world(state, Hooks())
+            self.worlds.tell(p.Trigger.RETURNED)
+            while self._next_world(state) is not None:
+                self.worlds.tell(p.Trigger.RETURNED)
         self.collective.stop()
 
-    def advance(self, activity: Activity) -> None:
-        """Something was done, and this is begun."""
-        self.session.post(p.Advanced(activity))
+    # -- a step --
 
-    def bind_state(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
-        """From now on the core speaks of this state, except in a world, whose members train another.
+    def bind_position(self, present: Position, made: Position) -> Position:
+        """From now on the core speaks of the state with the ``present`` position; as ``made``, if it has spoken of another.
 
-        ``position``: the state's own so far. Returns that by which the core knows it.
+        Returns the position that the core speaks of: in a world that of another state, which its members train.
         """
-        core = self.session.core
-        if core.position is not position:
-            before = core.position
-            self.session.post(made)
-            if core.position is not before:
-                self._state = state
-        return core.position
+        return present if present is self._core.position else self._core.bind(made)
 
-    def post(self, event: p.Event) -> None:
-        """Something has happened in the training function.
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> None:
+        """A batch is given. ``settings_changed``: whether what the optimizer is told differs from what was saved.
+
+        Raises:
+            WorldChanged: as `commit`; this worker's script has caught that, and goes on.
+        """
+        self._require_world()
+        if self.record is not None:
+            self.record.begin(self.world, plan)
+        if warning := self._core.begin(plan, settings_changed):
+            self.warn(warning)
+
+    def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0, difference: str = "") -> None:
+        """The gradients of all members have arrived, and with them their votes.
+
+        ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
+        batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
+        ``difference``: between the batches of the members, in a line, if they are not the same.
+
+        Raises:
+            RuntimeError: the script does what can't be made right.
+            UserError: members have other batches.
+        """
+        if not self._core.voted(vote, time.monotonic(), device_seconds=device_seconds):
+            self._disagree(remedy, difference)
+
+    def all_ended(self, vote: Vote) -> None:
+        """All members have voted on a step to which this one, at least, has nothing to add.
+
+        Raises:
+            RuntimeError: others make that step.
+        """
+        self._core.voted(vote, time.monotonic())
+        if vote.ended != self._core.world.size:
+            self._disagree()
+
+    def step_made(self, learning_rate: float, compared: int = 0) -> None:
+        """The parameters have changed. ``compared``: members of whose states the vote has shown that they were one before."""
+        self._worked_at = time.monotonic()
+        if pause := self._core.step_made(learning_rate, self._worked_at, compared=compared):
+            self.session.say(pause)
+        if self.record is not None:
+            self.record.commit(self.world, self.progress)
+
+    def commit(self) -> None:
+        """Everything up to here is safe.
 
         Raises:
             WorldChanged: all members agreed to leave this world.
-            RuntimeError: the script does what can't be made right.
         """
-        if self.record is not None and isinstance(event, p.BatchGiven):
-            self.record.begin(self.world, event.plan)
-        self._tell(event)
-        if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
-            raise WorldChanged(leave.reason)
-        if isinstance(event, p.StepMade):
-            self._worked_at = time.monotonic()
-            if self.record is not None:
-                self.record.commit(self.world, self.progress)
+        self._require_world()
+        if self._core.commit():
+            self.worlds.tell(p.WorldLeft("the members voted to leave this world"))
+            self._require_world()
+
+    def loaded(self, progress: Progress) -> None:
+        """The training state was loaded from a file, or came from another worker."""
+        self._core.position.loaded(progress)
+
+    def batches_over(self) -> None:
+        """The loader has no further batch in this epoch."""
+        self._core.position.batch = None
+
+    def epoch_ended(self) -> None:
+        """The training function goes on to the next epoch."""
+        self._core.position.progress = self.progress.next_epoch()
+
+    def advance(self, activity: Activity) -> None:
+        """Something was done, and this is begun."""
+        self._core.reporting.advance(activity, time.monotonic())
+
+    def resume_clock(self) -> None:
+        """Training goes on after what is neither a step nor a pause, such as an evaluation."""
+        self._core.reporting.resume_clock(time.monotonic())
+
+    def plan_total(self, steps: int, epochs: int) -> None:
+        """How much there is to do in all, as far as is known."""
+        self._core.reporting.totals = steps, epochs
+
+    # -- what the master is told --
 
     def warn(self, message: str) -> None:
         """Into the job's journal, which everybody is shown; of a script that runs alone, into its log."""
@@ -292,101 +379,64 @@ class JobContext(ABC, Generic[CollectiveT]):
 
     # -- details --
 
-    def _through_worlds(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks) -> Result:
-        result: list[Result] = []
-
-        def run_function(world: World) -> p.Event:
-            hooks.on_world(world)
-            result[:] = [train()]
-            return p.Trigger.RETURNED
-
-        try:
-            self._ask_for_world(state)
-            while (world := self._next_world(state, hooks)) is not None:
-                self._attempt(run_function, world)
-            return result[0]
-        finally:
-            self.collective.stop()
-
-    def _ask_for_world(self, state: TrainingState) -> None:
+    def _ask_for_world(self, state: Trained) -> None:
         state.bind_state()
-        self._next.clear()
-        self._tell(p.Trigger.READY)
+        self.worlds.begin()
 
-    def _next_world(self, state: TrainingState, hooks: Hooks) -> World | None:
-        """Do what leads to the next world whose members train. None: the training functions of all have returned."""
+    def _next_world(self, state: Trained, hooks: Hooks | None = None) -> World | None:
+        world = self.worlds.next(_Trainee(self, state, hooks or Hooks()))
+        if world is not None:
+            place = (world.version, world.rank, world.size, state.progress.step, world.reason)
+            log.info("world %d: rank %d of %d, step %d (%s)", *place)
+        return world
 
-        def enter(world: World) -> p.Event:
-            self.collective.require_one_engine(self.session.store, world)
-            self.collective.start(world)
-            if world.is_first and world.rank == 0:
-                self.session.notify("collective", engine=self.collective.engine)
-            return p.Trigger.CONNECTED
+    def _require_world(self) -> None:
+        if self._core.state is WorkerState.LEAVING:
+            raise WorldChanged(self._core.left_because)
 
-        def synchronize(world: World) -> p.Event:
-            hooks.before_sync(world)
-            if world.is_first and world.rank == 0:
-                take_over(self, state)
-            state.sync(world)
-            return p.Synced(state.progress)
-
-        while True:
-            while not self._next:
-                self._carry_out(self.session.wait())
-            match self._next.popleft():
-                case p.Connect(world):
-                    self._attempt(enter, world)
-                case p.Synchronize(world):
-                    self._attempt(synchronize, world)
-                case p.Train(world):
-                    place = (world.version, world.rank, world.size, state.progress.step, world.reason)
-                    log.info("world %d: rank %d of %d, step %d (%s)", *place)
-                    return world
-                case p.LeaveWorld():
-                    self.collective.stop()
-                    self._tell(p.Trigger.CLOSED)
-                case p.Command.COMPLETE:
-                    return None
-
-    def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
-        try:
-            self._tell(work(world))
-        except WorldChanged as change:
-            self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
-        except WorldBroken as failure:
-            log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
-            self._tell(p.CollectiveFailed(str(failure)))
-
-    def _tell(self, event: p.Event) -> None:
-        self._carry_out(self.session.post_and_take(event))
-
-    def _carry_out(self, instructions: list[p.Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case p.Save(part) if self._state:
-                    self._state.save(part)
-                case p.Restore() if self._state:
-                    self._state.restore()
-                case p.Warn(message):
-                    self.warn(message)
-                case p.Command.CAST_END_VOTE if self._state:
-                    self.session.post(p.Advanced(Activity.END))
-                    self._tell(p.Voted(self._state.cast_end_vote()))
-                case p.LeaveJob(reason, checkpoint, drained):
-                    raise Stopped(reason, checkpoint=checkpoint, drained=drained)
-                case p.Fail(error, message):
-                    self.failure = error(message)
-                    raise self.failure
-                case _:
-                    self._next.append(instruction)
+    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
+        kind = UserError if difference else RuntimeError
+        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
+        raise self.failure
 
     @contextlib.contextmanager
-    def _handing_over(self, state: TrainingState) -> Iterator[None]:
+    def _handing_over(self, state: Trained) -> Iterator[None]:
         try:
             yield
         except Stopped as stopped:
             leave_behind(self, state, stopped)
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainee:
+    """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.worlds.Member`)."""
+
+    job: JobContext[Any]
+    state: Trained
+    hooks: Hooks
+
+    def enter(self, world: World) -> None:
+        job = self.job
+        job.collective.require_one_engine(job.session.store, world)
+        job.collective.start(world)
+        if world.is_first and world.rank == 0:
+            job.session.notify("collective", engine=job.collective.engine)
+
+    def synchronize(self, world: World) -> bool:
+        self.hooks.before_sync(world)
+        if world.is_first and world.rank == 0:
+            take_over(self.job, self.state)
+        self.state.sync(world)
+        self.job.session.core.synced(self.state.progress)
+        return True
+
+    def leave(self) -> None:
+        self.job.collective.stop()
+
+    def cast_end_vote(self) -> None:
+        self.job.advance(Activity.END)
+        self.job.all_ended(self.state.cast_end_vote())
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch.tape import Tape
@@ -139,7 +138,7 @@ class Participant:
         state.sources += [self._batches.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = self._batches, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
-            self.job.post(p.Loaded(done))
+            self.job.loaded(done)
         self._steps = Steps(self.job, state, self._batches.load_at_once, self, self._on_left, values["place"])
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)

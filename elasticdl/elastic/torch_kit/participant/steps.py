@@ -114,12 +114,12 @@ class Steps:
     def commit(self, epoch: int) -> bool:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
-            self.job.post(p.Trigger.EPOCH_ENDED)
+            self.job.epoch_ended()
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
         self.state.attributes.begin()
         try:
-            self.job.post(p.Trigger.COMMIT)
+            self.job.commit()
             return True
         except WorldChanged as change:
             self.leave(change)
@@ -134,10 +134,9 @@ class Steps:
     def may_pass_by(self) -> bool:
         """Whether this worker, which is behind, goes on to where the job stands, where the others wait for it. If not, it is in
         another world now; or its process ends, as it is to leave."""
-        core = self.job.session.core
-        if core.stopping is None and not core.broken:
+        if not self.job.is_told_to_leave and not self.job.world_is_broken:
             return True
-        what = "the world broke" if core.broken else "this worker was told to leave"
+        what = "the world broke" if self.job.world_is_broken else "this worker was told to leave"
         self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
         return False
 
@@ -157,7 +156,7 @@ class Steps:
             return False
         try:
             if self.is_reduced:
-                self.job.post(p.Trigger.COMMIT)
+                self.job.commit()
                 self.close()
         except WorldChanged as change:
             log.info("%s", change)  # which is part of ending
@@ -168,14 +167,14 @@ class Steps:
             self._on_left()
             return False
         if self._ended_epoch == self.state.progress.epoch:
-            self.job.post(p.Trigger.EPOCH_ENDED)
+            self.job.epoch_ended()
         return True
 
     def _ends_as_told(self) -> bool:
         """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
         at, session = self.state.progress, self.job.session
         is_early = at.position > 0 and self._ended_epoch != at.epoch
-        if session.core.stopping is None:
+        if not self.job.is_told_to_leave:
             if not (self.job.under_master and self.job.sigterm.came and is_early):
                 return False
             session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state

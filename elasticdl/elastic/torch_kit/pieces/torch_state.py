@@ -17,7 +17,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
@@ -178,7 +177,7 @@ class TorchState(state.TrainingState):
 
     def _reduce(self, backward: Callable[[], object] | None) -> None:
         """``backward`` makes the last gradients of this step; None if they are there."""
-        if self._job.session.core.state is WorkerState.REDUCED:
+        if self._position.is_reduced:
             if backward is not None:
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
