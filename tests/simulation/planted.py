@@ -230,7 +230,7 @@ PLANTED = (
     PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), range(300)),
     PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None), range(100)),
     PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved), range(300)),
-    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(300)),
+    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(500, 550)),
     PlantedFault("steps of several are not kept", _method(Position, "synced", _saved_alone), range(300)),
     PlantedFault(
         "a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved), range(100)

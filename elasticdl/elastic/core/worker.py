@@ -127,7 +127,7 @@ class WorkerCore:
             "a request to join is open exactly while the worker waits": (self.request is not None)
             == (state is S.WAITING),
             "a worker that asks for a world has no batch in hand, and nothing unsaved": state
-            not in (S.WAITING, S.CONNECTING, S.SYNCING)
+            not in (S.WAITING, S.CONNECTING)
             or not (position.batch or position.unsaved or position.is_stale),
             "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
             "an unsaved step is saved in its place": not position.unsaved
