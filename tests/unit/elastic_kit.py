@@ -135,7 +135,7 @@ class Trainee:
             break_alone(self.state, board)
         self.losses = []
         if joins:
-            enter(self.context, collective.world, may_break=True)
+            enter(self.context, collective.world)
 
     def steps(self):
         return self.sampler.steps(self.loader) if isinstance(self.loader, DataLoader) else iter(self.loader)

@@ -66,10 +66,10 @@ class FakeMaster:
     def close(self): ...
 
 
-def enter(context, world, between=lambda: None, *, may_break=False):
+def enter(context, world, between=lambda: None, *, may_break=True):
     """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any.
 
-    ``between``: what is done to bring it to the others' state. ``may_break``: steps may be torn, though it be alone.
+    ``between``: what is done to bring it to the others' state. ``may_break``: steps may be torn, though it is alone.
     """
     session, core = context.session, context.session.core
     if core.state is WorkerState.PREPARING:

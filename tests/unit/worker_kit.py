@@ -175,4 +175,7 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), 
     learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
     learner.callbacks = list(callbacks)
     context.collective.break_at_steps(learner.state._reducer)
+    if failures:  # which nobody has who is alone
+        core = script.session.core
+        core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
