@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from session_kit import FakeMaster
+from session_kit import FakeMaster, let_break
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import protocol as p
@@ -176,6 +176,5 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), 
     learner.callbacks = list(callbacks)
     context.collective.break_at_steps(learner.state._reducer)
     if failures:  # which nobody has who is alone
-        core = script.session.core
-        core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)
+        let_break(script.session.core)
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
