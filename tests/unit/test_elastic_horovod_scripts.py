@@ -293,15 +293,19 @@ class TestScriptWorker:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-    def test_a_handler_of_the_scripts_own_stays(self, make_worker):
+    def test_a_handler_of_the_scripts_own_is_called_too_and_stays(self, make_worker):
         worker, _ = make_worker()
+        called = []
 
-        def handler(*_): ...
+        def handler(*_):
+            called.append("the script's")
 
         before = signal.signal(signal.SIGTERM, handler)
         try:
             with worker.drained_by_sigterm():
-                assert signal.getsignal(signal.SIGTERM) is handler
+                signal.raise_signal(signal.SIGTERM)
+            assert (called, worker.leaving) == (["the script's"], True)
+            assert signal.getsignal(signal.SIGTERM) is handler
         finally:
             signal.signal(signal.SIGTERM, before)
 

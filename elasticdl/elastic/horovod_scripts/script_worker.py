@@ -11,18 +11,16 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from types import FrameType, TracebackType
+from collections.abc import Callable, Mapping, MutableMapping
+from types import TracebackType
 from typing import Any
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import one_line, reason
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
@@ -35,6 +33,8 @@ from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import KvServer
+from elasticdl.elastic.training.failures import failure_of
+from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.worlds import Worlds
 
 log = logging.getLogger(__name__)
@@ -236,29 +236,12 @@ class ScriptWorker:
         if self.takes_part:
             self._end_told = True
         if self.takes_part and isinstance(error, Exception):
-            text = "".join(traceback.format_exception(kind, error, trace))
-            self._session.say(m.failed(reason(error), text, users=not is_failed_collective(error)))
+            self._session.say(failure_of(error, users=not is_failed_collective(error)))
         next_hook(kind, error, trace)
 
-    @contextlib.contextmanager
-    def drained_by_sigterm(self) -> Iterator[None]:
-        """Within, a SIGTERM means: leave at the next commit. A handler of the script's own stays."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            yield
-            return
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self.takes_part:
-            self._session.post(p.Terminated("told to leave (SIGTERM)"))
-        else:  # a fork, such as a process that loads data
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def drained_by_sigterm(self) -> contextlib.AbstractContextManager[None]:
+        """Within, a SIGTERM means: leave at the next commit. A handler of the script's own is called, too."""
+        return Sigterm(self._session).listening()
 
     # -- details --
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.torch.loop_participant import LoopParticipant
-from elasticdl.elastic.torch_kit.data.parts import Batches, RandomStreams
+from elasticdl.elastic.torch_kit.data.parts import Batches
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.loop_state import PREPARED
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
@@ -167,10 +167,7 @@ class PlainLoop:
             _require_sizes(job.policy, size, steps, job.warn)
             self._runtime.train_whole()
             return job
-        streams = RandomStreams.capture()
-        job = self._runtime.init(global_batch_size=size * steps)
-        RandomStreams.restore(streams)  # they are the script's
-        return job
+        return self._runtime.init_in_place(size * steps)
 
     def mean(self, value: torch.Tensor | float) -> float:
         """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.

@@ -14,8 +14,10 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.collective import TorchCollective, open_collective
-from elasticdl.elastic.torch_kit.gpu import choose_device
+from elasticdl.elastic.torch_kit.first_seed import seed_torch
+from elasticdl.elastic.torch_kit.gpu import choose_device, count_gpus
 from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
 class ElasticContext(JobContext[TorchCollective]):
@@ -43,6 +45,9 @@ class ElasticContext(JobContext[TorchCollective]):
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> TorchCollective:
         return open_collective(endpoint, engine, has_gpu=choose_device().type != "cpu")
+
+
+own = ScriptRuntime(ElasticContext, seed_torch, count_gpus)  # the job that a script of one's own takes part in
 
 
 def sum_of_all(job: ElasticContext, mine: float) -> float:

@@ -14,8 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
-from elasticdl.elastic.torch import _job as runtime
-from elasticdl.elastic.torch_kit.data.parts import RandomStreams
+from elasticdl.elastic.torch_kit.torch_job import own as runtime
 from elasticdl.elastic.transformers.arguments import follow_rank
 from elasticdl.elastic.transformers.checkpoints import is_meant, to_resume_from
 from elasticdl.elastic.transformers.decisions import Decisions
@@ -185,9 +184,7 @@ def patch(trainer: Any) -> Any:
         )
     tell_uncaught_in_one_line()
     require_elastic(trainer)
-    streams = RandomStreams.capture()
-    job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
-    RandomStreams.restore(streams)  # they are the script's
+    job = runtime.init_in_place(trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
     participant = Participant(trainer, job, runtime.leave)
     runtime.train_in_place(participant.finish)
     kind = type(trainer)
