@@ -9,11 +9,11 @@ import contextlib
 import functools
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -23,11 +23,7 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.batch_plan import BatchPolicy
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
-from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
@@ -37,8 +33,8 @@ from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.port import Trained
 from elasticdl.elastic.training.sigterm import Sigterm
+from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
-from elasticdl.elastic.training.worlds import Worlds
 
 log = logging.getLogger(__name__)
 
@@ -59,26 +55,21 @@ class Hooks:
         """All members stand at the same state."""
 
 
-class JobContext(ABC, Generic[CollectiveT]):
+class JobContext(Steps, Generic[CollectiveT]):
     """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it."""
 
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
     def __init__(self, session: Session, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
-        self.session = session
+        super().__init__(session)
         self.collective = collective
         self.policy = policy
         self.seed = seed
-        self.record: SampleRecord | None = None
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
         self.handover: Handover | None = None  # None: checkpoints replace it, or there is nobody to hand over to
         self.kept: KeptState | None = None  # the same
-        self.failure: Exception | None = None  # for which no further step can be made
-        self.worlds = Worlds(session)
-        self._core = session.core
         self._closers = contextlib.ExitStack()
-        self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
         self.sigterm = Sigterm(session)
 
     @classmethod
@@ -165,35 +156,6 @@ class JobContext(ABC, Generic[CollectiveT]):
     def size(self) -> int:
         return self.world.size
 
-    @property
-    def worker_id(self) -> int:
-        return self._core.worker_id
-
-    @property
-    def is_told_to_leave(self) -> bool:
-        """This worker is to leave for good."""
-        return self._core.stopping is not None
-
-    @property
-    def world_is_broken(self) -> bool:
-        """The present world is known to be broken."""
-        return self._core.broken
-
-    @property
-    def left_broken(self) -> bool:
-        """The world that was left last broke: nobody knows which of its members are still there."""
-        return self._core.left_broken
-
-    @property
-    def leaving(self) -> bool:
-        """This worker's vote: whether the present world is to be left after this step."""
-        return self._core.leaving
-
-    @property
-    def progress(self) -> Progress:
-        """Where training stands."""
-        return self._core.position.progress
-
     def forbid_steps(self, why: str) -> None:
         """A step of an optimizer raises a UserError from here on."""
 
@@ -255,94 +217,6 @@ class JobContext(ABC, Generic[CollectiveT]):
                 self.worlds.tell(p.Trigger.RETURNED)
         self.collective.stop()
 
-    # -- a step --
-
-    def bind_position(self, present: Position, made: Position) -> Position:
-        """From now on the core speaks of the state with the ``present`` position; as ``made``, if it has spoken of another.
-
-        Returns the position that the core speaks of: in a world that of another state, which its members train.
-        """
-        return present if present is self._core.position else self._core.bind(made)
-
-    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> None:
-        """A batch is given. ``settings_changed``: whether what the optimizer is told differs from what was saved.
-
-        Raises:
-            WorldChanged: as `commit`; this worker's script has caught that, and goes on.
-        """
-        self._require_world()
-        if self.record is not None:
-            self.record.begin(self.world, plan)
-        if warning := self._core.begin(plan, settings_changed):
-            self.warn(warning)
-
-    def voted(self, vote: Vote, remedy: str = "", device_seconds: float = 0.0, difference: str = "") -> None:
-        """The gradients of all members have arrived, and with them their votes.
-
-        ``remedy``: what a script should do that has made its step on too few samples. ``device_seconds``: from the
-        batch's begin to the end of this worker's passes, by the device's own clock; 0 where host and device go together.
-        ``difference``: between the batches of the members, in a line, if they are not the same.
-
-        Raises:
-            RuntimeError: the script does what can't be made right.
-            UserError: members have other batches.
-        """
-        if not self._core.voted(vote, time.monotonic(), device_seconds=device_seconds):
-            self._disagree(remedy, difference)
-
-    def all_ended(self, vote: Vote) -> None:
-        """All members have voted on a step to which this one, at least, has nothing to add.
-
-        Raises:
-            RuntimeError: others make that step.
-        """
-        self._core.voted(vote, time.monotonic())
-        if vote.ended != self._core.world.size:
-            self._disagree()
-
-    def step_made(self, learning_rate: float, compared: int = 0) -> None:
-        """The parameters have changed. ``compared``: members of whose states the vote has shown that they were one before."""
-        self._worked_at = time.monotonic()
-        if pause := self._core.step_made(learning_rate, self._worked_at, compared=compared):
-            self.session.say(pause)
-        if self.record is not None:
-            self.record.commit(self.world, self.progress)
-
-    def commit(self) -> None:
-        """Everything up to here is safe.
-
-        Raises:
-            WorldChanged: all members agreed to leave this world.
-        """
-        self._require_world()
-        if self._core.commit():
-            self.worlds.tell(p.WorldLeft("the members voted to leave this world"))
-            self._require_world()
-
-    def loaded(self, progress: Progress) -> None:
-        """The training state was loaded from a file, or came from another worker."""
-        self._core.position.loaded(progress)
-
-    def batches_over(self) -> None:
-        """The loader has no further batch in this epoch."""
-        self._core.position.batch = None
-
-    def epoch_ended(self) -> None:
-        """The training function goes on to the next epoch."""
-        self._core.position.progress = self.progress.next_epoch()
-
-    def advance(self, activity: Activity) -> None:
-        """Something was done, and this is begun."""
-        self._core.reporting.advance(activity, time.monotonic())
-
-    def resume_clock(self) -> None:
-        """Training goes on after what is neither a step nor a pause, such as an evaluation."""
-        self._core.reporting.resume_clock(time.monotonic())
-
-    def plan_total(self, steps: int, epochs: int) -> None:
-        """How much there is to do in all, as far as is known."""
-        self._core.reporting.totals = steps, epochs
-
     # -- what the master is told --
 
     def warn(self, message: str) -> None:
@@ -389,15 +263,6 @@ class JobContext(ABC, Generic[CollectiveT]):
             place = (world.version, world.rank, world.size, state.progress.step, world.reason)
             log.info("world %d: rank %d of %d, step %d (%s)", *place)
         return world
-
-    def _require_world(self) -> None:
-        if self._core.state is WorkerState.LEAVING:
-            raise WorldChanged(self._core.left_because)
-
-    def _disagree(self, remedy: str = "", difference: str = "") -> NoReturn:
-        kind = UserError if difference else RuntimeError
-        self.failure = kind(self._core.position.disagreement(self._core.world.size, remedy, difference))
-        raise self.failure
 
     @contextlib.contextmanager
     def _handing_over(self, state: Trained) -> Iterator[None]:
