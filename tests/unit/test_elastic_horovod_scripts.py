@@ -295,6 +295,7 @@ class TestScriptWorker:
 
     def test_a_handler_of_the_scripts_own_is_called_too_and_stays(self, make_worker):
         worker, _ = make_worker()
+        worker.claim()
         called = []
 
         def handler(*_):
