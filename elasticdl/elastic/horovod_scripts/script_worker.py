@@ -70,7 +70,8 @@ class ScriptWorker:
     ) -> None:
         self._environ = environ
         self._make_link = make_link
-        self._link: MasterConnection | None = None
+        self._link: MasterConnection  # as the next two, from `claim` on
+        self._session: Session
         self._worlds: Worlds
         self._server: KvServer | None = None  # where Horovod asks for the other members
         self._pid = 0  # of the process that has connected; a fork of it is no worker
@@ -112,8 +113,8 @@ class ScriptWorker:
             raise SystemExit(EXIT_USER_ERROR)
         link.session.break_collective = self._break_collective
         link.open()
-        self._link, self._pid = link, os.getpid()
-        self._worlds = Worlds(link.session)
+        self._link, self._session, self._worlds = link, link.session, Worlds(link.session)
+        self._pid = os.getpid()
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -155,7 +156,7 @@ class ScriptWorker:
         """As the next three, see `elasticdl.elastic.training.worlds.Member`."""
         assert self._hvd is not None, "a world is entered within hvd.init()"
         self._server = self._server or KvServer(self._session.store)
-        self._connection = HorovodWorld(self._hvd, self._server, self._connected.endpoint.interface)
+        self._connection = HorovodWorld(self._hvd, self._server, self._link.endpoint.interface)
         self._connection.start(world)
         if world.is_first and world.rank == 0:
             self._session.notify("collective", engine="horovod")
@@ -245,15 +246,6 @@ class ScriptWorker:
 
     # -- details --
 
-    @property
-    def _connected(self) -> MasterConnection:
-        assert self._link is not None, "nobody has connected"
-        return self._link
-
-    @property
-    def _session(self) -> Session:
-        return self._connected.session
-
     def _close(self) -> None:
         if not self.takes_part:
             return
@@ -262,7 +254,7 @@ class ScriptWorker:
         if not self._end_told:
             self.finish()
         self._ended.set()
-        self._connected.close()
+        self._link.close()
         if self._server is not None:
             self._server.close()
 
