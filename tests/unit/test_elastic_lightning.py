@@ -51,7 +51,7 @@ def _keep_ranks(monkeypatch):
 class OwnJob:
     """A job of this process, as often as one likes."""
 
-    def init(self, global_batch_size):
+    def init_in_place(self, global_batch_size):
         return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
 
     def train_in_place(self, finish):

@@ -32,7 +32,7 @@ from elasticdl.elastic.transformers.items import Items  # noqa: E402
 class Alone:
     """In place of what knows this process's job."""
 
-    def init(self, global_batch_size):
+    def init_in_place(self, global_batch_size):
         return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
 
     def train_in_place(self, finish): ...
