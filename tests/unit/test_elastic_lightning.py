@@ -478,9 +478,8 @@ class Wishes:
 
 
 def deciding(wishes, **steps):
-    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
+    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, is_told_to_leave=False)
     decisions = Decisions(job)
     decisions.steps = steps_of(**steps)
     return decisions
@@ -492,7 +491,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     decisions._job.world.version = 4
     decisions._job.collective.answers = [0]
     assert decisions.anybody(True) is True
-    decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
+    decisions._job.collective.answers, decisions._job.is_told_to_leave = [0], True
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_catching_up=True).anybody(True) is False
     later = deciding(Wishes(0), open_batches=["a batch"])

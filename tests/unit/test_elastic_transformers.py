@@ -218,9 +218,8 @@ class Others:
 
 
 def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
-    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
+    job = SimpleNamespace(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
     decisions = Decisions(job)
 
     def settled(*own, others, is_catching_up=False):
@@ -245,7 +244,7 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     decisions.put_off(control)
     assert not control.should_epoch_stop
     assert settled(others=[()]) == {"should_epoch_stop"}
-    session.core.stopping = "told to leave"
+    job.is_told_to_leave = True
     assert settled("should_training_stop", others=[()]) == set()
 
 
