@@ -39,7 +39,7 @@ class FitState(LoopState):
         """The trainer may have loaded a checkpoint of the script's own."""
         if trainer.global_step:
             self.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
-            self._job.post(p.Loaded(Progress(trainer.current_epoch, 0, trainer.global_step)))
+            self._job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
 
     def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
         self._job.advance(Activity.WAIT)

@@ -75,14 +75,16 @@ class TrainingState(ABC):
             sampler.settings_changed = lambda: self._dump_settings() != self._saved["settings"]
             sampler.step_begins = lambda: self._check.begin(self.progress)
         self._batch_check = BatchCheck(job.collective, self._data_facts)
-        self._check = StateCheck(job.check_state, job.session.core.worker_id, job.collective, self, job.warn)
+        self._check = StateCheck(job.check_state, job.worker_id, job.collective, self, job.warn)
         self.bind_state()
 
     def bind_state(self) -> None:
         """Be the state that the worker's core speaks of; there is one at a time."""
         order = self.sampler.order if self.sampler is not None else None
-        made = p.StateMade(self.progress, self.has_state, order, self._snapshot)
-        self._position = self._job.bind_state(self, self._position, made)
+        made = Position(
+            self.progress, has_state=self.has_state, order=order, copies_parameters=self._snapshot, keeper=self
+        )
+        self._position = self._job.bind_position(self._position, made)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -142,7 +144,7 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._job.post(p.Trigger.COMMIT)
+        self._job.commit()
 
     def save(self, part: p.SaveScope) -> None:
         if part is p.SaveScope.AT_COMMIT:
@@ -153,6 +155,7 @@ class TrainingState(ABC):
 
     def restore(self) -> None:
         """Go back to what was saved."""
+        self._position.require_fresh()
         self._restore_own()
         self._load_values(copy.deepcopy(self._saved["values"]))
         self._load_settings(copy.deepcopy(self._saved["settings"]))
@@ -189,7 +192,7 @@ class TrainingState(ABC):
 
     def _data_facts(self) -> DataFacts:
         order = self.sampler.order if self.sampler is not None else None
-        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
+        return DataFacts.of(self._job.worker_id, self._job.policy, order, self.sources)
 
     def _dump_rest(self) -> dict[str, Any]:
         return {
@@ -203,7 +206,7 @@ class TrainingState(ABC):
         self._load_values(state["values"])
         if self.rate is not None and state["rate"] is not None:
             self.rate.state = RateState(**state["rate"])
-        self._job.post(p.Loaded(Progress(**state["progress"])))
+        self._job.loaded(Progress(**state["progress"]))
 
     def write(self, file: IO[bytes], **more: Any) -> None:
         """All of the state, for a worker of the same job, or of one that goes on from it. ``more``: beside it."""
@@ -351,7 +354,7 @@ class TrainingState(ABC):
         return self.stopping and self._job.world.rank == 0
 
     def _voted(self, vote: Vote, device_seconds: float = 0.0) -> None:
-        """The gradients of all members have arrived; see `p.Voted`.
+        """The gradients of all members have arrived; see `JobContext.voted`.
 
         Raises:
             RuntimeError: the members do not make the same step.
@@ -364,7 +367,7 @@ class TrainingState(ABC):
             vote = replace(vote, one_batch=not difference)
         if not difference and not vote.ended:
             self._check.voted(one_state=vote.one_state)
-        self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
+        self._job.voted(vote, self._remedy, device_seconds, difference)
 
     def _before_update(self) -> None:
         """The parameters change next."""
@@ -379,7 +382,7 @@ class TrainingState(ABC):
         self._loss = self.vote.loss
         if self.rate is not None:
             self.rate.made()
-        self._job.post(p.StepMade(self.learning_rate, self._check.workers))
+        self._job.step_made(self.learning_rate, self._check.workers)
         self._check.step_made()
 
     # -- saving --

@@ -18,7 +18,6 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import plain_text
-from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
@@ -179,7 +178,7 @@ class TorchState(state.TrainingState):
 
     def _reduce(self, backward: Callable[[], object] | None) -> None:
         """``backward`` makes the last gradients of this step; None if they are there."""
-        if self._job.session.core.state is WorkerState.REDUCED:
+        if self._position.is_reduced:
             if backward is not None:
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
