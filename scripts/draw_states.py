@@ -39,28 +39,22 @@ def draw_job() -> str:
 
 
 def draw_worker_core() -> str:
-    """States that stay are left out. What is so of all states in a box is drawn from the box."""
-    boxes = {"in_world": worker_side.IN_WORLD, "steps": worker_side.STEPS}
+    """States that stay are left out. What is so of all states in a world is drawn from the box around them."""
+    inside = {state.name.lower() for state in worker_side.IN_WORLD}
     edges: dict[tuple[str, str], list[str]] = {}
     for trigger in worker_side.Trigger:
-        moves = {state.name.lower(): then for (state, on), then in worker_side.TABLE.items() if on is trigger}
-        for box, states in boxes.items():
-            names = [state.name.lower() for state in states]
-            ends = {moves[name][0] if name in moves else None for name in names}
-            if len(ends) == 1 and None not in ends:
-                moves[box] = moves[names[0]]
-                moves = {start: move for start, move in moves.items() if start not in names}
-        for start, move in moves.items():
-            if start != move[0].name.lower():
-                edges.setdefault((start, move[0].name.lower()), []).append(trigger.value)
-    steps = {state.name.lower() for state in worker_side.STEPS}
-    world = {"steps", *(state.name.lower() for state in worker_side.IN_WORLD)}
-    lines = ["stateDiagram-v2", "    [*] --> preparing", "    state in_world {", "        state steps {"]
-    lines += [f"            {line}" for line in _lines(edges, lambda start, then: {start, then} <= steps)]
-    lines += ["        }"]
-    lines += [f"        {line}" for line in _lines(edges, lambda a, b: {a, b} <= world and not {a, b} <= steps)]
+        table = worker_side.TABLE.items()
+        moves = {state.name.lower(): then.name.lower() for (state, on), (then, _) in table if on is trigger}
+        ends = {moves.get(name) for name in inside}
+        if len(ends) == 1 and None not in ends:
+            moves = {"in_world": moves[min(inside)], **{a: b for a, b in moves.items() if a not in inside}}
+        for start, then in moves.items():
+            if start != then:
+                edges.setdefault((start, then), []).append(trigger.value)
+    lines = ["stateDiagram-v2", "    [*] --> preparing", "    state in_world {"]
+    lines += [f"        {line}" for line in _lines(edges, lambda start, then: {start, then} <= inside)]
     lines += ["    }"]
-    lines += [f"    {line}" for line in _lines(edges, lambda start, then: not {start, then} <= world)]
+    lines += [f"    {line}" for line in _lines(edges, lambda start, then: not {start, then} <= inside)]
     return "\n".join([*lines, "    gone --> [*]"])
 
 

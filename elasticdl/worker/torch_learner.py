@@ -89,7 +89,7 @@ class TorchLearner(Learner):
         data = open_datasets(module, spec)
         micro_batch = largest_micro_batch(spec, len(data.training))
         warm_up(self._model, self._loss, data.training, micro_batch, context.device)
-        if len(data.training) > 1 and context.session.core.worker_id == 0:
+        if len(data.training) > 1 and context.worker_id == 0:
             for why in couplings(self._model, self._loss, data.training, context.device, micro_batch):
                 context.warn(why)
         self.callbacks = make_callbacks(module)

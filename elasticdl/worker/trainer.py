@@ -13,7 +13,6 @@ from typing import Any
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.common.spec import JobSpec
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
@@ -68,7 +67,7 @@ class Trainer(EpochDriver[Ledger]):
         """Whether the last checkpoint is this worker's task. Of a world that broke, nobody knows if rank 0 is left."""
         context = self._context
         alone = context.size == 1
-        return alone or (stopped.checkpoint and (context.rank == 0 or context.session.core.left_broken))
+        return alone or (stopped.checkpoint and (context.rank == 0 or context.left_broken))
 
     # -- entering a world --
 
@@ -172,7 +171,7 @@ class Trainer(EpochDriver[Ledger]):
             return
         began = time.monotonic()
         evaluation = self._learner.evaluate()
-        self._context.post(p.Trigger.CLOCK_RESUMED)
+        self._context.resume_clock()
         if evaluation is None:
             return
         epoch = self.state.progress.epoch

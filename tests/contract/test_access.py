@@ -288,8 +288,8 @@ def open_stream():
     def open_one(address, credentials):
         listening = Listening()
         environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=float("inf"))
-        opened.append(stream.MasterStream(environment, listening))
-        opened[-1].open()
+        opened.append(stream.MasterStream(environment))
+        opened[-1].open(listening)
         listening.say = opened[-1].send
         return listening
 

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import threading
+import time
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
@@ -32,40 +34,46 @@ def plan(step):
 
 def count(session, world, broken, steps):
     """In one world; returns what the worker is to do then."""
-    newest = max([session.core.position.progress.step, *(each.step for each in world.members if each.has_state)])
-    session.post_and_take(p.Trigger.CONNECTED)
-    session.post_and_take(p.Synced(plan(newest).after if newest else Progress()))
-    session.post(p.Totals(steps, steps // EPOCH))
+    core = session.core
+    newest = max([core.position.progress.step, *(each.step for each in world.members if each.has_state)])
+    core.synced(plan(newest).after if newest else Progress())
+    session.post(p.Trigger.SYNCED)
+    core.reporting.totals = steps, steps // EPOCH
     for step in range(newest + 1, steps + 1):
         if broken.wait(STEP_SECONDS):
-            return session.post_and_take(p.CollectiveFailed("a member is gone"))
-        session.post(p.Advanced(Activity.ALIVE))
-        session.post(p.BatchGiven(plan(step)))
-        session.post(p.Voted(Vote(session.core.leaving, SAMPLES, float(step))))
-        session.post(p.StepMade(0.1))
-        todo = session.post_and_take(p.Trigger.COMMIT)
-        if any(isinstance(each, p.LeaveWorld) for each in todo):
-            return todo
+            session.post(p.CollectiveFailed("a member is gone"))
+            return False
+        core.reporting.advance(Activity.ALIVE, time.monotonic())
+        core.begin(plan(step))
+        core.voted(Vote(core.leaving, SAMPLES, float(step)), time.monotonic())
+        core.step_made(0.1, time.monotonic())
+        if core.commit():
+            session.post(p.WorldLeft("the members voted to leave this world"))
+            return False
         if step % EPOCH == 0:
-            session.post(p.Trigger.EPOCH_ENDED)
-    return []
+            core.position.progress = core.position.progress.next_epoch()
+    return True
 
 
 def train(session, broken, steps):
     """Through as many worlds as it takes; whether it came to the end."""
-    session.post(p.StateMade(Progress(), order=SampleOrder(SAMPLES * EPOCH, BatchPolicy(SAMPLES, None))))
+    session.core.bind(Position(order=SampleOrder(SAMPLES * EPOCH, BatchPolicy(SAMPLES, None))))
     session.post(p.Trigger.READY)
     while True:
-        match session.wait():
-            case [*_, p.Connect(world)]:
+        match session.order():
+            case p.Connect():
                 broken.clear()
-                if not count(session, world, broken, steps):
+                session.post(p.Trigger.CONNECTED)
+            case p.Synchronize(world):
+                if count(session, world, broken, steps):
                     return True
+            case p.LeaveWorld(_, is_broken):
+                session.core.position.undo() if is_broken else session.core.position.leave()
                 session.post(p.Trigger.CLOSED)
-            case [p.LeaveJob(reason)]:
+            case p.LeaveJob(reason):
                 print(f"leaving: {reason}", flush=True)
                 return False
-            case [p.Fail(_, message)]:
+            case p.Fail(_, message):
                 raise SystemExit(message)
 
 
@@ -73,7 +81,7 @@ def main():
     environment = WorkerEnvironment.from_env(os.environ)
     assert environment is not None
     broken = threading.Event()
-    session = Session(WorkerCore(environment.worker_id), lambda session: MasterStream(environment, session))
+    session = Session(WorkerCore(environment.worker_id), MasterStream(environment))
     session.break_collective = lambda version: broken.set()
     signal.signal(signal.SIGTERM, lambda *_: session.post(p.Terminated("SIGTERM")))
     session.open()

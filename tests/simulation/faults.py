@@ -113,10 +113,8 @@ def _tear(site: Site, process: Process, fault: Fault) -> None:
 
 
 def _drift(site: Site, process: Process, fault: Fault) -> None:
-    if (
-        process.core.state in (WorkerState.BETWEEN, WorkerState.STEPPING)
-        and process.state.weights is process.state.buffers
-    ):
+    trains = process.core.state is WorkerState.TRAINING and not process.core.position.is_reduced
+    if trains and process.state.weights is process.state.buffers:
         site.checks.drifts(process, process.state.weights.other())
 
 

@@ -23,6 +23,7 @@ from elasticdl.master.core import instructions as i
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.snapshot import JobSnapshot
 from tests.simulation.adapter import MasterCore, publishing_unsaved
+from tests.simulation.process import Process
 from tests.simulation.run import Failure, run_seed
 
 Planting = Callable[[], AbstractContextManager[None]]
@@ -124,25 +125,30 @@ def _without(*kinds: type) -> Planting:
 # ---- the faults ----
 
 
-def _keep_batch_unsaved(position: Position, workers: int, *, step_was_reduced: bool) -> list[p.Instruction]:
+def _keep_batch_unsaved(position: Position, workers: int) -> None:
     if position.batch is not None:
         position.progress = position.batch.after
-    return _REAL_COMMIT(position, workers, step_was_reduced=step_was_reduced)
+    _REAL_COMMIT(position, workers)
 
 
-def _restore_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
-    return [each for each in out if not isinstance(each, p.Restore)]
-
-
-def _save_less(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
+def _leave_unsaved(position: Position) -> None:
     """What no commit has saved is lost with a torn step."""
-    if event is p.Trigger.COMMIT:
-        return out
-    return [each for each in out if each != p.Save(p.SaveScope.AT_COMMIT)]
+    position.batch = position.vote = None
+    position.unsaved = position.is_reduced = False
 
 
-def _synced_at_zero(position: Position, progress: Progress, world_version: int) -> list[p.Instruction]:
-    return _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version)
+def _forget_staleness(position: Position) -> None:
+    """What was trained alone is lost with a world that breaks before it is entered."""
+    position.is_stale = False
+    _REAL_LEAVE(position)
+
+
+def _saved_alone(position: Position, progress: Progress, world_version: int, *, alone: bool) -> None:
+    _REAL_SYNCED(position, progress, world_version, alone=True)
+
+
+def _synced_at_zero(position: Position, progress: Progress, world_version: int, *, alone: bool) -> None:
+    _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version, alone=alone)
 
 
 def _by_step_alone(world: World, rank: int) -> bool:
@@ -215,14 +221,17 @@ def _votes_for_one(what: str) -> Planting:
     return _method(Vote, "of", of)
 
 
-_REAL_COMMIT, _REAL_SYNCED, _REAL_SNAPSHOT = Position.commit, Position.synced, MasterCore.snapshot
+_REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
+_REAL_SNAPSHOT = MasterCore.snapshot
 
 PLANTED = (
     # The worker's core.
     PlantedFault("a vote to leave is ignored", _deaf_worker(p.ChangeAnnounced, p.DrainOrdered), range(50)),
     PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), range(300)),
-    PlantedFault("a torn step is not undone", _worker_step(_restore_less), range(100)),
-    PlantedFault("a torn step takes the user's values along", _worker_step(_save_less), range(300)),
+    PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None), range(100)),
+    PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved), range(300)),
+    PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(500, 550)),
+    PlantedFault("steps of several are not kept", _method(Position, "synced", _saved_alone), range(300)),
     PlantedFault(
         "a commit at the top of the loop skips the batch", _method(Position, "commit", _keep_batch_unsaved), range(100)
     ),

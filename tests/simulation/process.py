@@ -13,6 +13,7 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.core.events import ExitCause
 from tests.simulation.collectives import CONNECT_TIMEOUT
@@ -149,6 +150,17 @@ class Process:
         if self.orders and self._awaits_order and not self._running:
             self._run(None)
 
+    def advance(self, activity: Activity) -> None:
+        self.core.reporting.advance(activity, self.site.clock.now)
+
+    def has_done(self, what: str) -> None:
+        """A part of a step, of which the core is told without an event."""
+        self.core.validate()
+        if self.site.trace is not None:
+            self.site.trace.step(self, what)
+        if self.fuse is not None:
+            self._burn()
+
     def _burn(self) -> None:
         assert self.fuse is not None
         self.fuse -= 1
@@ -160,10 +172,6 @@ class Process:
         match instruction:
             case p.Send(message):
                 self.session.send(message)
-            case p.Save(part):
-                self._save(part)
-            case p.Restore(progress):
-                self._restore(progress.step)
             case p.BreakCollective(version, _, entered):
                 self._broken = max(self._broken, version)
                 if entered:
@@ -175,26 +183,27 @@ class Process:
             case p.Command.DUMP_STACKS:
                 fields = {"where": "train.py:1 in train", "stack": ["train.py:1 in train"], "moves": False}
                 self.tell(p.Said(m.Notice("worker_stuck", {**fields, "collectives": 0, "last_collectives": []})))
-            case p.Warn():
-                pass
             case _:
                 if self.site.trace is not None:
                     self.site.trace.order(self, instruction)
                 self.orders.append(instruction)
 
-    def _save(self, part: p.SaveScope) -> None:
-        if part is p.SaveScope.WITH_PARAMETERS:
+    def save(self, scope: p.SaveScope) -> None:
+        if scope is p.SaveScope.WITH_PARAMETERS:
             self.saved.buffers = self.state.buffers
         elif self.site.plan.copies_parameters:
             self.saved = self.state.copy()
         else:
             self.saved.values = self.state.values
 
-    def _restore(self, step: int) -> None:
+    def keep_settings(self) -> None:
+        """There are none here."""
+
+    def restore(self) -> None:
         self.state.buffers, self.state.values = self.saved.buffers, self.saved.values
         if self.site.plan.copies_parameters:
             self.state.weights = self.saved.weights
-        self.require_one_moment(step, "after a torn step")
+        self.require_one_moment(self.core.position.progress.step, "after a torn step")
 
     def require_one_moment(self, step: int, when: str) -> None:
         state = self.state

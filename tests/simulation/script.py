@@ -9,6 +9,7 @@ from typing import Any
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import Disagreement
+from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
@@ -56,8 +57,10 @@ def life(process: Process) -> Steps:
         yield from _refuse(process, "its data can't be read")
         return
     process.order = order
-    tell(p.StateMade(Progress(), order=process.order, copies_parameters=site.plan.copies_parameters))
+    copies = site.plan.copies_parameters
+    process.core.bind(Position(order=process.order, copies_parameters=copies, keeper=process))
     yield from process.sleep(WARM_UP)
+    process.core.position.leave()
     tell(p.Trigger.READY)
     while True:
         match (yield from process.next_order()):
@@ -69,6 +72,7 @@ def life(process: Process) -> Steps:
                 yield from _Training(process, world).run()
             case p.LeaveWorld(_, broken):
                 process.left_broken = broken
+                process.core.position.undo() if broken else process.core.position.leave()
                 site.collectives.break_world(process.core.world.version)
                 yield from process.sleep(CLOSE_SECONDS)
                 tell(p.Trigger.CLOSED)
@@ -88,7 +92,7 @@ def life(process: Process) -> Steps:
 
 
 def _connect(process: Process, world: World) -> Steps:
-    process.tell(p.Advanced(Activity.WAIT))
+    process.advance(Activity.WAIT)
     process.tell(p.Said(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
     connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
@@ -104,7 +108,7 @@ def _synchronize(process: Process, world: World) -> Steps:
         and site.handover.progress.step > core.position.progress.step
     ):
         process.state = site.handover.state.copy()
-        process.tell(p.Loaded(site.handover.progress))
+        core.position.loaded(site.handover.progress)
     if world.is_first and world.rank == 0 and process.is_unlike:
         yield from _refuse(process, "what was kept is of other data")
     facts = facts_of(process.worker_id, process.order)
@@ -124,7 +128,8 @@ def _synchronize(process: Process, world: World) -> Steps:
         progress = core.position.progress
     process.require_one_moment(progress.step, f"at the start of world {world.version}")
     site.checks.world_starts(process, world)
-    process.tell(p.Synced(progress))
+    core.synced(progress)
+    process.tell(p.Trigger.SYNCED)
 
 
 def _cast_end_vote(process: Process) -> Steps:
@@ -133,7 +138,12 @@ def _cast_end_vote(process: Process) -> Steps:
     reduced = yield from _reduce(process, world, given)
     if reduced is not None and not reduced[0].one_state:
         process.site.checks.told_at_end = True  # a warning; to fail now would help nobody
-    process.tell(p.CollectiveFailed(BROKEN) if reduced is None else p.Voted(reduced[0]))
+    if reduced is None:
+        process.tell(p.CollectiveFailed(BROKEN))
+    elif process.core.voted(reduced[0], process.site.clock.now) or reduced[0].ended != world.size:
+        yield from _disagree(process, "")
+    else:
+        process.tell(p.Trigger.ALL_RETURNED)
 
 
 def _finish(process: Process) -> Steps:
@@ -173,29 +183,30 @@ class _Training:
                 yield from self._step(plan)
                 if process.orders:
                     return
-            process.tell(p.Trigger.BATCHES_OVER)
+            core.position.batch = None
             if self._commits is Commits.EACH_STEP_AND_EPOCH and self._commit():
                 return
             if core.position.progress.epoch == epoch:  # no commit has ended it
-                process.tell(p.Trigger.EPOCH_ENDED)
+                core.position.progress = core.position.progress.next_epoch()
         process.tell(p.Trigger.RETURNED)
 
     def _step(self, plan: StepPlan) -> Steps:
         process, state = self._process, self._process.state
-        process.tell(p.BatchGiven(plan))
+        process.core.begin(plan)
+        process.has_done("a batch is given")
         process.require_one_moment(plan.step - 1, "when it is given a batch")
         if self._commits is Commits.FIRST and self._commit():
             return
         samples = 0
         for micro_batch in plan.micro_batches:
-            process.tell(p.Advanced(Activity.COMPUTE))
+            process.advance(Activity.COMPUTE)
             yield from process.sleep(MICRO_BATCH_SECONDS)
             samples |= sum(1 << int(number) for number in micro_batch.indices)
         state.buffers = TORN
         if process.to_raise:
             yield from _raise(process)
             return
-        process.tell(p.Advanced(Activity.WAIT))
+        process.advance(Activity.WAIT)
         compares = self._looks(plan)
         given = Given(
             state.weights, plan, samples, process.core.leaving, process.core.position.made > 0, compares=compares
@@ -210,13 +221,15 @@ class _Training:
         if found.refused:
             process.tell(p.CollectiveFailed(found.line))
             return
-        process.tell(p.Voted(vote, difference=found.line))
-        if process.orders:
-            return
+        if not process.core.voted(vote, process.site.clock.now):
+            yield from _disagree(process, found.line)
+        process.has_done(f"the votes: {vote}")
         model = models[process.worker_id]
         state.weights = state.buffers = model
         process.site.checks.applied(process, self._world, model)
-        process.tell(p.StepMade(0.1))
+        if pause := process.core.step_made(0.1, process.site.clock.now):
+            process.tell(p.Said(pause))
+        process.has_done("the parameters have changed")
         state.values = model
         if not vote.one_state:
             yield from _differ(process)
@@ -237,8 +250,19 @@ class _Training:
 
     def _commit(self) -> bool:
         """Whether the world is to be left."""
-        self._process.tell(p.Trigger.COMMIT)
-        return bool(self._process.orders)
+        is_over = self._process.core.commit()
+        self._process.has_done("a commit")
+        if is_over:
+            self._process.tell(p.WorldLeft("the members voted to leave this world"))
+        return is_over
+
+
+def _disagree(process: Process, difference: str) -> Steps:
+    """No step can be made of the members' votes."""
+    core = process.core
+    why = core.position.disagreement(core.world.size, difference=difference)
+    process.tell(p.Said(m.Failed(not difference, why, "")))
+    yield from process.close(1)
 
 
 def _refuse(process: Process, why: str) -> Steps:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tests.simulation.masters import Master
     from tests.simulation.process import Process
 
-_QUIET_EVENTS = (p.Advanced, p.BatchGiven, p.StateMade, p.Welcomed)
-_QUIET_MOMENTS = (p.Trigger.TICK, p.Trigger.COMMIT)
-_STEPS = (p.Voted, p.StepMade)
 _QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported)
 _LONGEST = 150
 
@@ -27,16 +24,19 @@ class Trace:
     def __init__(self, *, steps: bool = False) -> None:
         self.lines: list[str] = []
         self.clock = Clock()
-        self._quiet = _QUIET_EVENTS if steps else _QUIET_EVENTS + _STEPS
+        self._steps = steps
 
     def note(self, text: str) -> None:
         self._add("", text)
 
     def event(self, process: Process, event: p.Event) -> None:
-        quiet = isinstance(event, self._quiet) or event in _QUIET_MOMENTS
+        quiet = isinstance(event, p.Welcomed) or event is p.Trigger.TICK
         if not (quiet or (isinstance(event, p.Said) and isinstance(event.message, StoreEntry))):
-            step = process.core.position.progress.step
-            self._add(f"worker {process.worker_id}", f"{process.core.state}, step {step}: {event}")
+            self._tell(process, event)
+
+    def step(self, process: Process, what: str) -> None:
+        if self._steps:
+            self._tell(process, what)
 
     def order(self, process: Process, instruction: p.Instruction) -> None:
         self._add(f"worker {process.worker_id}", f"  -> {instruction}")
@@ -47,6 +47,10 @@ class Trace:
         for instruction in instructions:
             if not isinstance(instruction, QUIET_INSTRUCTIONS):
                 self._add(f"master {master.generation}", f"  -> {instruction}")
+
+    def _tell(self, process: Process, what: p.Event | str) -> None:
+        step = process.core.position.progress.step
+        self._add(f"worker {process.worker_id}", f"{process.core.state}, step {step}: {what}")
 
     def _add(self, actor: str, text: str) -> None:
         text = text.replace("'", "").replace("world_version=", "world=")

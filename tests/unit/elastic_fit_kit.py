@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
 from elastic_keras_kit import Board, SumOfThreads, run_all
-from session_kit import FakeMaster
+from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldChanged
-from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.fit import Fit, FitCall
@@ -61,18 +58,13 @@ class Fitting:
         if members is not None:
             self.collective.world = World(1, members, rank)
         context = self.context
-        session, world = context.session, self.collective.world
-        if session.core.state is WorkerState.PREPARING:
-            session.post_and_take(p.Trigger.READY)
-        else:
-            context._tell(p.WorldLeft("moved"))
-            session.post_and_take(p.Trigger.CLOSED)
-        session.post_and_take(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
-        session.post_and_take(p.Trigger.CONNECTED)
-        self.fit.before_sync(world)
-        self.fit.state.sync(world)
-        context._tell(p.Synced(context.progress))
-        context._next.clear()
+        world = self.collective.world
+
+        def synchronize():
+            self.fit.before_sync(world)
+            self.fit.state.sync(world)
+
+        enter(context, world, synchronize)
         self.fit.on_world(world)
 
     def train(self, until=None):

@@ -23,7 +23,7 @@ class FakeMaster:
     def __init__(self, *answers, core=None):
         self.answers = list(answers)
         self.sent = []
-        self.session = Session(core or WorkerCore(3), lambda session: self)
+        self.session = Session(core or WorkerCore(3), self)
 
     def send(self, message):
         self.sent.append(message)
@@ -55,7 +55,7 @@ class FakeMaster:
         self.session.post(p.Trigger.TICK)
         return [step for message in self.of(m.StepReports) for step in message.steps]
 
-    def open(self): ...
+    def open(self, listener): ...
 
     def look(self): ...
 
@@ -66,21 +66,45 @@ class FakeMaster:
     def close(self): ...
 
 
-def enter(context, world):
-    """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any."""
-    session = context.session
-    if session.core.state is WorkerState.PREPARING:
-        session.post_and_take(p.Trigger.READY)
+def enter(context, world, between=lambda: None, *, may_break=True):
+    """Be in a world, whose collective is connected already, where this worker stands; out of the present one, if any.
+
+    ``between``: what is done to bring it to the others' state. ``may_break``: steps may be torn, though it is alone.
+    """
+    session, core = context.session, context.session.core
+    if core.state is WorkerState.PREPARING:
+        context.worlds.begin()
     else:
-        context._tell(p.WorldLeft("moved"))
-        session.post_and_take(p.Trigger.CLOSED)
-    session.post_and_take(p.WorldPublished(replace(world, version=session.core.left_version + 1)))
-    session.post_and_take(p.Trigger.CONNECTED)
-    context._tell(p.Synced(context.progress))
-    context._next.clear()
+        leave(context, p.WorldLeft("moved"))
+        session.post(p.Trigger.CLOSED)
+    session.post(p.WorldPublished(replace(world, version=core.left_version + 1)))
+    session.post(p.Trigger.CONNECTED)
+    between()
+    core.position.synced(context.progress, core.world.version, alone=world.size == 1 and not may_break)
+    session.post(p.Trigger.SYNCED)
+    assert [type(each) for each in orders(session)] == [p.Connect, p.Synchronize, p.Train]
+
+
+def let_break(core):
+    """Steps may be torn, though this worker is alone: tests break them."""
+    core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)
+
+
+def orders(session):
+    """What the training thread is to do, taken from the queue."""
+    taken = list(session._orders)
+    session._orders.clear()
+    return taken
+
+
+def leave(context, event):
+    """The world is left: a torn step is dropped if it broke."""
+    context.worlds.tell(event)
+    position = context.session.core.position
+    for order in orders(context.session):
+        position.undo() if order.broken else position.leave()
 
 
 def lose_world(context):
     """A collective fails: what was saved is gone back to."""
-    context._tell(p.CollectiveFailed("a collective failed"))
-    context._next.clear()
+    leave(context, p.CollectiveFailed("a collective failed"))

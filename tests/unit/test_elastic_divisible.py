@@ -39,11 +39,11 @@ class SumOfSquares(keras.layers.Layer):
     ],
     ids=["mse", "huber", "regularizers", "norm", "rmse", "sum", "dice", "add_loss", "synchronized"],
 )
-def test_what_fit_is_told_of_a_loss(make, said):
+def test_what_fit_is_told_of_a_loss(make, said, monkeypatch):
     told = FakeMaster()
     fitting = Fitting(make(), data_of(X, Y), most=BATCH)
     fitting.context.session = told.session
-    told.session.core.worker_id = 0  # the first tells it for all
+    monkeypatch.setattr(type(fitting.context), "worker_id", 0)  # the first tells it for all
     lines = fitting.fit._step.couplings
     assert [said in line for line in lines] == ([True] if said else [])
     fitting.context.tell_couplings(lines)

@@ -61,7 +61,7 @@ def test_the_next_goes_on_where_the_last_has_left(tmp_path):
 def test_an_older_one_is_not_gone_back_to(tmp_path):
     first, second = trainee(tmp_path, under_master()), trainee(tmp_path)
     leave_after(first, 1)
-    second.context.post(p.Loaded(first.state.progress.after(20)))
+    second.context.loaded(first.state.progress.after(20))
     assert Handover(tmp_path).read(second.state) is None
 
 

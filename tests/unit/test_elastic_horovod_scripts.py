@@ -274,7 +274,7 @@ class TestScriptWorker:
         worker.claim()
         worker.init(hvd)
         worker.synced()
-        worker.post(p.Trigger.COUNTED)
+        worker.committed()
         assert master.steps == [8]
         worker.shutdown()
         worker.init(hvd)
@@ -293,15 +293,20 @@ class TestScriptWorker:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-    def test_a_handler_of_the_scripts_own_stays(self, make_worker):
+    def test_a_handler_of_the_scripts_own_is_called_too_and_stays(self, make_worker):
         worker, _ = make_worker()
+        worker.claim()
+        called = []
 
-        def handler(*_): ...
+        def handler(*_):
+            called.append("the script's")
 
         before = signal.signal(signal.SIGTERM, handler)
         try:
             with worker.drained_by_sigterm():
-                assert signal.getsignal(signal.SIGTERM) is handler
+                signal.raise_signal(signal.SIGTERM)
+            assert (called, worker.leaving) == (["the script's"], True)
+            assert signal.getsignal(signal.SIGTERM) is handler
         finally:
             signal.signal(signal.SIGTERM, before)
 
@@ -550,21 +555,19 @@ class TestPauses:
     def enter(self, core, now, version, size=2, connecting=0, syncing=0):
         core.step(p.WorldPublished(make_world(version, size=size)), now)
         core.step(p.Trigger.CONNECTED, now + connecting)
-        core.step(p.Synced(Progress()), now + connecting + syncing)
-
-    def pauses(self, out):
-        return [each.message for each in out if isinstance(each, p.Send) and isinstance(each.message, m.Pause)]
+        core.synced(Progress())
+        core.step(p.Trigger.SYNCED, now + connecting + syncing)
 
     def test_each_part_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off(self):
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            assert self.pauses(core.step(p.Trigger.PASSED, now)) == []
+            assert core.pass_by(now) is None
         core.step(p.WorldLeft("committed"), 31)
         core.step(p.Trigger.CLOSED, 33)
         self.enter(core, 36, 2, size=3, connecting=4, syncing=5)
-        (pause,) = self.pauses(core.step(p.Trigger.PASSED, 61))
-        assert self.pauses(core.step(p.Trigger.PASSED, 71)) == []
+        pause = core.pass_by(61)
+        assert core.pass_by(71) is None
         parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
         assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
 
@@ -572,11 +575,11 @@ class TestPauses:
         core = self.core()
         self.enter(core, 0, 1)
         for now in (10, 20, 30):
-            core.step(p.Trigger.PASSED, now)
+            core.pass_by(now)
         core.step(p.WorldLeft("committed"), 30)
         core.step(p.Trigger.CLOSED, 30)
         self.enter(core, 30, 2)
-        (pause,) = self.pauses(core.step(p.Trigger.PASSED, 31))
+        pause = core.pass_by(31)
         assert pause.total == 0
 
 

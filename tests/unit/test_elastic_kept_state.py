@@ -207,7 +207,7 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
     kept = tmp_path / "kept"
     Job(kept).train(stop_after=2)
     job = Job(kept)
-    job.context.post(p.Loaded(Progress(0, 20, own, 20)))
+    job.context.loaded(Progress(0, 20, own, 20))
     job.state.begins_as_told = means_it
     resume(job)
     assert job.state.step == (2 if taken else own)

@@ -170,7 +170,7 @@ def test_each_function_is_traced_once_whatever_the_worlds_and_micro_batches():
         for rank, member in enumerate(present):
             member.enter(rank, board)
             member.state.load_state_dict(members[0].state.state_dict())
-            member.context.post(p.Loaded(replace(member.state.progress, position=16)))  # 34 left: 16, 16 and 2
+            member.context.loaded(replace(member.state.progress, position=16))  # 34 left: 16, 16 and 2
         run_all(present, lambda member: member.train(epochs=member.state.progress.epoch + 1))
     assert members[0].state.step >= 12
     assert [dict(member.train_step.traces) for member in members] == [EACH_ONCE] * 3

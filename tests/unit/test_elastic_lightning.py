@@ -54,7 +54,7 @@ def _keep_ranks(monkeypatch):
 class OwnJob:
     """A job of this process, as often as one likes."""
 
-    def init(self, global_batch_size):
+    def init_in_place(self, global_batch_size):
         return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
 
     def train_in_place(self, finish):
@@ -473,9 +473,8 @@ class Wishes:
 
 
 def deciding(wishes, **steps):
-    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, session=session)
+    job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, is_told_to_leave=False)
     decisions = Decisions(job)
     decisions.participant = steps_of(job, **steps)
     return decisions
@@ -487,7 +486,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     decisions._job.world.version = 4
     decisions._job.collective.answers = [0]
     assert decisions.anybody(True) is True
-    decisions._job.collective.answers, decisions._job.session.core.stopping = [0], "told to leave"
+    decisions._job.collective.answers, decisions._job.is_told_to_leave = [0], True
     assert decisions.anybody(True) is False
     assert deciding(Wishes(), is_catching_up=True).anybody(True) is False
     later = deciding(Wishes(0), open_batches=["a batch"])

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 from elastic_kit import Board, PlainScript, in_threads
+from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.world import World
 
@@ -63,14 +63,9 @@ class Member:
     def _be_alone(self, state, why):
         context = self.script.context
         session = context.session
-        context._tell(p.CollectiveFailed(str(why)))
-        context._next.clear()
-        world = World(session.core.world.version + 1, context.world.members[:1], 0)
-        for event in (p.Trigger.CLOSED, p.WorldPublished(world), p.Trigger.CONNECTED):
-            session.post_and_take(event)
-        context.collective.world = world
-        context._tell(p.Synced(context.progress))
-        context._next.clear()
+        lose_world(context)
+        context.collective.world = World(session.core.world.version + 1, context.world.members[:1], 0)
+        enter(context, context.collective.world)
 
     def loss(self, x, y):
         return cross_entropy(self.model(x), y)

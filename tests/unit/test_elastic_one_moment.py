@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, break_alone, make_data, make_model
-from session_kit import alone, lose_world
+from session_kit import alone, let_break, lose_world
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
@@ -65,6 +65,9 @@ class Training:
         values = {"scheduler": self.scheduler, "seen": 0}
         self.state = TorchState(self.context, self.model, self.optimizer, self.loader, values, **options)
         break_alone(self.state, self.board)
+        core = self.context.session.core
+        let_break(core)
+        core.synced(self.state.progress)
         self.each_step, self.ends_epochs, self.commits = each_step, ends_epochs, commits
         self.point, self.occurrence = point, occurrence
         self.settings = {}  # by step: with what it was made

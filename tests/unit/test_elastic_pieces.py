@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from elastic_kit import Board, Trainee, train_together
-from session_kit import lose_world
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
@@ -108,7 +107,7 @@ def test_what_a_torn_step_has_moved_goes_back_without_a_copy_of_its_own():
     member.state.commit()
     statistics = member.model[1].running_mean
     before = statistics.clone()
-    lose_world(member.context)  # between two steps there is nothing to undo
+    member.state.restore()  # between two steps there is nothing to undo
     assert torch.equal(statistics, before)
     inputs, labels = next(iter(next(iter(member.loader))))
     cross_entropy(member.model(inputs), labels).backward()

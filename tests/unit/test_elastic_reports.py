@@ -10,6 +10,7 @@ from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
 from elasticdl.elastic.core.step_times import Activity
@@ -109,22 +110,23 @@ def kinds(session):
 def session():
     """A session that trains in world 7, if it is asked to."""
     master = FakeMaster(world(7))
-    master.session.post(p.StateMade(Progress(step=4), has_state=True))
+    master.session.core.bind(Position(Progress(step=4), has_state=True))
     return master.session
 
 
 def train(session):
-    session.post_and_take(p.Trigger.READY)
-    session.post_and_take(p.Trigger.CONNECTED)
-    session.post_and_take(p.Synced(Progress(step=4)))
+    session.post(p.Trigger.READY)
+    session.post(p.Trigger.CONNECTED)
+    session.core.synced(Progress(step=4))
+    session.post(p.Trigger.SYNCED)
 
 
 def test_a_greeting_says_again_what_is_still_true(session):
     assert kinds(session) == ["Hello"]
     train(session)
     session.store.put(("scope", "key"), b"value")
-    session.post(p.Voted(Vote(False, 8, 0.5)))
-    session.post(p.StepMade(0.1))
+    session.core.voted(Vote(False, 8, 0.5), 1.0)
+    session.core.step_made(0.1, 1.0)
     assert kinds(session) == ["Hello", "StoreEntry", "StepReports"]
     hello = session.greet(())[0]
     assert (hello.world_version, [each.worker_id for each in hello.members], hello.step) == (7, [3, 5], 5)
@@ -139,8 +141,8 @@ def test_a_greeting_says_again_what_is_still_true(session):
 def test_between_worlds_a_greeting_asks_and_claims_none(session):
     train(session)
     session.store.put(("scope", "key"), b"value")
-    session.post_and_take(p.WorldLeft("enough"))
-    session.post_and_take(p.Trigger.CLOSED)
+    session.post(p.WorldLeft("enough"))
+    session.post(p.Trigger.CLOSED)
     hello, ask = session.greet(())
     assert (hello.world_version, hello.members) == (0, ())
     assert (ask.left_world, ask.step, ask.has_state) == (7, 4, True)
@@ -213,8 +215,8 @@ def test_an_unexpected_error_ends_no_session_without_a_word(monkeypatch, caplog)
 
     monkeypatch.setattr(stream.pb_grpc, "MasterStub", Stub)
     listener = Session()
-    opened = stream.MasterStream(ENVIRONMENT, listener)
-    opened.open()
+    opened = stream.MasterStream(ENVIRONMENT)
+    opened.open(listener)
     assert listener.told.wait(PATIENCE)
     opened.close()
     assert listener.reason == "the session with the master has failed: KeyError: 'not among the members'"
@@ -230,7 +232,7 @@ def test_nor_does_one_of_the_heartbeat(session, monkeypatch):
         return real_step(event, now)
 
     session.answers = []
-    session.post_and_take(p.Trigger.READY)
+    session.post(p.Trigger.READY)
     monkeypatch.setattr(session.core, "step", step)
     session._tick()
     assert session.core.lost == "this worker's heartbeat has failed: ZeroDivisionError: of the clock"

@@ -66,7 +66,7 @@ def test_a_handler_that_ends_the_process_does_not_end_it_in_the_middle_of_a_step
     [(True, None, 20, True), (False, None, 20, False), (True, None, 0, False), (False, "drained", 0, True)],
 )
 def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(came, stopping, position, leaves):
-    session = SimpleNamespace(core=SimpleNamespace(stopping=stopping), posted=[])
+    session = SimpleNamespace(posted=[])
     session.post = session.posted.append
     done = []
 
@@ -76,6 +76,7 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
 
     job = SimpleNamespace(
         session=session,
+        is_told_to_leave=stopping is not None,
         under_master=True,
         sigterm=SimpleNamespace(came=came),
         change_world=change_world,

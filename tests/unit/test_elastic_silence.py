@@ -181,8 +181,8 @@ def open_stream(clock, caplog, monkeypatch):
     def open_one(address, limit=LIMIT):
         listening = Listening()
         environment = WorkerEnvironment(address, Token("t"), 3, "job.json", master_timeout=limit)
-        opened.append(MasterStream(environment, listening, clock))
-        opened[-1].open()
+        opened.append(MasterStream(environment, clock))
+        opened[-1].open(listening)
         return listening, opened[-1]
 
     with caplog.at_level(logging.WARNING):

@@ -270,8 +270,9 @@ def test_who_has_nothing_to_compare_at_the_end_holds_nothing_up():
 def test_a_step_tells_of_how_many_workers_the_states_were_one():
     members = members_of(elastic_kit)
     train(members, epochs=2)
-    reports = [report.compared for report in members[0].context.session.core.reporting._steps]
-    assert reports == [3, 0, 0, 0] * 2
+    reporting = members[0].context.session.core.reporting
+    reporting.flush()
+    assert [report.compared for report in reporting._steps] == [3, 0, 0, 0] * 2
 
 
 # -- what does not make it --

@@ -32,7 +32,7 @@ from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # n
 class Alone:
     """In place of what knows this process's job."""
 
-    def init(self, global_batch_size):
+    def init_in_place(self, global_batch_size):
         return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
 
     def train_in_place(self, finish): ...
@@ -218,9 +218,8 @@ class Others:
 
 
 def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
-    session = SimpleNamespace(core=SimpleNamespace(stopping=None))
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, session=session, advance=lambda _: None)
+    job = SimpleNamespace(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
     decisions = Decisions(job)
     participant = SimpleNamespace(job=job, open_batches=[], is_reduced=False, is_torn=False)
     participant.agreements = Agreements(participant, Answers())
@@ -248,7 +247,7 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     decisions.put_off(control)
     assert not control.should_epoch_stop
     assert settled(others=[()]) == {"should_epoch_stop"}
-    session.core.stopping = "told to leave"
+    job.is_told_to_leave = True
     assert settled("should_training_stop", others=[()]) == set()
 
 

@@ -75,7 +75,7 @@ def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
     session._start = SimpleNamespace(look=lambda stack, now: "zoo/slow.py:20 in dataset")
     session._look_at_start()
     assert master.notices("worker_waits") == [{"where": "zoo/slow.py:20 in dataset", "seconds": 5.0}]
-    session.post_and_take(p.Trigger.READY)
+    session.post(p.Trigger.READY)
     session._look_at_start()
     assert len(master.notices("worker_waits")) == 1
 
@@ -148,7 +148,7 @@ def test_one_whose_stderr_nobody_reads_goes_on():
 
 def test_the_master_that_asks_gets_a_notice(capfd):
     master = FakeMaster()
-    master.session.post_and_take(p.Trigger.READY)
+    master.session.post(p.Trigger.READY)
     master.session.post(p.Trigger.STACKS_ASKED)
     deadline, printed = time.monotonic() + DEADLINE, ""
     while "the master asks for the stacks of all threads" not in printed:  # the last that is done

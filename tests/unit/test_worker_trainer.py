@@ -128,7 +128,7 @@ def test_max_step_ends_within_an_epoch_with_an_evaluation(make_spec, tmp_path):
     assert [entry["step"] for entry in job.script.notices("evaluation")] == [4, 6]
     assert job.script.last_word.step == 6
     assert job.script.last_word.epochs == 1
-    assert job.script.session.core.reporting.total_steps == 6
+    assert job.script.session.core.reporting.totals[0] == 6
     saved = torch.load(tmp_path / "out" / "model.pt")
     torch.testing.assert_close(saved, job.learner.state.model.state_dict(), rtol=0, atol=0)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.pt"]

@@ -32,7 +32,7 @@ class JobOfThreads:
     def rank(self):
         return getattr(self._own, "rank", 0)
 
-    def init(self, global_batch_size):
+    def init_in_place(self, global_batch_size):
         rank = self._own.rank
         collective = SumOfThreads(rank, self._board)
         session = FakeMaster(core=WorkerCore(rank)).session

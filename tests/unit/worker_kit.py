@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from session_kit import FakeMaster
+from session_kit import FakeMaster, let_break
 
 from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.horovod import HorovodCollective
@@ -178,4 +178,6 @@ def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), 
     learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
     learner.callbacks = list(callbacks)
     context.collective.break_at_steps(learner.state._reducer)
+    if failures:  # which nobody has who is alone
+        let_break(script.session.core)
     return Job(spec, script, context, learner, Trainer(spec, context, learner))

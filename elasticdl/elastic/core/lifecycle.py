@@ -16,10 +16,7 @@ class WorkerState(StrEnum):
     WAITING = "waiting"  # has asked for a world
     CONNECTING = "connecting"  # has a world, whose collective is being connected
     SYNCING = "syncing"  # the members are brought to rank 0's state
-    BETWEEN = "between steps"  # in the training function
-    STEPPING = "stepping"  # has a batch, whose gradients are not reduced
-    REDUCED = "reduced"  # the gradients of all have arrived, and the parameters have not changed
-    APPLIED = "applied"  # the parameters have changed, and nothing is committed
+    TRAINING = "training"  # in the training function; where in a step, its position says
     ENDING = "ending"  # its training function has returned, and those of the others are awaited
     COMPLETE = "complete"  # all training functions have returned
     LEAVING = "leaving its world"  # the collective is being closed; it asks for the next world then
@@ -27,43 +24,29 @@ class WorkerState(StrEnum):
 
 
 S = WorkerState
-STEPS = (S.BETWEEN, S.STEPPING, S.REDUCED, S.APPLIED)
-TRAINING = (*STEPS, S.ENDING)
-IN_WORLD = (S.CONNECTING, S.SYNCING, *TRAINING, S.COMPLETE)
+IN_TRAINING = (S.TRAINING, S.ENDING)
+IN_WORLD = (S.CONNECTING, S.SYNCING, *IN_TRAINING, S.COMPLETE)
+# Steps that a script makes before it asks for a world are its own.
+MAKES_STEPS = (S.PREPARING, S.TRAINING)
 
 
 # States, what happens, the next state, and what is done: a method of `WorkerCore`.
 _ROWS: Sequence[tuple[tuple[WorkerState, ...], Trigger, WorkerState, str]] = (
     # It asks for a world, and gets one or is told to leave.
-    ((S.PREPARING, S.SYNCING, S.BETWEEN, S.COMPLETE), Trigger.READY, S.WAITING, "ask"),
+    ((S.PREPARING, S.SYNCING, S.TRAINING, S.COMPLETE), Trigger.READY, S.WAITING, "ask"),
     ((S.LEAVING,), Trigger.CLOSED, S.WAITING, "ask"),
     ((S.WAITING,), Trigger.WORLD, S.CONNECTING, "enter"),
     ((S.WAITING,), Trigger.TORN_WORLD, S.WAITING, "ask_again"),
     ((S.WAITING,), Trigger.TOLD, S.GONE, "leave_job"),
     # All members connect, and are brought to one state.
     ((S.CONNECTING,), Trigger.CONNECTED, S.SYNCING, "synchronize"),
-    ((S.SYNCING,), Trigger.SYNCED, S.BETWEEN, "train"),
-    # Steps that a script makes before it asks for a world are its own.
-    ((S.PREPARING,), Trigger.BATCH, S.PREPARING, "begin_step"),
-    ((S.PREPARING,), Trigger.STEP, S.PREPARING, "step_made"),
-    ((S.PREPARING,), Trigger.COMMIT, S.PREPARING, "commit"),
-    # A step.
-    (STEPS, Trigger.BATCH, S.STEPPING, "begin_step"),
-    (STEPS, Trigger.VOTE, S.REDUCED, "nothing"),
-    ((S.REDUCED,), Trigger.STEP, S.APPLIED, "step_made"),
-    ((S.BETWEEN,), Trigger.PASSED, S.BETWEEN, "pass_by"),
-    ((S.BETWEEN,), Trigger.COUNTED, S.BETWEEN, "count_step"),
-    # A batch stays in hand over a commit that comes before its step.
-    ((S.STEPPING,), Trigger.COMMIT, S.STEPPING, "commit"),
-    ((S.BETWEEN, S.REDUCED, S.APPLIED), Trigger.COMMIT, S.BETWEEN, "commit"),
-    # The world is left: together after a vote, or at once because it broke.
-    (STEPS, Trigger.LAST_COMMIT, S.LEAVING, "commit_and_leave"),
+    ((S.SYNCING,), Trigger.SYNCED, S.TRAINING, "train"),
+    # The world is left: together, mostly after a vote, or at once because it broke.
     (IN_WORLD, Trigger.LEFT, S.LEAVING, "leave_together"),
     (IN_WORLD, Trigger.FAILURE, S.LEAVING, "leave_broken"),
     # The end: nobody is done before all are, so that a member that is lost has somebody to do its part.
-    ((S.PREPARING, *TRAINING), Trigger.WRONG_VOTE, S.GONE, "refuse_uneven_steps"),
-    (STEPS, Trigger.RETURNED, S.ENDING, "cast_end_vote"),
-    (STEPS, Trigger.RETURNED_ALONE, S.COMPLETE, "complete"),
+    ((S.TRAINING,), Trigger.RETURNED, S.ENDING, "cast_end_vote"),
+    ((S.TRAINING,), Trigger.RETURNED_ALONE, S.COMPLETE, "complete"),
     ((S.ENDING,), Trigger.ALL_RETURNED, S.COMPLETE, "complete"),
     (tuple(S), Trigger.LAST_WORD, S.GONE, "say_last_word"),
     ((S.GONE,), Trigger.READY, S.GONE, "leave_job"),

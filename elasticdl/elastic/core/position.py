@@ -3,22 +3,45 @@
 Parameters change only after every gradient of a step has arrived from every worker. So a worker whose step failed
 stands exactly before that step, and saving need not copy parameters or optimizer slots. If a step was made since all was
 saved, weights can't go back, and so nothing does: all parts of a state are of one moment.
+
+In a world of one no step can be torn. Nothing is saved there, and what was saved is out of date. All is saved when that
+world is left, and again when the next one is entered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.protocol import Instruction, Restore, Save, SaveScope, Voted, Warn
+from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.core.vote import Vote
 
 _ORDER_WARNING = (
     "the optimizer's learning rate (or momentum, ...) is changed after state.commit(): a change of workers there loses it; "
     "call scheduler.step() before state.commit()"
 )
+# In a world of one only so many steps are watched for settings that change after the commit.
+WATCHED_STEPS = 64
+
+
+class Keeper(Protocol):
+    """Of a training state, what can be saved and gone back to."""
+
+    def save(self, scope: SaveScope) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def keep_settings(self) -> None:
+        """Save what the optimizer is told, and no more."""
 
 
 class Position:
-    """Of one training state. ``copies_parameters``: each commit copies them, so that a torn step goes back to it."""
+    """Of one training state. The training thread alone writes here, and saves at once.
+
+    ``copies_parameters``: each commit copies them, so that a torn step goes back to the commit. Without a ``keeper`` the
+    script saves by itself.
+    """
 
     def __init__(
         self,
@@ -27,6 +50,7 @@ class Position:
         has_state: bool = False,
         order: SampleOrder | None = None,
         copies_parameters: bool = False,
+        keeper: Keeper | None = None,
     ) -> None:
         self.progress = self.saved = progress or Progress()
         self.has_state = has_state
@@ -34,11 +58,24 @@ class Position:
         self.order = order
         self.batch: StepPlan | None = None  # that the present step is made on
         self.vote: Vote | None = None  # of the last step
+        self.is_reduced = False  # the gradients of all have arrived, and the parameters have not changed
         self.unsaved = False  # a step was made since all was saved
+        self.is_stale = keeper is not None  # what was saved is of an earlier moment than a step may be torn from
         self.given = self.made = self.commits = 0  # batches, steps and commits, by this process
+        self._alone = True  # in a world of one, or in none
         self._copies_parameters = copies_parameters
-        self._committed = False  # the last thing that was done
+        self._keeper = keeper
+        self._committed: Progress | None = None  # where training stood, if a commit was the last thing done
         self._warned = False
+
+    @property
+    def safe(self) -> Progress:
+        """Where training stands if the present world breaks."""
+        return self.progress if self.unsaved or self.is_stale else self.saved
+
+    def require_fresh(self) -> None:
+        """Raises AssertionError if what was saved is out of date: nobody may go back to it."""
+        assert not self.is_stale, f"what was saved after step {self.saved.step} is out of date: nothing is saved alone"
 
     def at_end(self, workers: int) -> bool:
         """Whether no step is left of the present epoch."""
@@ -48,81 +85,114 @@ class Position:
         """Whether the step that was made last is the last of its epoch."""
         return self.at_end(workers) or (self.batch is not None and self.batch.ends_epoch)
 
-    def begin(self, plan: StepPlan, *, settings_changed: bool) -> list[Instruction]:
-        """From here on a step may be torn: save what no commit has saved and can't be done again."""
-        out: list[Instruction] = []
-        changed_after_commit = settings_changed and self._committed and self.progress == self.saved
-        if self.unsaved or changed_after_commit:
-            if not self.unsaved and self.progress.position and not self._warned:
-                self._warned = True
-                out.append(Warn(_ORDER_WARNING))
-            out += self._save()
-        self._committed = False
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool]) -> str:
+        """From here on a step may be torn: save what no commit has saved and can't be done again.
+
+        ``settings_changed``: whether what the optimizer is told differs from what was saved. Returns a warning for the
+        user, empty if there is none.
+        """
+        warning = ""
+        looks = self._committed == self.progress and (not self._alone or self._is_watched)
+        if looks and settings_changed():
+            if self.progress.position and not self._warned:
+                self._warned, warning = True, _ORDER_WARNING
+            if not self._alone:
+                self._save()
+        elif self.unsaved:
+            self._save()
+        self._committed, self.is_reduced = None, False
         self.batch = plan
         self.given += 1
-        return out
+        return warning
 
-    def step_made(self) -> list[Instruction]:
+    def voted(self, vote: Vote) -> bool:
+        """The gradients of all members have arrived. False: no step can be made of these votes."""
+        self.vote = vote
+        self.is_reduced = vote.one_batch and not vote.ended and (self.batch is None or vote.samples == self.batch.batch)
+        return self.is_reduced
+
+    def step_made(self) -> None:
+        """The parameters have changed."""
         assert self.vote is not None, "a step is made after its vote"
+        self.is_reduced = False
         self.progress = self.batch.after if self.batch else self.progress.after(self.vote.samples)
         self.made += 1
-        if self._copies_parameters:
-            return []
-        self.unsaved = True
-        self.saved = self.progress
-        return [Save(SaveScope.WITH_PARAMETERS)]
+        if self._alone:
+            self.is_stale = True
+        elif not self._copies_parameters:
+            self.unsaved = True
+            self.saved = self.progress
+            self._keep(SaveScope.WITH_PARAMETERS)
 
-    def commit(self, workers: int, *, step_was_reduced: bool) -> list[Instruction]:
-        """``step_was_reduced``: and not made, as a GradScaler does with one whose gradients are not finite."""
-        out: list[Instruction] = []
-        if step_was_reduced and self.batch is not None:
+    def commit(self, workers: int) -> None:
+        """A step that is reduced and not made is skipped: a GradScaler does so if gradients are not finite."""
+        if self.is_reduced and self.batch is not None:
             self.progress = self.batch.after
-            out.append(Save(SaveScope.WITH_PARAMETERS))
+            if not self._alone:
+                self._keep(SaveScope.WITH_PARAMETERS)
         elif self.batch is None and self.at_end(workers):
             self.progress = self.progress.next_epoch()
-        self._committed = True
+        self.is_reduced = False
+        self._committed = self.progress
         self.commits += 1
-        return [*out, *self._save()]
+        if not self._alone:
+            self._save()
+            return
+        self.is_stale = True
+        if self._is_watched and self._keeper is not None:
+            self._keeper.keep_settings()
 
-    def leave(self) -> list[Instruction]:
+    def counted(self) -> None:
+        """A step was made and committed of which nothing is known but that."""
+        self.progress = self.saved = self.progress.after(0)
+        self.made += 1
+
+    def leave(self) -> None:
         """The world, or the training, is left between two steps: a batch in hand is given again."""
         self.batch = self.vote = None
-        return self._save() if self.unsaved else []
+        self.is_reduced = False
+        if self.unsaved or self.is_stale:
+            self._save()
 
-    def restore(self) -> list[Instruction]:
+    def undo(self) -> None:
         """Drop a torn step: back to what was saved, or to where the torn step began if others came in between."""
-        out = self.leave()
+        self.leave()
         self.progress = self.saved
-        self._committed = False
-        return [*out, Restore(self.saved)]
+        self._committed = None
+        self.require_fresh()
+        if self._keeper is not None:
+            self._keeper.restore()
 
-    def loaded(self, progress: Progress) -> list[Instruction]:
+    def loaded(self, progress: Progress) -> None:
         """All parts of the state are others now; the world may break before this is told as a moment of its own."""
         self.progress = progress
-        return [Save(SaveScope.WITH_PARAMETERS), *self._save()]
+        self.is_stale = True
+        self._save()
 
-    def synced(self, progress: Progress, world_version: int) -> list[Instruction]:
-        self.progress, self.synced_in = progress, world_version
+    def synced(self, progress: Progress, world_version: int, *, alone: bool) -> None:
+        """This member stands where rank 0 stands. ``alone``: there is no other."""
+        self.synced_in, self._alone = world_version, alone
         self.has_state = True
-        self.batch = self.vote = None
-        self._committed = False
-        return [Save(SaveScope.WITH_PARAMETERS), *self._save()]
+        self.batch = self.vote = self._committed = None
+        self.is_reduced = False
+        self.loaded(progress)
 
-    def disagreement(self, event: Voted, workers: int) -> str:
-        """Why no step can be made of these votes."""
-        vote, batch, step = event.vote, self.batch, self.progress.step
-        if event.difference:
-            return event.difference
+    def disagreement(self, workers: int, remedy: str = "", difference: str = "") -> str:
+        """Why no step can be made of the last votes; ``difference`` between the batches of the members, if there is one."""
+        vote, batch, step = self.vote, self.batch, self.progress.step
+        assert vote is not None, "members disagree in a vote"
+        if difference:
+            return difference
         if vote.ended or batch is None:
-            remedy = (
+            cure = (
                 "the training function must return" if self.order is not None else "the scripts must leave their loops"
             )
             return (
                 f"{vote.ended} of {workers} workers ended their training after step {step} and the others go on: "
-                f"{remedy} after the same step on all workers"
+                f"{cure} after the same step on all workers"
             )
-        remedy = f": {event.remedy}" if event.remedy else ""
-        return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{remedy}"
+        cure = f": {remedy}" if remedy else ""
+        return f"step {batch.step} was made on {vote.samples} samples instead of {batch.batch}{cure}"
 
     def oversights(self, planned_epochs: int, workers: int) -> list[str]:
         """What looks forgotten in a training that has ended, a line each. ``planned_epochs``: 0 if not known."""
@@ -144,7 +214,17 @@ class Position:
             )
         return found
 
-    def _save(self) -> list[Instruction]:
-        self.unsaved = False
+    @property
+    def _is_watched(self) -> bool:
+        return self.commits <= WATCHED_STEPS and not self._warned
+
+    def _save(self) -> None:
+        if self.is_stale:
+            self._keep(SaveScope.WITH_PARAMETERS)
+        self._keep(SaveScope.AT_COMMIT)
+        self.unsaved = self.is_stale = False
         self.saved = self.progress
-        return [Save(SaveScope.AT_COMMIT)]
+
+    def _keep(self, scope: SaveScope) -> None:
+        if self._keeper is not None:
+            self._keeper.save(scope)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import deque
 from itertools import takewhile
+from queue import Empty, SimpleQueue
 
 from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
@@ -22,18 +24,21 @@ class Reporting:
 
     What a rank 0 that is killed did not come to send, the next one sends. What a stream may have lost is sent again in the
     next: the master takes each step once.
+
+    Which thread writes what is said in `WorkerCore`. Between the training thread and the others are `_moved` and `totals`,
+    each of which is replaced as a whole, and a queue of reports.
     """
 
     def __init__(self) -> None:
         self.interval = HEARTBEAT_SECONDS
         self.clock = PauseClock()
         self.times = StepClock()
-        self.total_steps = self.total_epochs = 0
+        self.totals = (0, 0)  # steps and epochs that there are to do in all, as far as is known; for the time left
+        self._made: SimpleQueue[StepReport] = SimpleQueue()
         self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
         self._sent = (0, 0)  # world and step of the last report that was sent
         self._is_reporter = False
-        self._progress = 0
-        self._activity = Activity.UPDATE
+        self._moved = (0, Activity.UPDATE)  # how often something was done, and what is done now
         self._beat_at: float | None = None
         self._last_step_at: float | None = None
         self._world: World | None = None
@@ -54,8 +59,8 @@ class Reporting:
         self.times.resume(now)
 
     def advance(self, activity: Activity, now: float) -> None:
-        self._progress += 1
-        self._activity = activity
+        """Something was done, and this is begun."""
+        self._moved = (self._moved[0] + 1, activity)
         self.times.turn_to(activity, now)
 
     def voted(self, device_seconds: float, now: float) -> None:
@@ -63,6 +68,7 @@ class Reporting:
         self.times.passes_ended(device_seconds)
 
     def resume_clock(self, now: float) -> None:
+        """Training goes on after what is neither a step nor a pause, such as an evaluation."""
         self.clock.resume(now)
         self.times.resume(now)
         self._last_step_at = now
@@ -74,7 +80,7 @@ class Reporting:
         self.times.step_made(now)
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
         self._last_step_at = now
-        self._steps.append(
+        self._made.put(
             StepReport(
                 step=progress.step,
                 epoch=progress.epoch,
@@ -98,6 +104,9 @@ class Reporting:
 
     def flush(self) -> list[Message]:
         """The steps that were not sent."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._steps.append(self._made.get_nowait())
         if not self._is_reporter:
             return []
         sent = self._sent
@@ -106,7 +115,7 @@ class Reporting:
         if not steps:
             return []
         self._sent = (steps[-1].world_version, steps[-1].step)
-        return [StepReports(steps, self.total_steps, self.total_epochs)]
+        return [StepReports(steps, *self.totals)]
 
     def again(self) -> list[Message]:
         """All the steps that are kept, for a stream that follows one in which some may have been lost."""
@@ -116,9 +125,10 @@ class Reporting:
     def tick(self, world_version: int, step: int, now: float) -> list[Message]:
         out = self.flush()
         if self._beat_at is None or now - self._beat_at >= self.interval:
-            self._beat_at, ending = now, self._activity is Activity.END
-            waiting = ending or self._activity is Activity.WAIT
-            out.append(Heartbeat(world_version, step, self._progress, waiting, self.times.last_steps(), ending))
+            moved, activity = self._moved
+            self._beat_at, ending = now, activity is Activity.END
+            waiting = ending or activity is Activity.WAIT
+            out.append(Heartbeat(world_version, step, moved, waiting, self.times.last_steps(), ending))
         return out
 
 

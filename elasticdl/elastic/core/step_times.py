@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
 from enum import StrEnum
 
 from elasticdl.common.shared_values import StepTimes
@@ -24,10 +23,10 @@ class Activity(StrEnum):
 
 
 class StepClock:
-    """The caller passes the time in, in order, and says when an activity begins."""
+    """The training thread passes the time in, in order, and says when an activity begins. `last_steps` is for any thread."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, ...]] = deque(maxlen=WINDOW)  # as the fields of `StepTimes`
+        self._steps: tuple[tuple[float, ...], ...] = ()  # as the fields of `StepTimes`; replaced as a whole
         self._spent = dict.fromkeys(Activity, 0.0)
         self._activity = Activity.UPDATE
         self._since: float | None = None  # None: what is done now is part of no step
@@ -35,7 +34,7 @@ class StepClock:
 
     def forget(self) -> None:
         """The world is left: its steps say nothing about those of another."""
-        self._steps.clear()
+        self._steps = ()
         self._since = None
 
     def resume(self, now: float) -> None:
@@ -44,9 +43,10 @@ class StepClock:
         self._activity, self._since = Activity.UPDATE, now
 
     def turn_to(self, activity: Activity, now: float) -> None:
-        if activity is Activity.ALIVE or self._since is None:
+        since = self._since
+        if activity is Activity.ALIVE or since is None:
             return
-        self._spent[self._activity] += now - self._since
+        self._spent[self._activity] += now - since
         self._activity, self._since = activity, now
 
     def passes_ended(self, device_seconds: float) -> None:
@@ -63,11 +63,11 @@ class StepClock:
             return
         self.turn_to(Activity.UPDATE, now)
         phases = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
-        self._steps.append((*(self._spent[phase] for phase in phases), float(self.samples)))
+        step = (*(self._spent[phase] for phase in phases), float(self.samples))
+        self._steps = (*self._steps[1 - WINDOW :], step)
         self.resume(now)
 
     def last_steps(self) -> StepTimes | None:
         """Medians over the last steps of this world; None before the first."""
-        if not self._steps:
-            return None
-        return StepTimes(len(self._steps), *map(statistics.median, zip(*self._steps, strict=True)))
+        steps = self._steps
+        return StepTimes(len(steps), *map(statistics.median, zip(*steps, strict=True))) if steps else None

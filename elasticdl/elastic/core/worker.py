@@ -1,19 +1,27 @@
 """The worker's part of the protocol: the actions that the table of `elasticdl.elastic.core.lifecycle` names.
 
-`WorkerCore.step` is the only way in. An event becomes a trigger; the table gives the next state and the action. What may
-happen at any time, such as a message of the master, is in `_note`: it changes what the worker knows.
+An event comes in by `WorkerCore.step`, under a lock. It becomes a trigger; the table gives the next state and the action.
+What may happen at any time, such as a message of the master, is in `_note`: it changes what the worker knows.
+
+What happens in each step is no event, and takes no lock. Which thread writes what:
+
+- The training thread: `position`, `reporting.times`, `reporting.clock`, `reporting.totals` and what `reporting` notes of a
+  step, by the methods below *each step*. While it trains, nobody else changes `state` or `world`.
+- Whoever holds the lock: all the rest. Only while the training thread waits for a world does another thread enter one.
+- Readers without the lock see one field at a time: `progress`, a vote, a standing are objects that are replaced as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import IN_WORLD, TABLE, TRAINING, WorkerState
+from elasticdl.elastic.core.lifecycle import IN_TRAINING, IN_WORLD, MAKES_STEPS, TABLE, WorkerState
 from elasticdl.elastic.core.position import Position
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.protocol import Command, Trigger
 from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.step_times import Activity
@@ -34,7 +42,7 @@ class WorkerCore:
         self.worker_id = worker_id
         self.under_master = under_master
         self.linger_seconds = linger_seconds
-        self.state = S.PREPARING if under_master else S.BETWEEN
+        self.state = S.PREPARING if under_master else S.TRAINING
         self.world: World = ALONE  # the present one, or the last
         self.position = Position()
         self.reporting = Reporting()
@@ -44,7 +52,7 @@ class WorkerCore:
         self.last_word: m.Finished | m.Failed | None = None
         self.left_version = 0  # of the world that was left last
         self.left_broken = False  # it broke: nobody knows which of its members are still there
-        self._left_because = ""
+        self.left_because = ""
         self._linger_until: float | None = None
         self._generation = 0  # of the latest master that was heard
         self._refused = False  # the present stream is that of an earlier one
@@ -53,7 +61,7 @@ class WorkerCore:
         self._next: p.WorldPublished | None = None  # it came while this worker was in an earlier world
         self._entries: list[m.StoreEntry] = []  # into the store of the present world
         self._draining: m.Draining | None = None
-        self._entered_at = 0  # step with which the present world began
+        self._entered_at = (0, 0)  # step with which the present world began, and steps made till then
         self._fruitless = 0  # worlds in a row without a step
         self.reporting.enter(ALONE)
         if under_master:
@@ -69,7 +77,9 @@ class WorkerCore:
     @property
     def leaving(self) -> bool:
         """This member's vote: whether the present world is to be left after this step."""
-        return self.stopping is not None or bool(self.lost) or self._change == self.inside != 0
+        is_over = self._change == self.inside != 0
+        # Who is alone waits for nobody, and so is not woken by a break.
+        return self.stopping is not None or bool(self.lost) or is_over or (self.world.size == 1 and self.broken)
 
     @property
     def broken(self) -> bool:
@@ -90,22 +100,11 @@ class WorkerCore:
         return [*out, *getattr(self, f"_{action}")(event, before, now)]
 
     def _trigger(self, event: p.Event) -> Trigger | None:
-        last = self.position.vote
         match event:
-            case Trigger.COMMIT if last is not None and last.leaving:
-                return Trigger.LAST_COMMIT
             case Trigger.RETURNED if self.world.size == 1:
                 return Trigger.RETURNED_ALONE
             case Trigger():
                 return event
-            case p.Voted(vote) if self.state is S.ENDING:
-                return Trigger.ALL_RETURNED if vote.ended == self.world.size else Trigger.WRONG_VOTE
-            case p.Voted(vote):
-                batch = self.position.batch
-                is_right = vote.one_batch and not vote.ended and (batch is None or vote.samples == batch.batch)
-                return Trigger.VOTE if is_right else Trigger.WRONG_VOTE
-            case p.StepMade():
-                return Trigger.STEP if last is not None else None
             case p.WorldPublished(world):
                 return self._world_trigger(world)
             case p.Said(m.Finished() | m.Failed()):
@@ -127,14 +126,13 @@ class WorkerCore:
         invariants = {
             "a request to join is open exactly while the worker waits": (self.request is not None)
             == (state is S.WAITING),
-            "a batch is in hand only before the first world and in training": position.batch is None
-            or state in (S.PREPARING, *TRAINING),
-            "a step is unsaved only where training stands": not position.unsaved
-            or state in (S.PREPARING, *TRAINING, S.COMPLETE, S.GONE),
+            "a worker that asks for a world has no batch in hand, and nothing unsaved": state
+            not in (S.WAITING, S.CONNECTING)
+            or not (position.batch or position.unsaved or position.is_stale),
             "what is saved is never ahead of where training stands": position.saved.step <= position.progress.step,
             "an unsaved step is saved in its place": not position.unsaved
             or position.saved.step == position.progress.step,
-            "who trains holds the state": state not in TRAINING or position.has_state or not self.under_master,
+            "who trains holds the state": state not in IN_TRAINING or position.has_state or not self.under_master,
             "a worker that is to leave does not wait": state is not S.WAITING or not (self.stopping or self.lost),
             "a last word is the end": self.last_word is None or state is S.GONE,
             "no world is entered that was left": state not in IN_WORLD
@@ -145,44 +143,91 @@ class WorkerCore:
         violated = [sentence for sentence, holds in invariants.items() if not holds]
         assert not violated, f"worker {self.worker_id}, {state}: {'; '.join(violated)}"
 
+    # ---- each step: the training thread, without the lock ----
+
+    def bind(self, position: Position) -> Position:
+        """There is a training state. From now on the core speaks of it, except in a world, whose members train another.
+
+        Returns the position that the core speaks of.
+        """
+        in_others = self.under_master and self.state in (S.CONNECTING, *IN_TRAINING)
+        if not in_others:
+            self.position = position
+        return self.position
+
+    def begin(self, plan: StepPlan, settings_changed: Callable[[], bool] = lambda: False) -> str:
+        """A batch is given; see `Position.begin`."""
+        if self.state not in MAKES_STEPS:
+            return ""
+        self.reporting.times.samples = plan.samples
+        return self.position.begin(plan, settings_changed)
+
+    def voted(self, vote: Vote, now: float, *, device_seconds: float = 0.0) -> bool:
+        """The gradients of all members have arrived, and with them their votes. False: no step can be made of these.
+
+        ``device_seconds``: from the batch's begin to the end of this worker's passes, by the device's own clock; 0 where
+        host and device go together.
+        """
+        self.reporting.voted(device_seconds, now)
+        return self.position.voted(vote)
+
+    def step_made(self, learning_rate: float, now: float, *, compared: int = 0) -> m.Pause | None:
+        """The parameters have changed. Returns the pause that is over with this step, if one is.
+
+        ``compared``: members of whose states the vote has shown that they were one before; 0 if it was not looked at.
+        """
+        position, vote = self.position, self.position.vote
+        if self.state not in MAKES_STEPS or not position.is_reduced or vote is None:
+            return None
+        position.step_made()
+        ends_epoch = position.ends_epoch(self.world.size)
+        self.reporting.count(position.progress, vote, learning_rate, now, ends_epoch=ends_epoch, compared=compared)
+        return self.reporting.pause_ended(now)
+
+    def commit(self) -> bool:
+        """Everything up to here is safe. True: all members have voted to leave this world now."""
+        if self.state not in MAKES_STEPS:
+            return False
+        self.position.commit(self.world.size)
+        vote = self.position.vote
+        return self.state is S.TRAINING and vote is not None and vote.leaving
+
+    def pass_by(self, now: float) -> m.Pause | None:
+        """A script of Horovod's is between two steps."""
+        if self.state is not S.TRAINING:
+            return None
+        self.reporting.advance(Activity.WAIT, now)
+        return self.reporting.pause_ended(now)
+
+    def count_step(self, now: float) -> None:
+        """A script of Horovod's commits, which counts as a step; nothing is known of its samples and epochs."""
+        if self.state is not S.TRAINING:
+            return
+        self.position.counted()
+        self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
+
+    def synced(self, progress: Progress) -> None:
+        """This member stands where rank 0 stands; to be told by `Trigger.SYNCED`, too."""
+        self.position.synced(progress, self.world.version, alone=self.world.size == 1)
+
     # ---- what may happen at any time ----
 
     def _note(self, event: p.Event, now: float) -> list[p.Instruction]:
         match event:
-            case Trigger.COMMIT | p.BatchGiven() | p.StepMade():  # these tell no more than what they trigger
-                pass
-            case p.Advanced(activity):
-                self.reporting.advance(activity, now)
             case Trigger.TICK:
                 return self._tick(now)
-            case p.Voted(vote, _, device_seconds):
-                self.position.vote = vote
-                self.reporting.voted(device_seconds, now)
-            case Trigger.BATCHES_OVER:
-                self.position.batch = None
-            case Trigger.EPOCH_ENDED:
-                self.position.progress = self.position.progress.next_epoch()
-            case Trigger.CLOCK_RESUMED:
-                self.reporting.resume_clock(now)
             case p.Said(m.Notice() as notice):
                 return _send(*self.reporting.flush(), notice)
+            case p.Said(m.Pause() as pause):
+                return _send(pause)
             case p.Said(m.StoreEntry() as entry):
                 if entry.world_version == self.inside:
                     self._entries.append(entry)
                 return [p.Send(entry)]
-            case p.StateMade(progress, has_state, order, copies):
-                if self.under_master and self.state in (S.CONNECTING, *TRAINING):
-                    return []  # the members have not got one of it each
-                self.position = Position(progress, has_state=has_state, order=order, copies_parameters=copies)
-            case p.Loaded(progress):
-                return self.position.loaded(progress)
-            case p.Totals(steps, epochs):
-                self.reporting.total_steps, self.reporting.total_epochs = steps, epochs
             case p.Terminated(reason):
                 return self._terminated(reason, now)
             case _:
                 return self._hear(event)
-        return []
 
     def _hear(self, event: p.Event) -> list[p.Instruction]:
         """What comes over the session. The orders of a master that is refused don't count."""
@@ -260,9 +305,9 @@ class WorkerCore:
         if before is not S.PREPARING:
             self.left_version = self.world.version
         if before is S.LEAVING:
-            reason, broken = self._left_because, self.left_broken
+            reason, broken = self.left_because, self.left_broken
             self.reporting.clock.mark("stopped", now)
-        out = [*self.position.leave(), *_send(*self.reporting.flush())]
+        out = _send(*self.reporting.flush())
         self.reporting.leave()
         if self.stopping or self.lost:
             self.state = S.GONE
@@ -292,83 +337,44 @@ class WorkerCore:
         self._entries.clear()
         self.reporting.enter(self.world)
         self.reporting.clock.mark("joined", now)
-        self._entered_at = self.position.progress.step
+        self._entered_at = (self.position.progress.step, self.position.made)
         return [p.Connect(self.world)]
 
     def _synchronize(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.clock.mark("started", now)
         return [p.Synchronize(self.world)]
 
-    def _train(self, event: p.Synced, before: WorkerState, now: float) -> list[p.Instruction]:
+    def _train(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.reporting.training_begins(now)
-        self._entered_at = event.progress.step
-        out = self.position.synced(event.progress, self.world.version)
+        self._entered_at = (self.position.progress.step, self.position.made)
+        out: list[p.Instruction] = []
         if self._draining is not None and self._draining.lingers and self.world.size > 1:
-            out += self._drain(self._draining.reason)  # the others hold the state now
+            out = self._drain(self._draining.reason)  # the others hold the state now
         return [*out, p.Train(self.world)]
 
-    def _begin_step(self, event: p.BatchGiven, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.times.samples = event.plan.samples
-        return self.position.begin(event.plan, settings_changed=event.settings_changed)
-
-    def _step_made(self, event: p.StepMade, before: WorkerState, now: float) -> list[p.Instruction]:
-        assert self.position.vote is not None
-        out = self.position.step_made()
-        self._fruitless = 0
-        ends_epoch = self.position.ends_epoch(self.world.size)
-        at, vote = self.position.progress, self.position.vote
-        self.reporting.count(at, vote, event.learning_rate, now, ends_epoch=ends_epoch, compared=event.compared)
-        return [*out, *_send(self.reporting.pause_ended(now))]
-
-    def _pass_by(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.advance(Activity.WAIT, now)
-        return _send(self.reporting.pause_ended(now))
-
-    def _count_step(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.position.progress = self.position.saved = self.position.progress.after(0)
-        self.position.made += 1
-        self._fruitless = 0
-        self.reporting.count(self.position.progress, Vote(False, 0, 0.0), 0.0, now, ends_epoch=False)
-        return []
-
-    def _commit(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return self.position.commit(self.world.size, step_was_reduced=before is S.REDUCED)
-
-    def _commit_and_leave(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return [*self._commit(event, before, now), *self._leave("the members voted to leave this world", now)]
-
     def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
-        return [*self.position.leave(), *self._leave(event.reason, now)]
-
-    def _leave(self, reason: str, now: float) -> list[p.Instruction]:
-        self.position.vote = self.position.batch = None
         self._fruitless = 0
         self.reporting.clock.left(now, broken=False, torn=False)
-        self._left_because, self.left_broken = reason, False
-        return [p.LeaveWorld(reason, broken=False)]
+        self.left_because, self.left_broken = event.reason, False
+        return [p.LeaveWorld(event.reason, broken=False)]
 
     def _leave_broken(self, event: p.CollectiveFailed, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.reporting.clock.left(now, broken=True, torn=before in TRAINING)
-        out = [p.BreakCollective(self.world.version, event.reason, entered=True), *self.position.restore()]
-        moved = self.position.progress.step > self._entered_at
+        self.reporting.clock.left(now, broken=True, torn=before in IN_TRAINING)
+        out: list[p.Instruction] = [p.BreakCollective(self.world.version, event.reason, entered=True)]
+        step, made = self._entered_at
+        moved = self.position.safe.step > step or self.position.made > made
         self._fruitless = 0 if moved else self._fruitless + 1
         if self._fruitless >= MAX_FRUITLESS_WORLDS:
             self.state = S.GONE
             text = f"{self._fruitless} worlds in a row broke before a step; the last: {event.reason}"
             return [*out, p.Fail(JobFailedError, text)]
-        self._left_because, self.left_broken = event.reason, True
+        self.left_because, self.left_broken = event.reason, True
         return [*out, p.LeaveWorld(event.reason, broken=True)]
-
-    def _refuse_uneven_steps(self, event: p.Voted, before: WorkerState, now: float) -> list[p.Instruction]:
-        text = self.position.disagreement(event, self.world.size)
-        self.position.batch = None
-        return [p.Fail(UserError if event.difference else RuntimeError, text)]
 
     def _cast_end_vote(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         return [Command.CAST_END_VOTE]
 
     def _complete(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        self.position.batch = None
         return [*_send(*self.reporting.flush()), Command.COMPLETE]
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -377,7 +383,7 @@ class WorkerCore:
 
     def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:
         assert isinstance(event.message, m.Finished | m.Failed)
-        self.request = self.position.batch = None
+        self.request = None
         made = self.position.made > 0
         self.last_word = replace(event.message, trained=made) if isinstance(event.message, m.Failed) else event.message
         return _send(*self.reporting.flush(), self.last_word)
@@ -388,8 +394,6 @@ def _send(*messages: m.Message | None) -> list[p.Instruction]:
 
 
 _TRIGGERS: Mapping[type[p.Event], Trigger] = {
-    p.Synced: Trigger.SYNCED,
-    p.BatchGiven: Trigger.BATCH,
     p.WorldLeft: Trigger.LEFT,
     p.CollectiveFailed: Trigger.FAILURE,
 }

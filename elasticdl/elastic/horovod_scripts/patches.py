@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.protocol import Trigger
 from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
 from elasticdl.elastic.horovod_scripts.mends import (
     mend_gradient_tape,
@@ -106,17 +104,17 @@ class Patches:
 
         def commit(state: Any) -> None:
             state.save()
-            worker.post(Trigger.PASSED)
-            worker.post(Trigger.COUNTED)  # a pause has ended before
+            worker.pass_by()
+            worker.committed()  # a pause has ended before
             check(state)
 
         def check_host_updates(state: Any) -> None:
-            worker.post(Trigger.PASSED)
+            worker.pass_by()
             try:
                 check(state)
             except module.HostsUpdatedInterrupt:
                 state.save()
-                worker.post(Trigger.COUNTED)
+                worker.committed()
                 raise
 
         def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
@@ -187,7 +185,7 @@ def train_through_worlds(
             worker.synced()
             return train()
         except hosts_updated:
-            worker.post(p.WorldLeft("committed"))  # the state was saved where this was raised
+            worker.leave_together()  # the state was saved where this was raised
         except Exception as error:
             if not is_failed_collective(error):
                 raise

@@ -11,21 +11,20 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from types import FrameType, TracebackType
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from types import TracebackType
 from typing import Any
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
-from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.reason import one_line, reason
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
@@ -34,6 +33,9 @@ from elasticdl.elastic.horovod_scripts.stillness import Stillness
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import KvServer
+from elasticdl.elastic.training.failures import failure_of
+from elasticdl.elastic.training.sigterm import Sigterm
+from elasticdl.elastic.training.worlds import Worlds
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class ScriptWorker:
     ) -> None:
         self._environ = environ
         self._make_link = make_link
-        self._link: MasterConnection | None = None
+        self._link: MasterConnection  # as the next two, from `claim` on
+        self._session: Session
+        self._worlds: Worlds
         self._server: KvServer | None = None  # where Horovod asks for the other members
         self._pid = 0  # of the process that has connected; a fork of it is no worker
         self._stillness = Stillness()
@@ -109,7 +113,8 @@ class ScriptWorker:
             raise SystemExit(EXIT_USER_ERROR)
         link.session.break_collective = self._break_collective
         link.open()
-        self._link, self._pid = link, os.getpid()
+        self._link, self._session, self._worlds = link, link.session, Worlds(link.session)
+        self._pid = os.getpid()
         atexit.register(self._close)  # before Horovod's own, so that it runs after
         sys.excepthook = functools.partial(self._on_uncaught, sys.excepthook)
         threading.Thread(target=self._watch, name="elasticdl-progress", daemon=True).start()
@@ -132,22 +137,40 @@ class ScriptWorker:
                 "Horovod is initialized for another framework; under elasticdl a process uses one of them"
             )
         self._stillness.watch_this_thread()
-        while True:
-            world = self._join()
-            self._hvd = hvd
-            self._server = self._server or KvServer(self._session.store)
-            self._connection = HorovodWorld(hvd, self._server, self._connected.endpoint.interface)
-            try:
-                self._connection.start(world)
-            except WorldBroken as failure:
-                self.failed(failure)
-                self.shutdown()
-            else:
-                if world.is_first and world.rank == 0:
-                    self._session.notify("collective", engine="horovod")
-                self._session.post_and_take(p.Trigger.CONNECTED)  # the script brings all to one state by itself
-                log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
-                return
+        self._hvd = hvd
+        if self._session.core.state is not WorkerState.LEAVING:
+            self._worlds.begin()
+        try:
+            world = self._worlds.next(self)
+        except Stopped as stopped:
+            self._end_told = True
+            print(f"elasticdl: this worker leaves: {stopped.reason}", file=sys.stderr)
+            raise SystemExit(0) from None
+        except UnreachableError as error:
+            print(f"elasticdl: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+        assert world is not None, "a script of Horovod's never waits for the others' ends"
+        log.info("world %d: rank %d of %d (%s)", world.version, world.rank, world.size, world.reason)
+
+    def enter(self, world: World) -> None:
+        """As the next three, see `elasticdl.elastic.training.worlds.Member`."""
+        assert self._hvd is not None, "a world is entered within hvd.init()"
+        self._server = self._server or KvServer(self._session.store)
+        self._connection = HorovodWorld(self._hvd, self._server, self._link.endpoint.interface)
+        self._connection.start(world)
+        if world.is_first and world.rank == 0:
+            self._session.notify("collective", engine="horovod")
+
+    def synchronize(self, world: World) -> bool:
+        return False  # the script brings all to one state by itself
+
+    def leave(self) -> None:
+        if self._connection:
+            self._connection.stop()
+        self._connection = None
+
+    def cast_end_vote(self) -> None:
+        raise AssertionError("a script of Horovod's never waits for the others' ends")
 
     def holds(self, hvd: HorovodModule) -> bool:
         """Whether it is by this one that the present world was entered."""
@@ -156,21 +179,15 @@ class ScriptWorker:
     def shutdown(self) -> None:
         """Leave the present world."""
         if self._connection:
-            self._connection.stop()
-            self._session.post_and_take(p.WorldLeft("hvd.shutdown()"))
-        self._connection = self._hvd = None
+            self.leave()
+            self._worlds.tell(p.WorldLeft("hvd.shutdown()"))
+        self._hvd = None
 
     def failed(self, error: BaseException) -> None:
-        """A collective failed: make it fail for everybody, now.
-
-        Raises:
-            JobFailedError: that has happened too often without a commit in between.
-        """
-        reason = " ".join(str(error).split()) or one_line(error)
-        log.info("world %d is broken: %s", self.world.version, reason)
-        for instruction in self._session.post_and_take(p.CollectiveFailed(reason)):
-            if isinstance(instruction, p.Fail):
-                raise JobFailedError(instruction.message)
+        """A collective failed: make it fail for everybody, now."""
+        why = " ".join(str(error).split()) or one_line(error)
+        log.info("world %d is broken: %s", self.world.version, why)
+        self._worlds.tell(p.CollectiveFailed(why))
 
     @property
     def leaving(self) -> bool:
@@ -181,12 +198,25 @@ class ScriptWorker:
 
     def synced(self) -> None:
         """The state is now that of rank 0."""
-        self._session.post_and_take(p.Synced(Progress(step=self.world.members[0].step)))
-        self._session.post_and_take(p.Trigger.CLOCK_RESUMED)
+        core = self._session.core
+        if core.state is WorkerState.SYNCING:
+            core.synced(Progress(step=self.world.members[0].step))
+            self._worlds.tell(p.Trigger.SYNCED)
+            self._worlds.next(self)
+        core.reporting.resume_clock(time.monotonic())
 
-    def post(self, event: p.Event) -> None:
-        """Something has happened in the script."""
-        self._session.post_and_take(event)
+    def pass_by(self) -> None:
+        """The script is between two steps."""
+        if pause := self._session.core.pass_by(time.monotonic()):
+            self._session.say(pause)
+
+    def committed(self) -> None:
+        """The script's state is saved, which counts as a step."""
+        self._session.core.count_step(time.monotonic())
+
+    def leave_together(self) -> None:
+        """All members leave the present world after a commit."""
+        self._worlds.tell(p.WorldLeft("committed"))
 
     # -- the end --
 
@@ -207,40 +237,14 @@ class ScriptWorker:
         if self.takes_part:
             self._end_told = True
         if self.takes_part and isinstance(error, Exception):
-            text = "".join(traceback.format_exception(kind, error, trace))
-            self._session.say(m.failed(reason(error), text, users=not is_failed_collective(error)))
+            self._session.say(failure_of(error, users=not is_failed_collective(error)))
         next_hook(kind, error, trace)
 
-    @contextlib.contextmanager
-    def drained_by_sigterm(self) -> Iterator[None]:
-        """Within, a SIGTERM means: leave at the next commit. A handler of the script's own stays."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            yield
-            return
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self.takes_part:
-            self._session.post(p.Terminated("told to leave (SIGTERM)"))
-        else:  # a fork, such as a process that loads data
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def drained_by_sigterm(self) -> contextlib.AbstractContextManager[None]:
+        """Within, a SIGTERM means: leave at the next commit. A handler of the script's own is called, too."""
+        return Sigterm(self._session).listening()
 
     # -- details --
-
-    @property
-    def _connected(self) -> MasterConnection:
-        assert self._link is not None, "nobody has connected"
-        return self._link
-
-    @property
-    def _session(self) -> Session:
-        return self._connected.session
 
     def _close(self) -> None:
         if not self.takes_part:
@@ -250,24 +254,9 @@ class ScriptWorker:
         if not self._end_told:
             self.finish()
         self._ended.set()
-        self._connected.close()
+        self._link.close()
         if self._server is not None:
             self._server.close()
-
-    def _join(self) -> World:
-        left = self._session.core.state is WorkerState.LEAVING
-        todo = self._session.post_and_take(p.Trigger.CLOSED if left else p.Trigger.READY) or self._session.wait()
-        match todo:
-            case [p.Connect(world)]:
-                return world
-            case [p.LeaveJob(reason)]:
-                self._end_told = True
-                print(f"elasticdl: this worker leaves: {reason}", file=sys.stderr)
-                raise SystemExit(0)
-            case [p.Fail(_, message)]:
-                print(f"elasticdl: {message}", file=sys.stderr)
-                raise SystemExit(1)
-        raise AssertionError(f"between two worlds a worker can't do {todo}")
 
     def _break_collective(self, version: int) -> None:
         if connection := self._connection:
@@ -284,4 +273,4 @@ class ScriptWorker:
         never is to blame as long as any of them moves, unless its world is broken: that it must leave.
         """
         if not self._session.core.broken and self._stillness.moved():
-            self._session.post(p.Advanced(Activity.WAIT))
+            self._session.core.reporting.advance(Activity.WAIT, time.monotonic())

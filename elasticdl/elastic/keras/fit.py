@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
@@ -279,7 +278,7 @@ class Fit(EpochDriver[FitLedger]):
             logs.update({f"val_{name}": value for name, value in found.items()})
         self.driver.on_epoch_end(epoch, logs)
         self._stopping = self.driver.agree(entering=False) or self._stopping
-        self._context.post(p.Trigger.CLOCK_RESUMED)
+        self._context.resume_clock()
 
     def _complete(self) -> None:
         self.driver.complete()

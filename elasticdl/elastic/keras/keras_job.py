@@ -33,7 +33,7 @@ class ElasticContext(JobContext[Collective]):
     def tell_couplings(self, found: Sequence[str]) -> None:
         """Into the journal, once: what depends on how batches are divided."""
         divided = self.under_master or self.policy.max_micro_batch is not None
-        if divided and self.session.core.worker_id == 0:
+        if divided and self.worker_id == 0:
             for text in found:
                 self.warn(text)
 

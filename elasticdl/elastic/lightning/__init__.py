@@ -18,9 +18,7 @@ require_triton_first("elasticdl.elastic.lightning")
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
-from elasticdl.elastic.torch_kit.first_seed import seed_torch
-from elasticdl.elastic.torch_kit.gpu import count_gpus
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext, own
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 __all__ = ["ElasticStrategy"]
@@ -54,4 +52,4 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
     return made[0]
 
 
-ElasticStrategy = _register(ScriptRuntime(ElasticContext, seed_torch, count_gpus))
+ElasticStrategy = _register(own)

@@ -45,7 +45,7 @@ class Decisions:
         """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
 
         def tell() -> bool:
-            wishes = torch.tensor([float(wish and self._job.session.core.stopping is None)], dtype=torch.float64)
+            wishes = torch.tensor([float(wish and not self._job.is_told_to_leave)], dtype=torch.float64)
             self._job.collective.sum_asked(wishes, "the question whether to stop")
             return bool(wishes.item() > 0)
 

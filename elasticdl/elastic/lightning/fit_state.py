@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.lightning.trainer_state import PACKAGES
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
@@ -31,7 +30,7 @@ class FitState(LoopState):
         """The trainer may have loaded a checkpoint of the script's own."""
         if trainer.global_step:
             self.begins_as_told = trainer.ckpt_path is not None and not _is_latest(Path(trainer.ckpt_path))
-            self._job.post(p.Loaded(Progress(trainer.current_epoch, 0, trainer.global_step)))
+            self._job.loaded(Progress(trainer.current_epoch, 0, trainer.global_step))
 
 
 class ManualState(FitState):

@@ -28,7 +28,6 @@ from elasticdl.elastic.lightning.requirements import (
 )
 from elasticdl.elastic.lightning.train_loader import TrainLoader, start_safely
 from elasticdl.elastic.lightning.writing import Writing
-from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.gpu import choose_device
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -104,9 +103,7 @@ def make_strategy(package: str, runtime: ScriptRuntime[ElasticContext]) -> type[
             if self._host is not None:
                 raise UserError(f"{WHO}: trainer.fit was called before: under `elasticdl run` a script trains once")
             require_one_training(trainer, WHO)
-            streams = RandomStreams.capture()
-            job = runtime.init(global_batch_size=1)
-            RandomStreams.restore(streams)  # they are the script's
+            job = runtime.init_in_place(global_batch_size=1)
             # Processes that load data are forked from one that has imported what takes long.
             multiprocessing.set_forkserver_preload([package, __package__])
             self._writing = Writing(trainer, rank_zero_only)

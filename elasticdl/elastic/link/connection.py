@@ -37,7 +37,7 @@ class MasterConnection:
         core = WorkerCore(environment.worker_id)
         self._environment = environment
         timer = DumpTimer(os.environ, DUMP_SHARE * self.spec.heartbeat_timeout)
-        self.session = Session(core, lambda session: MasterStream(environment, session), dump_timer=timer)
+        self.session = Session(core, MasterStream(environment), timer)
 
     @property
     def endpoint(self) -> Endpoint:

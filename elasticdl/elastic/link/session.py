@@ -1,8 +1,8 @@
 """The shell around a worker's core: its lock, its stream to the master and its store.
 
-Whatever happens is posted as an event, from any thread. What the core tells the session to do is done here; what it tells
-the training thread waits until that thread takes it. Training goes on without a master, since only a change of the world
-needs one.
+What may change the membership is posted as an event, from any thread. What the core tells the session to do is done here;
+what it tells the training thread waits in one queue until that thread takes it. Training goes on without a master, since
+only a change of the world needs one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from elasticdl.common.own_stacks import stack_of
 from elasticdl.common.reason import one_line
@@ -23,12 +23,10 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.link.store import Key, KvStore
+from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
 from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
 from elasticdl.proto import elasticdl_pb2 as pb
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.link.stream import MasterStream
 
 TICK_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
@@ -52,7 +50,7 @@ class Session:
     def __init__(
         self,
         core: WorkerCore,
-        make_stream: Callable[[Session], MasterStream] | None = None,
+        stream: MasterStream | None = None,
         dump_timer: DumpTimer | None = None,
     ) -> None:
         """``dump_timer``: is put off as long as heartbeats are sent."""
@@ -61,12 +59,12 @@ class Session:
         self.break_collective: Callable[[int], None] = lambda version: None
         self.witness = Witness()
         self._dump_timer = dump_timer
-        self._stream = make_stream(self) if make_stream else None
+        self._stream = stream
         # A signal's handler may post while its own thread is at it: that event waits for its turn.
         self._changed = threading.Condition(threading.RLock())
         self._events: deque[p.Event] = deque()
         self._stepping = False
-        self._for_training: list[p.Instruction] = []
+        self._orders: deque[p.Instruction] = deque()  # to the training thread
         self._jobs_place: tuple[int, int] | None = None
         self.learnt = ""  # what the master last said of how the job scales, for checkpoints
         self._start = SlowStart()
@@ -79,7 +77,7 @@ class Session:
 
     def open(self) -> None:
         if self._stream is not None:
-            self._stream.open()
+            self._stream.open(self)
             self._beat.start()
 
     def close(self) -> None:
@@ -101,7 +99,7 @@ class Session:
         for errand in self._step(event):
             self._carry_out(errand)
 
-    def say(self, message: m.Notice | m.Finished | m.Failed) -> None:
+    def say(self, message: m.Notice | m.Pause | m.Finished | m.Failed) -> None:
         self.post(p.Said(message))
 
     def notify(self, event: str, **fields: Any) -> None:
@@ -111,19 +109,13 @@ class Session:
 
     # -- the training thread --
 
-    def post_and_take(self, event: p.Event) -> list[p.Instruction]:
-        """Post an event; returns what the training thread is to do now."""
-        self.witness.thread = threading.get_ident()
-        self.post(event)
-        return self._take() if self._for_training else []
-
-    def wait(self) -> list[p.Instruction]:
+    def order(self) -> p.Instruction:
         """What the training thread is to do next, when it is known."""
         # No deadline of its own: waiting for enough workers is a state of the job, and shows in its status.
         with self._changed:
-            while not self._for_training:
+            while not self._orders:
                 self._changed.wait(1.0)
-            return self._take()
+            return self._orders.popleft()
 
     def jobs_place(self) -> tuple[int, int]:
         """Where training stands at least, as the master said when it was last reached: epochs that are over, and steps of
@@ -132,11 +124,6 @@ class Session:
             if self._stream is not None:
                 self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
             return self._jobs_place or (0, 0)
-
-    def _take(self) -> list[p.Instruction]:
-        with self._changed:
-            taken, self._for_training = self._for_training, []
-        return taken
 
     # -- the stream's thread --
 
@@ -203,7 +190,7 @@ class Session:
             case _:
                 if isinstance(instruction, p.Connect):
                     self.store.open_world(instruction.world.version, rank_entry(instruction.world))
-                self._for_training.append(instruction)
+                self._orders.append(instruction)
                 self._changed.notify_all()
 
     def _carry_out(self, errand: p.Instruction) -> None:

@@ -7,7 +7,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import grpc
 
@@ -17,7 +18,6 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reach import in_words
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.silence import Silence
 from elasticdl.elastic.link.wire import to_proto
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -35,6 +35,22 @@ log = logging.getLogger(__name__)
 Outbox = queue.SimpleQueue[m.Message | None]
 
 
+class Listener(Protocol):
+    """At the worker's end; called from the stream's thread."""
+
+    def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
+        """A stream is open; returns its first messages. ``unsent``: what an earlier one did not come to send."""
+
+    def receive(self, message: pb.MasterMessage) -> None: ...
+
+    def lost(self, reason: str) -> None:
+        """There is no master to be had; the stream has given up."""
+
+    @property
+    def has_last_word(self) -> bool:
+        """Whether the greeting brings something that the master must hear before this worker ends."""
+
+
 class MasterStream:
     """Sends and receives until closed.
 
@@ -42,11 +58,9 @@ class MasterStream:
     sent anew, or old by then. What a breaking stream had taken already is lost with it.
     """
 
-    def __init__(
-        self, environment: WorkerEnvironment, session: Session, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, environment: WorkerEnvironment, clock: Callable[[], float] = time.monotonic) -> None:
         self._environment = environment
-        self._session = session
+        self._listener: Listener
         self._outbox: Outbox = queue.SimpleQueue()
         self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
         self._unsent: list[m.Message] = []
@@ -58,7 +72,8 @@ class MasterStream:
         self._call: grpc.Call | None = None  # the present one
         self._thread = threading.Thread(target=self._run, name="elasticdl-session", daemon=True)
 
-    def open(self) -> None:
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
         self._thread.start()
 
     def send(self, message: m.Message) -> None:
@@ -90,7 +105,7 @@ class MasterStream:
         A last word is not given up because there is no master at the moment: without it a worker that has finished would
         be missed and replaced.
         """
-        patience = self._environment.master_timeout if self._session.has_last_word else 0.0
+        patience = self._environment.master_timeout if self._listener.has_last_word else 0.0
         self._closing.set()
         self._outbox.put(None)
         self._thread.join(timeout=CLOSE_SECONDS + patience)
@@ -100,10 +115,10 @@ class MasterStream:
             self._keep()
         except Exception as error:
             log.exception("the session with the master has failed")
-            self._session.lost(f"the session with the master has failed: {one_line(error)}")
+            self._listener.lost(f"the session with the master has failed: {one_line(error)}")
 
     def _keep(self) -> None:
-        while not self._closing.is_set() or self._session.has_last_word:
+        while not self._closing.is_set() or self._listener.has_last_word:
             try:
                 self._converse()
                 if self._closing.is_set():
@@ -112,12 +127,12 @@ class MasterStream:
             except (grpc.RpcError, UserError, UnreachableError) as error:
                 problem = in_words(error.details() or "") if isinstance(error, grpc.Call) else str(error)
                 if refused := self._refusal(error):
-                    self._session.lost(f"no session with the master at {self._environment.master}: {refused}")
+                    self._listener.lost(f"no session with the master at {self._environment.master}: {refused}")
                     return
             delay = self._silence.fail(problem)
             silence = self._silence.silence(self._clock())
             if silence > self._environment.master_timeout:
-                self._session.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
+                self._listener.lost(f"no master at {self._environment.master} for {silence:.0f} s: {problem}")
                 return
             log.debug("session with the master interrupted: %s", problem)
             if self._closing.is_set():
@@ -145,7 +160,7 @@ class MasterStream:
                 for message in call:
                     if message.HasField("last_word_taken"):
                         self._last_word_taken.set()
-                    self._session.receive(message)
+                    self._listener.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
                     if line := self._silence.answer(self._clock()):
@@ -162,7 +177,7 @@ class MasterStream:
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
         unsent = list(self._unsent)
-        yield from (to_proto(message, self._environment) for message in self._session.greet(unsent))
+        yield from (to_proto(message, self._environment) for message in self._listener.greet(unsent))
         del self._unsent[: len(unsent)]
         while (message := outbox.get()) is not None:
             self._under_way = message

@@ -40,11 +40,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.data.loaders import Collate, ElasticDataLoader, ElasticSampler, StepBatch
-from elasticdl.elastic.torch_kit.first_seed import seed_torch
-from elasticdl.elastic.torch_kit.gpu import count_gpus
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState as _State
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-from elasticdl.elastic.training.runtime import ScriptRuntime
+from elasticdl.elastic.torch_kit.torch_job import own
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch import optim
@@ -67,9 +64,8 @@ __all__ = [
     "size",
 ]
 
-_job = ScriptRuntime(ElasticContext, seed_torch, count_gpus)
-init, context, size, run = _job.init, _job.context, _job.size, _job.run
-_loop = PlainLoop(_job)
+init, context, size, run = own.init, own.context, own.size, own.run
+_loop = PlainLoop(own)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
 
 

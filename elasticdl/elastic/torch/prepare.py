@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.owners import owners
@@ -128,10 +128,7 @@ class PlainLoop:
             _require_sizes(job.policy, size, steps, job.warn)
             self._runtime.train_whole()
             return job
-        streams = RandomStreams.capture()
-        job = self._runtime.init(global_batch_size=size * steps)
-        RandomStreams.restore(streams)  # they are the script's
-        return job
+        return self._runtime.init_in_place(size * steps)
 
     def mean(self, value: torch.Tensor | float) -> float:
         """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.

@@ -13,10 +13,12 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
-from elasticdl.elastic.torch_kit.gpu import choose_device
+from elasticdl.elastic.torch_kit.first_seed import seed_torch
+from elasticdl.elastic.torch_kit.gpu import choose_device, count_gpus
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import look_before_steps
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.training.job import JobContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 
 FORBIDDEN = "forbidden steps"
 
@@ -42,6 +44,9 @@ class ElasticContext(JobContext[Collective]):
     @classmethod
     def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
         return open_collective(endpoint, engine, TorchTensors())
+
+
+own = ScriptRuntime(ElasticContext, seed_torch, count_gpus)  # the job that a script of one's own takes part in
 
 
 def sum_of_all(job: ElasticContext, mine: float) -> float:

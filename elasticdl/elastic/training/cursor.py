@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPlan
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.step_times import Activity
@@ -134,13 +133,13 @@ class Ordered:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:  # no commit has ended it
-                self._job.post(p.Trigger.EPOCH_ENDED)
+                self._job.epoch_ended()
 
     def begin(self, batch: BatchT) -> BatchT:
         """From here on the present step is made on this batch, which is given to the training function."""
         self.drop()
         self.step_begins()
-        self._job.post(p.BatchGiven(batch.plan, self.settings_changed()))
+        self._job.begin(batch.plan, self.settings_changed)
         self.current = batch
         return batch
 
@@ -148,7 +147,7 @@ class Ordered:
         """There is no further batch in this epoch."""
         self.drop()
         self._over = (self._job.world.version, self.progress)
-        self._job.post(p.Trigger.BATCHES_OVER)
+        self._job.batches_over()
 
     def drop(self) -> None:
         """The present batch, if any, is over."""

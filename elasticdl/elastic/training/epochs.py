@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.training.cursor import ElasticLoader, Ordered
 from elasticdl.elastic.training.job import Hooks, JobContext
 from elasticdl.elastic.training.state import TrainingState
@@ -112,7 +111,7 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
         return min(total, self._max_step) if self._max_step else total
 
     def _tell_totals(self) -> None:
-        self._context.post(p.Totals(self._total_steps(self._context.size), self._epochs))
+        self._context.plan_total(self._total_steps(self._context.size), self._epochs)
 
     @abstractmethod
     def _begin_epoch(self, epoch: int) -> None:

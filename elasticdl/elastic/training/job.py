@@ -1,19 +1,19 @@
 """One process's part in a job: session, collective and batch policy, and the way through the worlds.
 
-`JobContext.run` carries out what the worker's core tells it, and tells the core what came of it. What differs between
-frameworks is added by the twins (`elasticdl.elastic.torch_kit.torch_job`, `elasticdl.elastic.keras.keras_job`).
+What differs between frameworks is added by the twins (`elasticdl.elastic.torch_kit.torch_job`, `elasticdl.elastic.keras.keras_job`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -23,8 +23,6 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.position import Position
-from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import ALONE, World
@@ -33,11 +31,10 @@ from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
+from elasticdl.elastic.training.port import Trained
 from elasticdl.elastic.training.sigterm import Sigterm
+from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -58,26 +55,21 @@ class Hooks:
         """All members stand at the same state."""
 
 
-class JobContext(ABC, Generic[CollectiveT]):
+class JobContext(Steps, Generic[CollectiveT]):
     """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it."""
 
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
     def __init__(self, session: Session, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
-        self.session = session
+        super().__init__(session)
         self.collective = collective
         self.policy = policy
         self.seed = seed
-        self.record: SampleRecord | None = None
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
-        self.handover: Handover | None = None  # none where checkpoints are written instead
+        self.handover: Handover | None = None  # None: checkpoints replace it, or there is nobody to hand over to
         self.kept: KeptState | None = None  # the same
-        self.failure: Exception | None = None  # for which the core has ended training
-        self._state: TrainingState | None = None  # that the core speaks of
-        self._next: deque[p.Instruction] = deque()  # of those that lead from world to world
         self._closers = contextlib.ExitStack()
-        self._worked_at = time.monotonic()  # when the last step, evaluation or checkpoint was over
         self.sigterm = Sigterm(session)
 
     @classmethod
@@ -136,7 +128,7 @@ class JobContext(ABC, Generic[CollectiveT]):
     @property
     def under_master(self) -> bool:
         """Whether there may be other workers."""
-        return self.session.core.under_master
+        return self._core.under_master
 
     @property
     def has_world(self) -> bool:
@@ -153,7 +145,7 @@ class JobContext(ABC, Generic[CollectiveT]):
         never one that comes later."""
         if self.has_world:
             return self.rank
-        return int(self.session.core.worker_id != 0 or self.comes_later)
+        return int(self._core.worker_id != 0 or self.comes_later)
 
     @property
     def comes_later(self) -> bool:
@@ -164,25 +156,15 @@ class JobContext(ABC, Generic[CollectiveT]):
     def size(self) -> int:
         return self.world.size
 
-    @property
-    def leaving(self) -> bool:
-        """This worker's vote: whether the present world is to be left after this step."""
-        return self.session.core.leaving
-
-    @property
-    def progress(self) -> Progress:
-        """Where training stands."""
-        return self.session.core.position.progress
-
     def forbid_steps(self, why: str) -> None:
         """A step of an optimizer raises a UserError from here on."""
 
     def allow_steps(self) -> None:
         """The script's loop trains with those of the other workers."""
 
-    # -- training --
+    # -- from world to world --
 
-    def run(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks | None = None) -> Result:
+    def run(self, train: Callable[[], Result], state: Trained, hooks: Hooks | None = None) -> Result:
         """Call ``train`` in each world, after the hooks, until it returns on all members.
 
         A SIGTERM means: finish the step, leave. A second failure while the first is being mended is the same once more.
@@ -192,10 +174,22 @@ class JobContext(ABC, Generic[CollectiveT]):
             JobFailedError: world after world broke without a step being made.
             UnreachableError: there has been no master for too long.
         """
-        with self.sigterm.listening(), self._handing_over(state):
-            return self._through_worlds(train, state, hooks or Hooks())
+        hooks, result = hooks or Hooks(), list[Result]()
 
-    def join(self, state: TrainingState) -> None:
+        def run_function(world: World) -> None:
+            hooks.on_world(world)
+            result[:] = [train()]
+
+        with self.sigterm.listening(), self._handing_over(state):
+            try:
+                self._ask_for_world(state)
+                while (world := self._next_world(state, hooks)) is not None:
+                    self.worlds.attempt(functools.partial(run_function, world), p.Trigger.RETURNED)
+            finally:
+                self.collective.stop()
+        return result[0]
+
+    def join(self, state: Trained) -> None:
         """For a script whose control flow does not notice changes of the world: be in one, at rank 0's state.
 
         Raises:
@@ -205,58 +199,25 @@ class JobContext(ABC, Generic[CollectiveT]):
             self.sigterm.listen()
         with self._handing_over(state):
             self._ask_for_world(state)
-            self._next_world(state, Hooks())
+            self._next_world(state)
 
-    def change_world(self, state: TrainingState, why: WorldChanged | WorldBroken) -> None:
+    def change_world(self, state: Trained, why: WorldChanged | WorldBroken) -> None:
         """Leave the present world, and be in the next when this returns."""
         if isinstance(why, WorldBroken):
             log.info("%s", why)
-            self._tell(p.CollectiveFailed(str(why)))
+            self.worlds.tell(p.CollectiveFailed(str(why)))
         with self._handing_over(state):
-            self._next_world(state, Hooks())
+            self._next_world(state)
 
-    def end(self, state: TrainingState) -> None:
+    def end(self, state: Trained) -> None:
         """The script is done; return when all members' are: who is lost till then has somebody to do its part."""
         with self._handing_over(state):
-            world: World | None = self.world
-            while world is not None:
-                self._attempt(lambda _: p.Trigger.RETURNED, world)
-                world = self._next_world(state, Hooks())
+            self.worlds.tell(p.Trigger.RETURNED)
+            while self._next_world(state) is not None:
+                self.worlds.tell(p.Trigger.RETURNED)
         self.collective.stop()
 
-    def advance(self, activity: Activity) -> None:
-        """Something was done, and this is begun."""
-        self.session.post(p.Advanced(activity))
-
-    def bind_state(self, state: TrainingState, position: Position, made: p.StateMade) -> Position:
-        """From now on the core speaks of this state, except in a world, whose members train another.
-
-        ``position``: the state's own so far. Returns that by which the core knows it.
-        """
-        core = self.session.core
-        if core.position is not position:
-            before = core.position
-            self.session.post(made)
-            if core.position is not before:
-                self._state = state
-        return core.position
-
-    def post(self, event: p.Event) -> None:
-        """Something has happened in the training function.
-
-        Raises:
-            WorldChanged: all members agreed to leave this world.
-            RuntimeError: the script does what can't be made right.
-        """
-        if self.record is not None and isinstance(event, p.BatchGiven):
-            self.record.begin(self.world, event.plan)
-        self._tell(event)
-        if self._next and isinstance(leave := self._next[0], p.LeaveWorld):
-            raise WorldChanged(leave.reason)
-        if isinstance(event, p.StepMade):
-            self._worked_at = time.monotonic()
-            if self.record is not None:
-                self.record.commit(self.world, self.progress)
+    # -- what the master is told --
 
     def warn(self, message: str) -> None:
         """Into the job's journal, which everybody is shown; of a script that runs alone, into its log."""
@@ -292,101 +253,55 @@ class JobContext(ABC, Generic[CollectiveT]):
 
     # -- details --
 
-    def _through_worlds(self, train: Callable[[], Result], state: TrainingState, hooks: Hooks) -> Result:
-        result: list[Result] = []
-
-        def run_function(world: World) -> p.Event:
-            hooks.on_world(world)
-            result[:] = [train()]
-            return p.Trigger.RETURNED
-
-        try:
-            self._ask_for_world(state)
-            while (world := self._next_world(state, hooks)) is not None:
-                self._attempt(run_function, world)
-            return result[0]
-        finally:
-            self.collective.stop()
-
-    def _ask_for_world(self, state: TrainingState) -> None:
+    def _ask_for_world(self, state: Trained) -> None:
         state.bind_state()
-        self._next.clear()
-        self._tell(p.Trigger.READY)
+        self.worlds.begin()
 
-    def _next_world(self, state: TrainingState, hooks: Hooks) -> World | None:
-        """Do what leads to the next world whose members train. None: the training functions of all have returned."""
-
-        def enter(world: World) -> p.Event:
-            self.collective.require_one_engine(self.session.store, world)
-            self.collective.start(world)
-            if world.is_first and world.rank == 0:
-                self.session.notify("collective", engine=self.collective.engine)
-            return p.Trigger.CONNECTED
-
-        def synchronize(world: World) -> p.Event:
-            hooks.before_sync(world)
-            if world.is_first and world.rank == 0:
-                take_over(self, state)
-            state.sync(world)
-            return p.Synced(state.progress)
-
-        while True:
-            while not self._next:
-                self._carry_out(self.session.wait())
-            match self._next.popleft():
-                case p.Connect(world):
-                    self._attempt(enter, world)
-                case p.Synchronize(world):
-                    self._attempt(synchronize, world)
-                case p.Train(world):
-                    place = (world.version, world.rank, world.size, state.progress.step, world.reason)
-                    log.info("world %d: rank %d of %d, step %d (%s)", *place)
-                    return world
-                case p.LeaveWorld():
-                    self.collective.stop()
-                    self._tell(p.Trigger.CLOSED)
-                case p.Command.COMPLETE:
-                    return None
-
-    def _attempt(self, work: Callable[[World], p.Event], world: World) -> None:
-        try:
-            self._tell(work(world))
-        except WorldChanged as change:
-            self._tell(p.WorldLeft(str(change)))  # which the core knows, unless a hook has raised it
-        except WorldBroken as failure:
-            log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
-            self._tell(p.CollectiveFailed(str(failure)))
-
-    def _tell(self, event: p.Event) -> None:
-        self._carry_out(self.session.post_and_take(event))
-
-    def _carry_out(self, instructions: list[p.Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case p.Save(part) if self._state:
-                    self._state.save(part)
-                case p.Restore() if self._state:
-                    self._state.restore()
-                case p.Warn(message):
-                    self.warn(message)
-                case p.Command.CAST_END_VOTE if self._state:
-                    self.session.post(p.Advanced(Activity.END))
-                    self._tell(p.Voted(self._state.cast_end_vote()))
-                case p.LeaveJob(reason, checkpoint, drained):
-                    raise Stopped(reason, checkpoint=checkpoint, drained=drained)
-                case p.Fail(error, message):
-                    self.failure = error(message)
-                    raise self.failure
-                case _:
-                    self._next.append(instruction)
+    def _next_world(self, state: Trained, hooks: Hooks | None = None) -> World | None:
+        world = self.worlds.next(_Trainee(self, state, hooks or Hooks()))
+        if world is not None:
+            place = (world.version, world.rank, world.size, state.progress.step, world.reason)
+            log.info("world %d: rank %d of %d, step %d (%s)", *place)
+        return world
 
     @contextlib.contextmanager
-    def _handing_over(self, state: TrainingState) -> Iterator[None]:
+    def _handing_over(self, state: Trained) -> Iterator[None]:
         try:
             yield
         except Stopped as stopped:
             leave_behind(self, state, stopped)
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainee:
+    """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.worlds.Member`)."""
+
+    job: JobContext[Any]
+    state: Trained
+    hooks: Hooks
+
+    def enter(self, world: World) -> None:
+        job = self.job
+        job.collective.require_one_engine(job.session.store, world)
+        job.collective.start(world)
+        if world.is_first and world.rank == 0:
+            job.session.notify("collective", engine=job.collective.engine)
+
+    def synchronize(self, world: World) -> bool:
+        self.hooks.before_sync(world)
+        if world.is_first and world.rank == 0:
+            take_over(self.job, self.state)
+        self.state.sync(world)
+        self.job.session.core.synced(self.state.progress)
+        return True
+
+    def leave(self) -> None:
+        self.job.collective.stop()
+
+    def cast_end_vote(self) -> None:
+        self.job.advance(Activity.END)
+        self.job.all_ended(self.state.cast_end_vote())
 
 
 ContextT = TypeVar("ContextT", bound=JobContext[Any])

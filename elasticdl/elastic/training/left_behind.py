@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.errors import Stopped
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.training.job import JobContext
-    from elasticdl.elastic.training.state import TrainingState
+from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.training.kept_state import KeptState
+from elasticdl.elastic.training.port import Trained
+from elasticdl.elastic.training.worker_files import Handover
 
 log = logging.getLogger(__name__)
 
 
-def leave_behind(job: JobContext[Any], state: TrainingState, stopped: Stopped) -> None:
+class Leaving(Protocol):
+    """A worker's part in its job."""
+
+    session: Session
+    handover: Handover | None
+    kept: KeptState | None
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def left_broken(self) -> bool: ...
+
+    def warn(self, message: str) -> None: ...
+
+
+def leave_behind(job: Leaving, state: Trained, stopped: Stopped) -> None:
     if state.has_state and stopped.drained:
         _hand_over(job, state)
     elif state.has_state and stopped.checkpoint:
         _keep(job, state)
 
 
-def take_over(job: JobContext[Any], state: TrainingState) -> None:
+def take_over(job: Leaving, state: Trained) -> None:
     """Rank 0 of a world whose members hold no state: go on from what another has left.
 
     Raises:
@@ -39,9 +58,9 @@ def take_over(job: JobContext[Any], state: TrainingState) -> None:
         job.session.notify("resumed", **where, path=path, learnt=learnt)
 
 
-def _hand_over(job: JobContext[Any], state: TrainingState) -> None:
+def _hand_over(job: Leaving, state: Trained) -> None:
     """Leave the state for those who come, unless it is certain that others hold it."""
-    alone = job.size == 1 or job.session.core.left_broken
+    alone = job.size == 1 or job.left_broken
     if job.handover is None or not (alone or job.rank == 0):
         return
     try:
@@ -54,9 +73,9 @@ def _hand_over(job: JobContext[Any], state: TrainingState) -> None:
     log.info("left the state after step %d in %s", state.step, path)
 
 
-def _keep(job: JobContext[Any], state: TrainingState) -> None:
+def _keep(job: Leaving, state: Trained) -> None:
     """Leave the state for the job that is to go on from here."""
-    is_its_task = job.rank == 0 or job.session.core.left_broken
+    is_its_task = job.rank == 0 or job.left_broken
     if job.kept is None or not is_its_task or state.step == 0:
         return
     if state.cannot_be_kept:

@@ -19,13 +19,17 @@ from elasticdl.common.environment import MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
 from elasticdl.elastic.core.errors import StageSuperseded, Stopped
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.training.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.training.children import GUARD, belongs_to_a_worker, imports_the_script_anew
+from elasticdl.elastic.training.failures import failure_of
 from elasticdl.elastic.training.job import ContextT, Hooks
-from elasticdl.elastic.training.seeds import seed_if_unused
+from elasticdl.elastic.training.seeds import kept_streams, seed_if_unused
 from elasticdl.elastic.training.state import TrainingState
 
 log = logging.getLogger(__name__)
+
+INIT_TWICE = "elastic.init() was called before; a process takes part in one job"
 
 Result = TypeVar("Result")
 StateT = TypeVar("StateT", bound=TrainingState)
@@ -79,18 +83,33 @@ class ScriptRuntime(Generic[ContextT]):
             UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
         """
         if job.context is not None:  # be it of another framework
-            raise UserError("elastic.init() was called before; a process takes part in one job")
+            raise UserError(INIT_TWICE)
         gpus = None if gpus is None else whole_number("gpus", gpus)
         seed = whole_number("seed", seed, least=0, below=2**64)
         policy = make_policy(global_batch_size, batch_size_per_worker, max_gpu_batch_size)
+        made = self._join(policy, seed, gpus)
+        self._seed_framework(seed)
+        seed_if_unused(seed)
+        return made
+
+    def init_in_place(self, global_batch_size: int) -> ContextT:
+        """As `init`, for a script that trains in its own loop: its random streams stay as they are.
+
+        Raises:
+            UserError: as `init`.
+        """
+        if job.context is not None:
+            raise UserError(INIT_TWICE)
+        with kept_streams():  # importing and connecting may draw
+            return self._join(make_policy(global_batch_size, None, None), 0, None)
+
+    def _join(self, policy: BatchPolicy, seed: int, gpus: int | None) -> ContextT:
         tell_uncaught_in_one_line()
         self._in_child = imports_the_script_anew()
         alone = self._in_child or belongs_to_a_worker(os.environ)
         if not self._in_child:  # processes that load data are forked from one that has the framework imported
             multiprocessing.set_forkserver_preload([self._kind.__module__])
         made = self._kind.connect(policy, seed=seed, environ={} if alone else os.environ)
-        self._seed_framework(seed)
-        seed_if_unused(seed)
         self._context, self._pid = made, os.getpid()
         job.context, job.gpus = made, gpus or max(1, self._count_gpus())
         atexit.register(self._end)
@@ -260,8 +279,4 @@ class ScriptRuntime(Generic[ContextT]):
     def _tell_failure(self, error: Exception) -> None:
         self._failed = True
         users = not isinstance(error, ShortOfMemoryError)
-        # A UserError says all in its line.
-        is_told = isinstance(error, UserError)
-        trace = "" if is_told else "".join(traceback.format_exception(error))
-        helps = "" if is_told else self._about_failure()
-        self.context().fail(f"{reason(error)}; {helps}" if helps else reason(error), trace, users=users)
+        self.context().session.say(failure_of(error, users=users, helps=self._about_failure))

@@ -88,7 +88,7 @@ class TrainingState(ABC):
             sampler.step_begins = self._step_begins
         self._batch_check = BatchCheck(job.collective, self._data_facts)
         self._check = StateCheck(
-            job.check_state, job.session.core.worker_id, job.collective, self, tensors, self.take_over, job.warn
+            job.check_state, job.worker_id, job.collective, self, tensors, self.take_over, job.warn
         )
         self.bind_state()
 
@@ -112,8 +112,10 @@ class TrainingState(ABC):
     def bind_state(self) -> None:
         """Be the state that the worker's core speaks of; there is one at a time."""
         order = self.sampler.order if self.sampler is not None else None
-        made = p.StateMade(self.progress, self.has_state, order, self._snapshot)
-        self._position = self._job.bind_state(self, self._position, made)
+        made = Position(
+            self.progress, has_state=self.has_state, order=order, copies_parameters=self._snapshot, keeper=self
+        )
+        self._position = self._job.bind_position(self._position, made)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -178,7 +180,7 @@ class TrainingState(ABC):
         Raises:
             WorldChanged: all members agreed in the last step to leave this world.
         """
-        self._job.post(p.Trigger.COMMIT)
+        self._job.commit()
 
     # -- all pieces --
 
@@ -190,6 +192,7 @@ class TrainingState(ABC):
 
     def restore(self) -> None:
         """Go back to what was saved."""
+        self._position.require_fresh()
         for piece in self.pieces:
             piece.undo()
 
@@ -254,7 +257,7 @@ class TrainingState(ABC):
 
     def _stands_at(self, progress: Progress) -> None:
         """A state was loaded that stands there."""
-        self._job.post(p.Loaded(progress))
+        self._job.loaded(progress)
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -264,7 +267,7 @@ class TrainingState(ABC):
 
     def _data_facts(self) -> DataFacts:
         order = self.sampler.order if self.sampler is not None else None
-        return DataFacts.of(self._job.session.core.worker_id, self._job.policy, order, self.sources)
+        return DataFacts.of(self._job.worker_id, self._job.policy, order, self.sources)
 
     @property
     def was_given_batches(self) -> bool:
@@ -318,7 +321,7 @@ class TrainingState(ABC):
         return self.stopping and self._job.world.rank == 0
 
     def _voted(self, vote: Vote, device_seconds: float = 0.0) -> None:
-        """The gradients of all members have arrived; see `p.Voted`.
+        """The gradients of all members have arrived; see `JobContext.voted`.
 
         Raises:
             RuntimeError: the members do not make the same step.
@@ -331,7 +334,7 @@ class TrainingState(ABC):
             vote = replace(vote, one_batch=not difference)
         if not difference and not vote.ended:
             self._check.voted(one_state=vote.one_state)
-        self._job.post(p.Voted(vote, self._remedy, device_seconds, difference))
+        self._job.voted(vote, self._remedy, device_seconds, difference)
 
     def _before_update(self) -> None:
         """The parameters change next."""
@@ -346,5 +349,5 @@ class TrainingState(ABC):
         self._loss = self.vote.loss
         if self.rate is not None:
             self.rate.made()
-        self._job.post(p.StepMade(self.learning_rate, self._check.workers))
+        self._job.step_made(self.learning_rate, self._check.workers)
         self._check.step_made()

@@ -9,14 +9,11 @@ import shutil
 from collections.abc import Iterator
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import World
-
-if TYPE_CHECKING:
-    from elasticdl.elastic.training.state import TrainingState
+from elasticdl.elastic.training.port import Trained
 
 HANDED_OVER = "handover-*"
 
@@ -58,7 +55,7 @@ class Handover:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, state: TrainingState) -> Path:
+    def write(self, state: Trained) -> Path:
         """Raises OSError if it could not be written; what was there before is untouched."""
         path = self._folder / f"handover-{state.step:010d}"
         with aside(path) as scratch, scratch.open("wb") as file:
@@ -68,7 +65,7 @@ class Handover:
         self.remove(but=path)
         return path
 
-    def read(self, state: TrainingState) -> Path | None:
+    def read(self, state: Trained) -> Path | None:
         """Load what was written last, unless the state is further already."""
         newest = max(self._folder.glob(HANDED_OVER), default=None)
         if newest is None or int(newest.name.rpartition("-")[2]) <= state.step:

@@ -37,7 +37,7 @@ class Decisions:
             self._wishes.clear()
             return
         self._take_wishes(control)
-        if participant.is_catching_up or self._job.session.core.stopping is not None:  # the others go on
+        if participant.is_catching_up or self._job.is_told_to_leave:  # the others go on
             self._wishes.clear()
         if participant.is_catching_up:
             return

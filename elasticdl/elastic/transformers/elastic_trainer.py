@@ -14,8 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import tell_uncaught_in_one_line
-from elasticdl.elastic.torch import _job as runtime
-from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
+from elasticdl.elastic.torch_kit.torch_job import own as runtime
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.requirements import SEARCH, WHO, require_elastic
 from elasticdl.elastic.transformers.trainer_host import TrainerHost
@@ -189,9 +188,7 @@ def patch(trainer: Any) -> Any:
         )
     tell_uncaught_in_one_line()
     require_elastic(trainer)
-    streams = RandomStreams.capture()
-    job = runtime.init(global_batch_size=trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
-    RandomStreams.restore(streams)  # they are the script's
+    job = runtime.init_in_place(trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps)
     host = TrainerHost(trainer, job, runtime.leave)
     runtime.train_in_place(host.finish)
     kind = type(trainer)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
@@ -139,7 +138,7 @@ class TrainerHost(Host):
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = data, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
-            self.job.post(p.Loaded(done))
+            self.job.loaded(done)
         self._joined = participant = Participant(self.job, state, self, values["place"], data)
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)

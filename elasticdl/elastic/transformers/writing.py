@@ -112,7 +112,7 @@ class FirstsCheckpoint:
         deadline = time.monotonic() + WAIT_SECONDS
         while not is_whole(folder) and time.monotonic() < deadline:
             self._job.advance(Activity.WAIT)
-            if self._job.session.core.broken:
+            if self._job.world_is_broken:
                 self._rejoin("the world broke before the best checkpoint was there")
             if self._is_first():
                 self.write()

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
@@ -159,7 +158,7 @@ class LoopState(TorchState):
         if self.before_sum is not None:
             self._job.advance(Activity.WAIT)
             objective = self.before_sum(objective)
-        self._job.post(p.BatchGiven(plan))
+        self._job.begin(plan)
         share = samples / plan.batch
         # The script has made a pass also where none of the samples is this worker's.
         mean = objective * (plan.batch / samples) if samples else 0.0

@@ -88,12 +88,12 @@ class Participant:
     def commit(self, epoch: int) -> bool:
         """Between two steps, before a batch of this epoch: the world may change. False: it has."""
         while self.state.progress.epoch < epoch:
-            self.job.post(p.Trigger.EPOCH_ENDED)
+            self.job.epoch_ended()
         if self.job.under_master:
             self.job.sigterm.listen()  # the script may have set a handler of its own
         self.state.attributes.begin()
         try:
-            self.job.post(p.Trigger.COMMIT)
+            self.job.commit()
             return True
         except WorldChanged as change:
             self.leave(change)
@@ -124,7 +124,7 @@ class Participant:
             return False
         try:
             if self.is_reduced:
-                self.job.post(p.Trigger.COMMIT)
+                self.job.commit()
                 self.close()
         except WorldChanged as change:
             log.info("%s", change)  # which is part of ending
@@ -135,7 +135,7 @@ class Participant:
             self._host.left()
             return False
         if self._ended_epoch == self.state.progress.epoch:
-            self.job.post(p.Trigger.EPOCH_ENDED)
+            self.job.epoch_ended()
         return True
 
     # -- batches --
@@ -183,10 +183,9 @@ class Participant:
     def may_pass_by(self) -> bool:
         """Whether this worker, which is catching up, goes on to where the others wait for it. If not, it is in another world now;
         or its process ends, as it is to leave."""
-        core = self.job.session.core
-        if core.stopping is None and not core.broken:
+        if not self.job.is_told_to_leave and not self.job.world_is_broken:
             return True
-        what = "the world broke" if core.broken else "this worker was told to leave"
+        what = "the world broke" if self.job.world_is_broken else "this worker was told to leave"
         self.leave(WorldBroken(f"{what} while it was on its way to where the job stands"))
         return False
 
@@ -364,7 +363,7 @@ class Participant:
         """Whether this worker was told to leave, and its script has ended for that reason; then it leaves. The others go on."""
         at, session = self.state.progress, self.job.session
         is_early = at.position > 0 and self._ended_epoch != at.epoch
-        if session.core.stopping is None:
+        if not self.job.is_told_to_leave:
             if not (self.job.under_master and self.job.sigterm.came and is_early):
                 return False
             session.post(p.DrainOrdered("told to leave (SIGTERM)"))  # it does not wait for another to take its state

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
@@ -168,7 +167,7 @@ class TorchState(state.TrainingState):
 
     def _reduce(self, backward: Callable[[], object] | None) -> None:
         """``backward`` makes the last gradients of this step; None if they are there."""
-        if self._job.session.core.state is WorkerState.REDUCED:
+        if self._position.is_reduced:
             if backward is not None:
                 raise UserError(f"the gradients of this step are reduced already: {self._remedy}")
             return
