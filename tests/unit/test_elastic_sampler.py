@@ -41,7 +41,16 @@ class Host:
     def advance(self, activity):
         pass
 
-    def post(self, event):
+    def begin(self, plan, settings_changed):
+        pass
+
+    def batches_over(self):
+        pass
+
+    def plan_total(self, steps, epochs):
+        pass
+
+    def epoch_ended(self):
         pass
 
 

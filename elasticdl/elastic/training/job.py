@@ -29,9 +29,9 @@ from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
+from elasticdl.elastic.training.carried import Carried
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
-from elasticdl.elastic.training.port import Trained
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
@@ -164,7 +164,7 @@ class JobContext(Steps, Generic[CollectiveT]):
 
     # -- from world to world --
 
-    def run(self, train: Callable[[], Result], state: Trained, hooks: Hooks | None = None) -> Result:
+    def run(self, train: Callable[[], Result], state: Carried, hooks: Hooks | None = None) -> Result:
         """Call ``train`` in each world, after the hooks, until it returns on all members.
 
         A SIGTERM means: finish the step, leave. A second failure while the first is being mended is the same once more.
@@ -189,7 +189,7 @@ class JobContext(Steps, Generic[CollectiveT]):
                 self.collective.stop()
         return result[0]
 
-    def join(self, state: Trained) -> None:
+    def join(self, state: Carried) -> None:
         """For a script whose control flow does not notice changes of the world: be in one, at rank 0's state.
 
         Raises:
@@ -201,7 +201,7 @@ class JobContext(Steps, Generic[CollectiveT]):
             self._ask_for_world(state)
             self._next_world(state)
 
-    def change_world(self, state: Trained, why: WorldChanged | WorldBroken) -> None:
+    def change_world(self, state: Carried, why: WorldChanged | WorldBroken) -> None:
         """Leave the present world, and be in the next when this returns."""
         if isinstance(why, WorldBroken):
             log.info("%s", why)
@@ -209,7 +209,7 @@ class JobContext(Steps, Generic[CollectiveT]):
         with self._handing_over(state):
             self._next_world(state)
 
-    def end(self, state: Trained) -> None:
+    def end(self, state: Carried) -> None:
         """The script is done; return when all members' are: who is lost till then has somebody to do its part."""
         with self._handing_over(state):
             self.worlds.tell(p.Trigger.RETURNED)
@@ -253,11 +253,11 @@ class JobContext(Steps, Generic[CollectiveT]):
 
     # -- details --
 
-    def _ask_for_world(self, state: Trained) -> None:
+    def _ask_for_world(self, state: Carried) -> None:
         state.bind_state()
         self.worlds.begin()
 
-    def _next_world(self, state: Trained, hooks: Hooks | None = None) -> World | None:
+    def _next_world(self, state: Carried, hooks: Hooks | None = None) -> World | None:
         world = self.worlds.next(_Trainee(self, state, hooks or Hooks()))
         if world is not None:
             place = (world.version, world.rank, world.size, state.progress.step, world.reason)
@@ -265,7 +265,7 @@ class JobContext(Steps, Generic[CollectiveT]):
         return world
 
     @contextlib.contextmanager
-    def _handing_over(self, state: Trained) -> Iterator[None]:
+    def _handing_over(self, state: Carried) -> Iterator[None]:
         try:
             yield
         except Stopped as stopped:
@@ -278,7 +278,7 @@ class _Trainee:
     """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.worlds.Member`)."""
 
     job: JobContext[Any]
-    state: Trained
+    state: Carried
     hooks: Hooks
 
     def enter(self, world: World) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticdl.common.errors import UserError
 from elasticdl.common.jobdir import STOPPED
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.training.port import Trained
+from elasticdl.elastic.training.carried import Carried
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
@@ -31,7 +31,7 @@ class KeptState:
         self._place = place
         self._resume = resume
 
-    def write(self, state: Trained, learnt: str) -> str:
+    def write(self, state: Carried, learnt: str) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
 
         Raises:
@@ -44,7 +44,7 @@ class KeptState:
         store.remove(before=state.step if self._resume else None, but=state.step)
         return store.path(state.step)
 
-    def read(self, state: Trained, tell: Callable[[str], None]) -> tuple[str, str] | None:
+    def read(self, state: Carried, tell: Callable[[str], None]) -> tuple[str, str] | None:
         """Load it, if there is one to go on from; returns its path, and what was learnt of how the job scales.
 
         ``tell``: takes why one that is there is not loaded.
@@ -104,7 +104,7 @@ class KeptState:
         except OSError as error:
             raise UserError(f"{self._place} can't be read: {one_line(error)}") from error
 
-    def _unpacked(self, found: Checkpoint, state: Trained) -> dict[str, Any]:
+    def _unpacked(self, found: Checkpoint, state: Carried) -> dict[str, Any]:
         try:
             loaded = self._store().read(found.step, state.unpack)
             if not isinstance(loaded, dict) or loaded.get(KEPT, {}).get("format") != FORMAT:

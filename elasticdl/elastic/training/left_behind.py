@@ -9,8 +9,8 @@ from typing import Protocol
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.training.carried import Carried
 from elasticdl.elastic.training.kept_state import KeptState
-from elasticdl.elastic.training.port import Trained
 from elasticdl.elastic.training.worker_files import Handover
 
 log = logging.getLogger(__name__)
@@ -35,14 +35,14 @@ class Leaving(Protocol):
     def warn(self, message: str) -> None: ...
 
 
-def leave_behind(job: Leaving, state: Trained, stopped: Stopped) -> None:
+def leave_behind(job: Leaving, state: Carried, stopped: Stopped) -> None:
     if state.has_state and stopped.drained:
         _hand_over(job, state)
     elif state.has_state and stopped.checkpoint:
         _keep(job, state)
 
 
-def take_over(job: Leaving, state: Trained) -> None:
+def take_over(job: Leaving, state: Carried) -> None:
     """Rank 0 of a world whose members hold no state: go on from what another has left.
 
     Raises:
@@ -58,7 +58,7 @@ def take_over(job: Leaving, state: Trained) -> None:
         job.session.notify("resumed", **where, path=path, learnt=learnt)
 
 
-def _hand_over(job: Leaving, state: Trained) -> None:
+def _hand_over(job: Leaving, state: Carried) -> None:
     """Leave the state for those who come, unless it is certain that others hold it."""
     alone = job.size == 1 or job.left_broken
     if job.handover is None or not (alone or job.rank == 0):
@@ -73,7 +73,7 @@ def _hand_over(job: Leaving, state: Trained) -> None:
     log.info("left the state after step %d in %s", state.step, path)
 
 
-def _keep(job: Leaving, state: Trained) -> None:
+def _keep(job: Leaving, state: Carried) -> None:
     """Leave the state for the job that is to go on from here."""
     is_its_task = job.rank == 0 or job.left_broken
     if job.kept is None or not is_its_task or state.step == 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.port import Trained
+from elasticdl.elastic.training.carried import Carried
 
 HANDED_OVER = "handover-*"
 
@@ -55,7 +55,7 @@ class Handover:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, state: Trained) -> Path:
+    def write(self, state: Carried) -> Path:
         """Raises OSError if it could not be written; what was there before is untouched."""
         path = self._folder / f"handover-{state.step:010d}"
         with aside(path) as scratch, scratch.open("wb") as file:
@@ -65,7 +65,7 @@ class Handover:
         self.remove(but=path)
         return path
 
-    def read(self, state: Trained) -> Path | None:
+    def read(self, state: Carried) -> Path | None:
         """Load what was written last, unless the state is further already."""
         newest = max(self._folder.glob(HANDED_OVER), default=None)
         if newest is None or int(newest.name.rpartition("-")[2]) <= state.step:

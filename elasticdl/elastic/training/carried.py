@@ -10,7 +10,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
 
-class Trained(Protocol):
+class Carried(Protocol):
     """See `elasticdl.elastic.training.state.TrainingState`."""
 
     begins_as_told: bool
