@@ -38,7 +38,8 @@ from elasticdl.elastic.lightning.fit_host import FitHost  # noqa: E402
 from elasticdl.elastic.lightning.train_loader import TrainLoader  # noqa: E402
 from elasticdl.elastic.lightning.writing import Writing  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements  # noqa: E402
-from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.host import Outcome  # noqa: E402
+from elasticdl.elastic.torch_kit.participant.participant import Participant  # noqa: E402
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition  # noqa: E402
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 

@@ -6,11 +6,12 @@ import functools
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 
 from elasticdl.common.errors import UserError
@@ -18,18 +19,19 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState, holders_of
-from elasticdl.elastic.lightning.logged import GivenBatch, Logged, gathered
+from elasticdl.elastic.lightning.logged import GivenBatch, Logged
 from elasticdl.elastic.lightning.manual import Manual
 from elasticdl.elastic.lightning.requirements import OWN_OPTIMIZER, SECOND_PASS
 from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Window, begin_epoch_as_others
 from elasticdl.elastic.lightning.writing import Told, Writing
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
-from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -94,7 +96,6 @@ class FitHost(Host):
         values = {"place": place, "trainer": self.trainer_state, **schedulers, **({"scaler": scaler} if scaler else {})}
         state = self._make_state(values)
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
-        state.before_sum = self._gather
         state.begin_where(trainer)
         self._joined = participant = Participant(self.job, state, self, place, in_pieces=not self.is_manual)
         self._runtime.train_in_place(self.finish)
@@ -242,6 +243,16 @@ class FitHost(Host):
         if self.participant.state.progress.step > self._step_before:
             self.participant.close()
 
+    def rides(self) -> Mapping[str, npt.ArrayLike]:
+        return {"logged": self._logged.ride(self._open_batches)} if self._tells else {}
+
+    def heard(self, rides: Rides) -> bool:
+        return not self._tells or self._logged.heard(rides["logged"], self._open_batches)
+
+    @property
+    def _tells(self) -> bool:
+        return self.job.size > 1 or any(given.logged for given in self._open_batches)
+
     # -- a step that is torn --
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
@@ -318,6 +329,11 @@ class FitHost(Host):
         return (trainer.current_epoch, batches.ready) if is_in_work else None
 
     @property
+    def _is_last_pass(self) -> bool:
+        """Manual optimization sums each pass by itself."""
+        return self._manual is None and not self._trainer.fit_loop._should_accumulate()
+
+    @property
     def _begins_step(self) -> bool:
         trainer = self._trainer
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
@@ -331,18 +347,15 @@ class FitHost(Host):
         def make(factor: float) -> None:
             run(scaled if factor == 1.0 else scaled * factor)
 
-        self.participant.backward(given, weight, loss, make, last=False)
+        self.participant.backward(given, weight, loss, make, last=self._is_last_pass)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
         self._step_before = self.participant.state.progress.step
         if self.participant.settle(failure) is Outcome.MADE:
             self._logged.apply()
 
-    def step_was_torn(self) -> None:
+    def was_remade(self) -> None:
         self.window.put_back()
-
-    def _gather(self, objective: torch.Tensor) -> torch.Tensor:
-        return gathered(self.participant, self._open_batches, self._logged, objective, self.window.put_back)
 
     @property
     def _open_batches(self) -> list[GivenBatch]:

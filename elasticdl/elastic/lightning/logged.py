@@ -12,16 +12,18 @@ import functools
 import math
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
+Table = npt.NDArray[np.float64]
 HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
 NUMBERS = 3  # of a key
 
@@ -101,7 +103,8 @@ class Logged:
         self._trainer = trainer
         self._objects: list[Any] | None = None  # of torchmetrics, in the module; none once it was warned of them
         self._base: dict[str, Held] = {}  # as before the batches in hand
-        self._totals: dict[str, Amounts] | None = None  # of the step, over all workers
+        self._amounts: dict[str, Amounts] = {}  # of the step, on this worker
+        self._totals: dict[str, Amounts] | None = None  # over all workers
         self._agreed: tuple[str, ...] = ()  # keys that all members of the world have logged in the last step
         self._version = -1  # of that world
         self._warnings: set[str] = set()  # that were given
@@ -140,51 +143,66 @@ class Logged:
             if held is not None:
                 (held if amounts is None else held.plus(Held.of(metric), kind)).put(metric)
 
-    def gather(self, batches: Iterable[dict[str, Amounts]], mark: int = 0) -> int:
-        """Sum what was collected over the workers. ``mark``: some bits; returns those that any worker has set.
-
-        Raises:
-            WorldBroken: nothing is summed.
-        """
-        amounts: dict[str, Amounts] = {}
-        results = self._results()
-        for each in batches:
-            for key, added in each.items():
-                kind = kind_of(results[key])
-                amounts.setdefault(key, Amounts.nothing(kind)).add(added, kind)
-                if kind != "max" and kind != "min":
-                    amounts[key].step = added.step  # that of the last batch is logged
-        keys = tuple(sorted(amounts))
-        self._totals = None
+    def ride(self, open_batches: Sequence[GivenBatch]) -> Table:
+        """A row for each worker, of which this worker fills its own: which keys it has logged; batches of which its training step has made no loss, as
+        bits; and the amounts, if the keys are those of the step before."""
         world = self._job.world
         if self._version != world.version:
             self._version, self._agreed = world.version, ()
-        mine = float(zlib.crc32(repr(keys).encode()))
-        while True:
-            table = torch.zeros(world.size, HEAD + NUMBERS * len(self._agreed), dtype=torch.float64)
-            table[world.rank, 0], table[world.rank, 1] = mine, mark
-            if keys == self._agreed and keys:
-                row = [number for key in keys for number in _numbers(amounts[key])]
-                table[world.rank, HEAD:] = torch.tensor(row, dtype=torch.float64)
-            self._job.collective.sum_([table], "elasticdl.logged")
-            marks = functools.reduce(operator.or_, map(int, table[:, 1].tolist()))
-            if bool((table[:, 0] != mine).any()):
-                self._warn(
-                    "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
-                )
-                return marks
-            if keys == self._agreed:
-                break
+        self._totals, self._amounts = None, self._amounts_of(open_batches)
+        left_out = (number for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out)
+        return self._table(sum({_bit(number) for number in left_out}))
+
+    def heard(self, table: Table, open_batches: Sequence[GivenBatch]) -> bool:
+        """The rows of all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no
+        worker's part on one device, all workers leave the batch out.
+
+        Raises:
+            WorldBroken: keys have changed, and the amounts are not known.
+        """
+        marks = functools.reduce(operator.or_, map(int, table[:, 1].tolist())) if self._job.size > 1 else 0
+        left_out = [each for number, each in enumerate(open_batches) if marks & _bit(number) and not each.is_left_out]
+        for given in left_out:
+            given.is_left_out = True
+        if left_out:
+            return False
+        keys = tuple(sorted(self._amounts))
+        if bool((table[:, 0] != _checksum(keys)).any()):
+            self._warn(
+                "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
+            )
+            return True
+        if keys != self._agreed:
             self._agreed = keys
+            table = self._job.collective.sum(self._table(), "elasticdl.logged")
         self._totals = {}
         for index, key in enumerate(keys):
-            kind = kind_of(results[key])
+            kind = kind_of(self._results()[key])
             total = Amounts.nothing(kind)
             first = HEAD + NUMBERS * index
             for row in table[:, first : first + NUMBERS].tolist():
                 total.add(Amounts(*row), kind)
             self._totals[key] = total
-        return marks
+        return True
+
+    def _table(self, marks: int = 0) -> Table:
+        world, keys = self._job.world, tuple(sorted(self._amounts))
+        table = np.zeros((world.size, HEAD + NUMBERS * len(self._agreed)))
+        table[world.rank, :HEAD] = _checksum(keys), marks
+        if keys == self._agreed:
+            table[world.rank, HEAD:] = [number for key in keys for number in _numbers(self._amounts[key])]
+        return table
+
+    def _amounts_of(self, open_batches: Sequence[GivenBatch]) -> dict[str, Amounts]:
+        amounts: dict[str, Amounts] = {}
+        results = self._results()
+        for each in open_batches:
+            for key, added in each.logged.items():
+                kind = kind_of(results[key])
+                amounts.setdefault(key, Amounts.nothing(kind)).add(added, kind)
+                if kind != "max" and kind != "min":
+                    amounts[key].step = added.step  # that of the last batch is logged
+        return amounts
 
     def apply(self) -> None:
         """The step is made: what was gathered is what the script has logged."""
@@ -247,6 +265,10 @@ class Logged:
             self._job.warn(message)
 
 
+def _checksum(keys: tuple[str, ...]) -> float:
+    return float(zlib.crc32(repr(keys).encode()))
+
+
 def _numbers(amounts: Amounts) -> tuple[float, float, float]:
     return amounts.step, amounts.value, amounts.size
 
@@ -271,40 +293,6 @@ def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -
     return Amounts(step * weight, value / logged * size, size)
 
 
-def gathered(
-    participant: Participant,
-    open_batches: Sequence[GivenBatch],
-    logged: Logged,
-    objective: torch.Tensor,
-    restore_streams: Callable[[], None],
-) -> torch.Tensor:
-    """What the workers say before they sum gradients. Returns this worker's part of the loss, as it is then.
-
-    Batches of which one device makes no gradients, as the training step returns None for them, are left out by all workers.
-
-    Raises:
-        WorldBroken: nothing is summed.
-    """
-    alone = participant.job.size == 1
-    if alone and not any(each.logged for each in open_batches):
-        return objective
-    own = sum({_bit(number) for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out})
-    marks = logged.gather([each.logged for each in open_batches], own)
-    left_out = [given for number, given in enumerate(open_batches) if marks & _bit(number)]
-    if not left_out or alone:
-        return objective
-    for given in left_out:
-        given.is_left_out = True
-    participant.state.drop_gradients()
-    if len(left_out) < len(open_batches):  # which have been added to those of the others
-        participant.state.reset_buffers()
-        participant.state.begin_step()
-        participant.remake()
-        restore_streams()
-    kept = [each.objective for each in open_batches if not each.is_left_out]
-    return sum(kept, torch.zeros(()))
-
-
 def _bit(number: int) -> int:
     """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
-    return 1 << min(number, 50)
+    return 1 << min(number, 40)  # which two of float32 hold

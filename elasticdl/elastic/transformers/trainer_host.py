@@ -10,9 +10,10 @@ import contextlib
 import functools
 import types
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from transformers.trainer_callback import ProgressCallback
 
@@ -21,12 +22,13 @@ from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
-from elasticdl.elastic.torch_kit.participant.participant import Outcome, Participant
+from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.decisions import Decisions
@@ -133,7 +135,6 @@ class TrainerHost(Host):
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         state = TrainersState(self.job, trainer.model, optimizer, values)
-        state.before_sum = self._passed.agree
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = data, self.begins_as_told
@@ -317,9 +318,20 @@ class TrainerHost(Host):
             self._passed.made = True
             self._weighed.require()
             loss = loss if self._weight == 1.0 else loss * self._weight
-        with self._participant.state.hooks.aside() if self._given is not None else contextlib.nullcontext():
+        if self._given is None:
             own(loss, **kwargs)
+        else:
+            participant = self._participant
+            is_last = self._passes == len(participant.open_batches) and not participant.is_torn
+            participant.state.backward(functools.partial(own, loss, **kwargs), last=is_last)
         self._weighed.note()
+
+    def rides(self) -> Mapping[str, npt.ArrayLike]:
+        return self._passed.rides()
+
+    def heard(self, rides: Rides) -> bool:
+        self._passed.heard(rides)
+        return True
 
     # -- a step that is torn --
 

@@ -11,6 +11,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.attributes import set_by
 
@@ -51,20 +52,16 @@ class Passed:
         if given.part.samples:  # else it is another worker's
             self._found[number, int(made)] = 1.0
 
-    def agree(self, objective: torch.Tensor) -> torch.Tensor:
-        """What workers say to each other before they sum gradients. ``objective``: is returned.
+    def rides(self) -> dict[str, torch.Tensor]:
+        """What the other workers are told with the step's gradients."""
+        return {"passes": self._found} if self._may_skip and self._job.size > 1 else {}
 
-        Raises:
-            UserError: workers differ.
-            WorldBroken: nothing is known.
+    def heard(self, rides: Rides) -> None:
+        """Raises:
+        UserError: workers differ.
         """
-        if not self._may_skip or self._job.size == 1:
-            return objective
-        total = self._found.clone()
-        self._job.collective.sum_([total], "elasticdl.passes")
-        if bool(total.all(dim=1).any()):
+        if self._may_skip and self._job.size > 1 and bool(rides["passes"].all(axis=1).any()):
             raise UserError(DIFFER)
-        return objective
 
 
 class TrainersState(LoopState):

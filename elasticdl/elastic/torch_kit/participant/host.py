@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
 from elasticdl.elastic.torch_kit.pieces.kept import Noted
+from elasticdl.elastic.torch_kit.reduction.rides import Rides
+
+
+class Outcome(Enum):
+    """What becomes of the open batches."""
+
+    MADE = "the gradients are everybody's; the parameters may change"
+    BEHIND = "the other workers have made this step; this worker is on its way to where they are"
+    DROPPED = "the script must be given these batches again"
 
 
 @dataclass(slots=True)
@@ -85,6 +96,20 @@ class Host:
     def step_over(self) -> None:
         """The parameters have changed by the open batches, or stay as they are for good."""
 
+    # -- a step --
+
+    def rides(self) -> Mapping[str, npt.ArrayLike]:
+        """Small numbers, by name, that are summed with the gradients of the open batches; of the same names and shapes on all workers."""
+        return {}
+
+    def heard(self, rides: Rides) -> bool:
+        """The sums over all workers. Returns whether the step may be made of these batches. If not, its gradients are made again, by `remake`.
+
+        Raises:
+            UserError: the workers can't make one step.
+        """
+        return True
+
     # -- worlds --
 
     def rank_known(self) -> None:
@@ -123,5 +148,5 @@ class Host:
         """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""
         raise error
 
-    def step_was_torn(self) -> None:
-        """The step was made again, here or by others; or it is dropped."""
+    def was_remade(self) -> None:
+        """`remake` was called for the open batches, or others have made the step, or it is dropped."""

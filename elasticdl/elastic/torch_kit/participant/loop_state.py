@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import Buffers
+from elasticdl.elastic.torch_kit.reduction.reducer import Sums
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
@@ -44,8 +46,6 @@ class LoopState(TorchState):
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
-        # What the workers tell each other before they sum, of what this worker adds to the loss; returns that.
-        self.before_sum: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -149,28 +149,35 @@ class LoopState(TorchState):
     def drop_gradients(self) -> None:
         self._reducer.drop_gradients()
 
-    def reduce(self, plan: StepPlan, objective: torch.Tensor, samples: int) -> None:
-        """``objective``: what this worker adds to the loss. ``samples``: this worker's, of ``plan.batch``.
+    def sum(
+        self,
+        plan: StepPlan,
+        objective: torch.Tensor,
+        samples: int,
+        rides: Mapping[str, npt.ArrayLike] = MappingProxyType({}),
+    ) -> Sums:
+        """Sum the gradients of the step of this ``plan`` over the workers, and what rides with them, by name.
+
+        ``objective``: what this worker adds to the loss. ``samples``: this worker's, of ``plan.batch``. The step is everybody's with `agreed`.
 
         Raises:
             WorldBroken: the step is torn; gradients are gone.
         """
-        if self.before_sum is not None:
-            self._job.advance(Activity.WAIT)
-            objective = self.before_sum(objective)
-        self._job.begin(plan)
-        share = samples / plan.batch
+        for name, numbers in rides.items():
+            self._reducer.ride(name, numbers)
         # The script has made a pass also where none of the samples is this worker's.
         mean = objective * (plan.batch / samples) if samples else 0.0
-        is_first = self._job.world.rank == 0
-        self._reducer.add(mean, samples, weight=share, is_first=is_first, passes=len(plan.micro_batches))
+        is_first, passes = self._job.world.rank == 0, len(plan.micro_batches)
+        self._reducer.add(mean, samples, weight=samples / plan.batch, is_first=is_first, passes=passes)
         self._job.advance(Activity.WAIT)
-        outcome = self._reducer.close(
+        return self._reducer.close(
             leaving=self._job.leaving, batch=self._batch_check.ballot(plan), state=self._check.ballot()
         )
-        self._voted(outcome.vote, outcome.seconds)
 
-    def _cast_end_vote(self, state: int) -> Vote:
-        if self.before_sum is not None:
-            self.before_sum(torch.zeros(()))  # as the others do before they vote on a step
-        return super()._cast_end_vote(state)
+    def agreed(self, sums: Sums) -> None:
+        """These are the sums of the step that is to be made.
+
+        Raises:
+            RuntimeError, UserError, WorldBroken: the workers do not make the same step.
+        """
+        self._voted(sums.vote, sums.seconds)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from typing import Any, NoReturn
 
 import torch
@@ -20,28 +19,22 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
+from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, SubBatch, plan_of
+from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch, plan_of
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.groups import groups_are_there
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
 from elasticdl.elastic.torch_kit.reduction.hooks import EVERYBODY
+from elasticdl.elastic.torch_kit.reduction.reducer import Sums
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 log = logging.getLogger(__name__)
-
-
-class Outcome(Enum):
-    """What becomes of the open batches."""
-
-    MADE = "the gradients are everybody's; the parameters may change"
-    BEHIND = "the other workers have made this step; this worker is on its way to where they are"
-    DROPPED = "the script must be given these batches again"
 
 
 class Participant:
@@ -262,7 +255,7 @@ class Participant:
             except WorldBroken as error:
                 failure = error
         if was_torn or self.job.world.version != version:
-            self._host.step_was_torn()
+            self._host.was_remade()
         if self.is_reduced:
             return Outcome.MADE
         return Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
@@ -334,12 +327,28 @@ class Participant:
     # -- details --
 
     def _sum(self, larger: float) -> None:
-        samples = sum(given.part.samples for given in self.open_batches)
-        objective = sum((given.objective for given in self.open_batches), torch.zeros(()))
-        self.state.reduce(plan_of(self.open_batches, self.state.progress), objective * larger, samples)
+        plan = plan_of(self.open_batches, self.state.progress)
+        self.job.begin(plan)
+        sums = self._sum_once(plan, larger)
+        while not self._host.heard(sums.rides):  # some workers leave batches out, so all do
+            self._begin_again()
+            self.remake()
+            self._host.was_remade()
+            sums = self._sum_once(plan, larger)
+        self.state.agreed(sums)
         self.is_reduced, self.is_torn = True, False
         self.state.hooks.require_one_pass(sum(max(1, given.backwards) for given in self.open_batches), self.job.warn)
         self.state.hooks.call(self.common_seed)
+
+    def _sum_once(self, plan: StepPlan, larger: float) -> Sums:
+        samples = sum(given.part.samples for given in self.open_batches)
+        objective = sum((given.objective for given in self.open_batches), torch.zeros(()))
+        return self.state.sum(plan, objective * larger, samples, self._host.rides())
+
+    def _begin_again(self) -> None:
+        self.state.reset_buffers()  # the script may have gone on
+        self.state.begin_step()
+        self.state.drop_gradients()
 
     def _mend(self) -> None:
         """Have gradients of the open batches, of this worker's present part.
@@ -347,10 +356,8 @@ class Participant:
         Raises:
             WorldBroken: of the present world.
         """
-        self.state.reset_buffers()  # the script may have gone on
         self._host.take_back()
-        self.state.begin_step()
-        self.state.drop_gradients()
+        self._begin_again()
         try:
             self.remake()
             self._host.give_back()

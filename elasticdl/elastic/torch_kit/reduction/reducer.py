@@ -33,7 +33,7 @@ ROOM = 64  # numbers that may ride before a step needs a second collective, once
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Sums:
     """What a step's sums have told."""
 
     vote: Vote
@@ -193,7 +193,7 @@ class GradientReducer:
         batch: int = 0,
         state: int = 0,
         scale: float = 1.0,
-    ) -> Outcome:
+    ) -> Sums:
         """Sum over the world all that was added.
 
         ``leaving``, ``stopping``: this worker's votes. ``share``: of this worker in a step whose batches are its own, by which its running statistics count; None
@@ -214,7 +214,7 @@ class GradientReducer:
             self._sum(scale)
         self._buffers.update(round(self._votes[vote.SAMPLES]))
         self._count_passes()
-        return Outcome(self._vote(), self._rides, self.passes.seconds)
+        return Sums(self._vote(), self._rides, self.passes.seconds)
 
     def end(self, state: int = 0) -> Vote:
         """Take part in a step without anything to add: this worker's training is over. ``state``: as for `close`.
