@@ -297,9 +297,6 @@ class WorkerCore:
 
     # ---- actions ----
 
-    def _nothing(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return []
-
     def _ask(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         reason, broken = "ready", False
         if before is not S.PREPARING:
