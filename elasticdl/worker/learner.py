@@ -97,7 +97,7 @@ class Learner(ABC):
     Making one runs a warm-up pass: it takes long, and belongs before joining.
     """
 
-    context_class: ClassVar[type[JobContext[Any]]]  # of which this worker's part in the job is one
+    context_class: ClassVar[type[JobContext]]  # of which this worker's part in the job is one
     codec: ClassVar[Codec]
     state: TrainingState  # its values hold the ledger
     loader: ElasticLoader[Any]
@@ -105,7 +105,7 @@ class Learner(ABC):
     driver = Driver()
     evaluator: Evaluator | None = None  # none without evaluation data
 
-    def __init__(self, module: ModelModule, spec: JobSpec, context: JobContext[Any], model: Any) -> None:
+    def __init__(self, module: ModelModule, spec: JobSpec, context: JobContext, model: Any) -> None:
         """Raises:
         UserError: the module does not keep the contract.
         Exception: whatever the user's code raises.

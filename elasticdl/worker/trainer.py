@@ -30,7 +30,7 @@ STOP_SHARE = 0.8  # of --stop_grace: after it, the worker is killed
 class Trainer(EpochDriver[Ledger]):
     """Runs one worker's part of a training."""
 
-    def __init__(self, spec: JobSpec, context: JobContext[Any], learner: Learner) -> None:
+    def __init__(self, spec: JobSpec, context: JobContext, learner: Learner) -> None:
         epochs, max_step = spec.num_epochs, spec.max_step
         super().__init__(context, learner.loader, learner.state, learner.ledger, epochs=epochs, max_step=max_step)
         self._spec = spec

@@ -42,7 +42,11 @@ def vote(samples=GLOBAL_BATCH, **said):
 
 # What the training thread does, with a worker and without an event.
 def bound(progress=None, order=ORDER, **options):
-    return lambda worker: worker.core.bind(Position(progress, order=order, keeper=worker, **options))
+    def bind(worker):
+        if worker.core.state not in (S.WAITING, S.CONNECTING, S.LEAVING):  # else that thread is on its way to a world
+            worker.core.bind(Position(progress, order=order, keeper=worker, **options))
+
+    return bind
 
 
 def synced(step=0):

@@ -122,6 +122,11 @@ def test_other_values_are_not_the_same(one, other):
     assert plain_data.checksum(one) != plain_data.checksum(other)
 
 
+def test_an_outline_that_another_version_has_written_is_no_dict():
+    with pytest.raises(ValueError, match="another version"):
+        plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
+
+
 def test_a_class_that_is_not_there_is_one_line(monkeypatch):
     written = plain_data.dumps(Best(3, []))
     monkeypatch.delattr(f"{__name__}.Best")

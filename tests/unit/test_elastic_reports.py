@@ -1,5 +1,6 @@
 """What a worker tells its master unasked, and again when its stream is opened anew; and a session that fails."""
 
+import gc
 import threading
 
 import pytest
@@ -56,6 +57,19 @@ class Rank0:
 
     def flush(self):
         self.sent += steps_of(self.reporting.flush())
+
+
+def test_steps_that_nobody_takes_are_not_kept_for_ever():
+    """As of a script that runs without a master."""
+
+    def held():
+        return sum(isinstance(each, m.StepReport) for each in gc.get_objects())
+
+    before, r = held(), Rank0()
+    r.add(*range(KEPT_STEPS + 10))
+    assert held() - before <= KEPT_STEPS
+    r.flush()
+    assert (r.sent[0], len(r.sent)) == (10, KEPT_STEPS)
 
 
 def test_each_step_is_sent_once_until_the_stream_is_another():

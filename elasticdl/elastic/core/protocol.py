@@ -57,6 +57,15 @@ class Command(Instruction, StrEnum):
     COMPLETE = "all members' training functions have returned"
 
 
+class SaveScope(Enum):
+    """What is saved of a training state; see `elasticdl.elastic.core.position`."""
+
+    WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
+    AT_COMMIT = (
+        "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
+    )
+
+
 # ---- events: the session ----
 
 
@@ -196,15 +205,6 @@ class Train(Instruction):
     """Call the training function."""
 
     world: World
-
-
-class SaveScope(Enum):
-    """What is saved of a training state; see `elasticdl.elastic.core.position`."""
-
-    WITH_PARAMETERS = "what moves with the parameters: buffers, the learning rate's rule"
-    AT_COMMIT = (
-        "the user's values and the optimizer's settings; where each commit copies the parameters, all of the state"
-    )
 
 
 @dataclass(frozen=True, slots=True)

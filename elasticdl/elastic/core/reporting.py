@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections import deque
 from itertools import takewhile
-from queue import Empty, SimpleQueue
 
 from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
@@ -34,7 +32,8 @@ class Reporting:
         self.clock = PauseClock()
         self.times = StepClock()
         self.totals = (0, 0)  # steps and epochs that there are to do in all, as far as is known; for the time left
-        self._made: SimpleQueue[StepReport] = SimpleQueue()
+        # Put in by the training thread. Without a master nobody takes them out.
+        self._made: deque[StepReport] = deque(maxlen=KEPT_STEPS)
         self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
         self._sent = (0, 0)  # world and step of the last report that was sent
         self._is_reporter = False
@@ -80,7 +79,7 @@ class Reporting:
         self.times.step_made(now)
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
         self._last_step_at = now
-        self._made.put(
+        self._made.append(
             StepReport(
                 step=progress.step,
                 epoch=progress.epoch,
@@ -104,9 +103,8 @@ class Reporting:
 
     def flush(self) -> list[Message]:
         """The steps that were not sent."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._steps.append(self._made.get_nowait())
+        while self._made:
+            self._steps.append(self._made.popleft())
         if not self._is_reporter:
             return []
         sent = self._sent

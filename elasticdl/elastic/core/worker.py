@@ -6,7 +6,8 @@ What may happen at any time, such as a message of the master, is in `_note`: it 
 What happens in each step is no event, and takes no lock. Which thread writes what:
 
 - The training thread: `position`, `reporting.times`, `reporting.clock`, `reporting.totals` and what `reporting` notes of a
-  step, by the methods below *each step*. While it trains, nobody else changes `state` or `world`.
+  step, by the methods below *each step*. While it trains, nobody else changes `state` or `world`. That it makes progress may
+  also be told by a thread of its own (`Reporting.advance`): at worst one such word is lost.
 - Whoever holds the lock: all the rest. Only while the training thread waits for a world does another thread enter one.
 - Readers without the lock see one field at a time: `progress`, a vote, a standing are objects that are replaced as a whole.
 """
@@ -296,9 +297,6 @@ class WorkerCore:
         return [p.Send(self._draining)] if self.under_master else []
 
     # ---- actions ----
-
-    def _nothing(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
-        return []
 
     def _ask(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         reason, broken = "ready", False

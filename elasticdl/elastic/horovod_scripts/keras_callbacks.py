@@ -26,7 +26,7 @@ class Backend:
 
     @staticmethod
     def set_value(variable: Any, value: float) -> None:
-        if hasattr(variable, "assign"):  # else it is a number, which `refuse_momentum` has seen to be 0
+        if hasattr(variable, "assign"):  # else it is a number, which `_refuse_momentum` has seen to be 0
             variable.assign(value)
 
 

@@ -273,4 +273,5 @@ class ScriptWorker:
         never is to blame as long as any of them moves, unless its world is broken: that it must leave.
         """
         if not self._session.core.broken and self._stillness.moved():
+            # If the script commits at this very moment, the times of one step are wrong: what is told are medians of many.
             self._session.core.reporting.advance(Activity.WAIT, time.monotonic())

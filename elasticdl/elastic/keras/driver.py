@@ -89,7 +89,7 @@ class KerasDriver:
         self._first = [callback_state.take(callback) for callback in callbacks]  # what they kept at that time
         self._outside: dict[int, Outside] = {}
         self._named: set[tuple[int, str]] = set()  # what is known not to travel
-        self._begun_epoch = self._ended_epoch = -1
+        self._ended_epoch = -1
         state.begun.before_load, state.callbacks.compare = self._catch_up, self._compared
         self._begun_step = 0
         self._ended = False
@@ -168,7 +168,7 @@ class KerasDriver:
             self._name_what_stays(number)
         return {
             "callbacks": {str(number): self._kept(number) for number in numbers},
-            "begun_epoch": self._begun_epoch,
+            "begun_epoch": self._state.begun.epoch,
             "ended_epoch": self._ended_epoch,
             "begun_step": self._begun_step,
             "ended": self._ended,
@@ -176,8 +176,7 @@ class KerasDriver:
         }
 
     def unpack(self, packed: Attributes) -> None:
-        self._begun_epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
-        self._state.begun.epoch = self._begun_epoch
+        self._state.begun.epoch, self._ended_epoch = packed["begun_epoch"], packed["ended_epoch"]
         self._begun_step, self._ended = packed["begun_step"], packed["ended"]
         self.rate.load(packed["rate"])
         self._load(packed["callbacks"])
@@ -185,8 +184,8 @@ class KerasDriver:
     # -- epochs, steps and evaluations, in Keras's order --
 
     def on_epoch_begin(self, epoch: int) -> None:
-        if self._begun_epoch < epoch:
-            self._begun_epoch = self._state.begun.epoch = epoch
+        if self._state.begun.epoch < epoch:
+            self._state.begun.epoch = epoch
             self.rate.begin_epoch(epoch)
             # A schedule is asked by the training state: when the world changes as well.
             self.tell("on_epoch_begin", epoch, {}, but=keras.callbacks.LearningRateScheduler)
@@ -239,8 +238,8 @@ class KerasDriver:
 
     def _catch_up(self, epoch: int) -> None:
         """Begin an epoch that has begun before this worker came, or the training was resumed; what it sets is loaded next."""
-        if self._begun_epoch < epoch:
-            self._begun_epoch = self._state.begun.epoch = epoch
+        if self._state.begun.epoch < epoch:
+            self._state.begun.epoch = epoch
             for callback in self._active:
                 if not isinstance(callback, keras.callbacks.LearningRateScheduler):
                     callback.on_epoch_begin(epoch, {})

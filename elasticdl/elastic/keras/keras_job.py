@@ -15,7 +15,7 @@ from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
-class ElasticContext(JobContext[Collective]):
+class ElasticContext(JobContext):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     @classmethod

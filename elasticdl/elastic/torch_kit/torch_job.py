@@ -23,7 +23,7 @@ from elasticdl.elastic.training.runtime import ScriptRuntime
 FORBIDDEN = "forbidden steps"
 
 
-class ElasticContext(JobContext[Collective]):
+class ElasticContext(JobContext):
     """What a training script holds of its job. Make it with `connect`, and `close` it."""
 
     divides_batches = True  # as there is no `fit`

@@ -76,7 +76,7 @@ def make_policy(global_batch_size: Any, batch_size_per_worker: Any, max_gpu_batc
 class CurrentJob:
     """The one job of this process: under a master its workers count, alone the GPUs."""
 
-    context: JobContext[Any] | None = None
+    context: JobContext | None = None
     gpus: int = 1  # that a script which runs alone computes on
     _asked_whole: bool = False
     _is_whole: bool = False

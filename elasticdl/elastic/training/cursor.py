@@ -44,7 +44,7 @@ class Cursor(Protocol):
 class StepBatch:
     """This worker's share of one global batch: iterate over its micro-batches, once."""
 
-    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: JobContext[Any]) -> None:
+    def __init__(self, plan: StepPlan, samples: Iterator[Any], job: JobContext) -> None:
         self.plan = plan
         self.micro_batch = -1  # number of the present one, from 0
         self.over = False  # the loader has given another, or the world has changed
@@ -91,7 +91,7 @@ class Ordered:
 
     def __init__(
         self,
-        job: JobContext[Any],
+        job: JobContext,
         data: Sized | int,
         *,
         shuffle: bool = True,

@@ -52,7 +52,7 @@ class EpochDriver(Hooks, ABC, Generic[LedgerT]):
 
     def __init__(
         self,
-        context: JobContext[Any],
+        context: JobContext,
         loader: ElasticLoader[Any],
         state: TrainingState,
         ledger: LedgerT,

@@ -31,7 +31,7 @@ Metrics = Mapping[str, Callable[[Any, Any], float]]  # of labels and outputs
 
 
 def my_batches(
-    context: JobContext[Any], samples: int, most: int, fetch: Fetch
+    context: JobContext, samples: int, most: int, fetch: Fetch
 ) -> Generator[tuple[int, Any, Any], None, None]:
     """This member's share, in batches of at most ``most`` samples: the number of samples, inputs and labels of each.
 
@@ -45,7 +45,7 @@ def my_batches(
             yield each.samples, inputs, labels
 
 
-def sum_of_all(context: JobContext[Any], mine: Sequence[Array], name: str) -> list[Array]:
+def sum_of_all(context: JobContext, mine: Sequence[Array], name: str) -> list[Array]:
     """Each array summed over all members.
 
     Raises:
@@ -75,7 +75,7 @@ class Evaluator(ABC):
     loss: Callable[[Any, Any], Any]  # of labels and outputs
     metrics: Metrics
     batch_size: int  # that fits the device
-    context: JobContext[Any]
+    context: JobContext
 
     def evaluate(self, tell: Callable[..., object] = lambda *_: None) -> Evaluation:
         """``tell`` hears of this member's batches as Keras tells its callbacks: the hook's name, the batch and the logs, which

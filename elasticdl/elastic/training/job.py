@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 LINGER_SHARE = 0.5
 
 Result = TypeVar("Result")
-CollectiveT = TypeVar("CollectiveT", bound=Collective)
 
 
 class Hooks:
@@ -55,12 +54,12 @@ class Hooks:
         """All members stand at the same state."""
 
 
-class JobContext(Steps, Generic[CollectiveT]):
+class JobContext(Steps):
     """What a training script holds of its job, whatever the framework. Make it with `connect`, and `close` it."""
 
     divides_batches: ClassVar[bool] = False  # scripts that ask for batch sizes do so to divide batches themselves
 
-    def __init__(self, session: Session, collective: CollectiveT, policy: BatchPolicy, seed: int) -> None:
+    def __init__(self, session: Session, collective: Collective, policy: BatchPolicy, seed: int) -> None:
         super().__init__(session)
         self.collective = collective
         self.policy = policy
@@ -116,7 +115,7 @@ class JobContext(Steps, Generic[CollectiveT]):
 
     @classmethod
     @abstractmethod
-    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> CollectiveT:
+    def _open_collective(cls, endpoint: Endpoint | None, engine: str) -> Collective:
         """Without an endpoint when this process runs alone. ``engine``: as ``--collective``."""
 
     # -- facts --
@@ -277,7 +276,7 @@ class JobContext(Steps, Generic[CollectiveT]):
 class _Trainee:
     """What a job and its training state do on the way from world to world (`elasticdl.elastic.training.worlds.Member`)."""
 
-    job: JobContext[Any]
+    job: JobContext
     state: Carried
     hooks: Hooks
 
@@ -304,4 +303,4 @@ class _Trainee:
         self.job.all_ended(self.state.cast_end_vote())
 
 
-ContextT = TypeVar("ContextT", bound=JobContext[Any])
+ContextT = TypeVar("ContextT", bound=JobContext)

@@ -113,6 +113,8 @@ def put_together(outline: Any, arrays: Mapping[str, Any]) -> Any:
         case {"__kind__": name, "parts": parts}:
             return KINDS[str(name)].make(put_together(parts, arrays))
         case dict():
+            if any(key.startswith(MARK) for key in outline):
+                raise ValueError(f"an outline holds {', '.join(outline)}: another version of elasticdl wrote it")
             return {key: put_together(item, arrays) for key, item in outline.items()}
         case list():
             return [put_together(item, arrays) for item in outline]

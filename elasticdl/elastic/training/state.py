@@ -52,7 +52,7 @@ class TrainingState(ABC):
 
     def __init__(
         self,
-        job: JobContext[Any],
+        job: JobContext,
         tensors: Tensors,
         settings: Settings,
         sampler: Ordered | None,

@@ -22,7 +22,7 @@ from elasticdl.elastic.training.worlds import Worlds
 
 
 class Steps(ABC):
-    """A part of a job; only the training thread calls what is here."""
+    """A part of a job. Only the training thread calls what is here, but for `advance` with ``ALIVE``."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -148,7 +148,7 @@ class Steps(ABC):
         self._core.position.progress = self.progress.next_epoch()
 
     def advance(self, activity: Activity) -> None:
-        """Something was done, and this is begun."""
+        """Something was done, and this is begun. Any thread may say that what was begun goes on (``ALIVE``)."""
         self._core.reporting.advance(activity, time.monotonic())
 
     def resume_clock(self) -> None:
