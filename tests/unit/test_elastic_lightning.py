@@ -454,7 +454,8 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
 def steps_of(job, **values):
     """With open batches what workers say is part of the step; see `Agreements.ask`."""
     steps = Participant.__new__(Participant)
-    of_nothing = {"open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
+    state = SimpleNamespace(begin_launched=lambda: None)
+    of_nothing = {"state": state, "open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
     vars(steps).update({"job": job, "position": ScriptPosition(), **of_nothing, **values})
     steps.agreements = Agreements(steps, steps.position.answers)
     return steps

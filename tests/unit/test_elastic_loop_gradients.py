@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.reduction import buckets
@@ -350,6 +351,29 @@ def test_workers_sum_in_one_order_though_some_parts_leave_parameters_out(monkeyp
     torch.testing.assert_close([ones, others], [expected] * 2)
     assert mean == other_mean == pytest.approx(expected_mean)
     assert begun == others_begun
+
+
+def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypatch):
+    monkeypatch.setattr(LoopHost, "rides", lambda _: {"number": [1.0]})
+    monkeypatch.setattr(LoopHost, "heard", lambda _, rides: bool(rides["number"] == 2))
+    board = Board(2)
+
+    def train(rank):
+        member = Member(rank, board)
+        for number, (x, y) in enumerate(member.loader):
+            member.loss(x, y).backward()
+            for each in (member.body, member.head):
+                each.step()
+                each.zero_grad()
+            if rank and number == 2:
+                break
+        member.script.view.finish()
+
+    def ended(rank):
+        with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 3 and the others go on"):
+            train(rank)
+
+    in_threads(ended, range(2))
 
 
 def test_further_modules_that_are_trained_and_have_buffers_are_found():

@@ -62,14 +62,13 @@ class Participant:
         self.share = share
         self.is_reduced = False  # the gradients of the open batches are everybody's
         self.is_torn = False  # the open batches were divided anew; what the script makes is not of its present part
-        self.is_catching_up = (
-            False  # another worker's state has come; what the script does has no effect until it is there
-        )
+        self.is_catching_up = False  # another's state has come; what the script does has no effect until it is there
         self.agreements = Agreements(self, position.answers)
         self._host = host
         self._on_the_way = contextlib.ExitStack()  # while this worker is catching up
         self._ended_epoch = -1  # the last epoch of which this worker has made the last step
         self._in_pieces = in_pieces
+        self._is_remaking = False  # gradients of the open batches, in passes of which nobody knows the last
         self._least = least_samples([state.model])
 
     # -- worlds --
@@ -234,7 +233,7 @@ class Participant:
         """
         weight *= self.share
         given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
-        self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
+        self.state.backward(lambda: run(weight), last=False if self.is_torn or self._is_remaking else last)
 
     def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
@@ -297,6 +296,7 @@ class Participant:
         self._host.begin_remake(pieces)
         # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
         counted = self.state.attributes.note() if self._in_pieces else None
+        self._is_remaking = True
         try:
             for given, samples in pieces:
                 self.job.advance(Activity.ALIVE)
@@ -308,6 +308,7 @@ class Participant:
                         self._host.remake(given, sample.content, sample.weight)
                         made(sample.samples, sample.samples / (given.part.samples or 1))
         finally:
+            self._is_remaking = False
             if counted is not None:
                 self.state.attributes.put_back(counted)
 
@@ -330,7 +331,7 @@ class Participant:
         plan = plan_of(self.open_batches, self.state.progress)
         self.job.begin(plan)
         sums = self._sum_once(plan, larger)
-        while not self._host.heard(sums.rides):  # some workers leave batches out, so all do
+        while not sums.vote.ended and not self._host.heard(sums.rides):  # some workers leave batches out, so all do
             self._begin_again()
             self.remake()
             self._host.was_remade()
