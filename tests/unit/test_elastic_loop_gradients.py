@@ -129,7 +129,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
 
     def note(number):
         if number == 4:  # between two steps of the head
-            sent.append(copy.deepcopy(old.script.view.participant.state.state_dict()))
+            sent.append(copy.deepcopy(old.script.host.participant.state.state_dict()))
 
     for number, (x, y) in enumerate(old.loader):
         note(number)
@@ -158,11 +158,11 @@ def test_other_parameters_than_the_states_are_told():
     one, other = Member(0, Board(1)), Member(0, Board(1))
     other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     together(one)
-    view = other.script.view
-    view._begin(view._data.of_epoch(0)[0])
-    sent = one.script.view.participant.state.state_dict()
+    host = other.script.host
+    host._begin(host._data.of_epoch(0)[0])
+    sent = one.script.host.participant.state.state_dict()
     with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
-        view.participant.state.load_state_dict(sent)
+        host.participant.state.load_state_dict(sent)
 
 
 def for_a_gan(member, x, y):
@@ -337,7 +337,7 @@ def test_workers_sum_in_one_order_though_some_parts_leave_parameters_out(monkeyp
             if rank == 1:  # on the other the layer's output is dropped
                 loss = loss + 0 * model[2](x).mean()
             loss.backward()
-            mean = (loss + 1).item() if script is None else script.view.mean(loss + 1)
+            mean = (loss + 1).item() if script is None else script.host.mean(loss + 1)
             if drops and number == 4:
                 optimizer.zero_grad()
                 mse_loss(model[0](x) + model[1](x), y).backward()
@@ -367,7 +367,7 @@ def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypa
                 each.zero_grad()
             if rank and number == 2:
                 break
-        member.script.view.finish()
+        member.script.host.finish()
 
     def ended(rank):
         with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 3 and the others go on"):

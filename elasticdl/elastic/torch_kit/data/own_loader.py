@@ -173,7 +173,7 @@ class RandomStreams:
 
 
 def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
-    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Compared.other_parts`."""
+    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
     states = {
         "python": np.array(pythons[1], np.int64),
         "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),
