@@ -145,9 +145,7 @@ def lightning(way: str, work: Work, begin: Begin) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    elastic: Any = trainer.strategy
-    team = _of_job(lambda: elastic._participant.job) if way == ELASTIC else _team(way)
-    on_step = begin(team)
+    on_step = begin(_team(way))
     data = make_dataset(work.model, work.samples)
     trainer.fit(Module(), DataLoader(data, batch_size=work.batch // devices, shuffle=True))
 

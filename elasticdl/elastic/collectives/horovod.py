@@ -103,7 +103,7 @@ def is_wanted(engine: str, tensors: TensorAdapter) -> bool:
             return bool(importlib.import_module(tensors.horovod).gloo_built())
         except ImportError:
             return False
-    return engine != "torch"
+    return engine == "horovod"
 
 
 def require_horovod(tensors: TensorAdapter) -> ModuleType:

@@ -6,18 +6,16 @@ It travels to workers that come later, which go on from there as from a checkpoi
 from __future__ import annotations
 
 import importlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.tree import mapped
 from elasticdl.elastic.lightning.logged import Held, Logged
-from elasticdl.elastic.torch_kit.data.own_loader import stream_parts
+from elasticdl.elastic.torch_kit.data.own_loader import Streams, restore_streams, stream_parts, streams
 from elasticdl.elastic.training.pieces import Piece
 
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "elasticdl")
@@ -26,18 +24,6 @@ PLAIN = (bool, int, float, str)
 OF_EACH_WORKER = ("time_elapsed", "current_score")
 # Attributes of a ModelCheckpoint that are in no state of its own: by these it knows whether it has saved a step already.
 OF_SAVED = ("_last_global_step", "_last_checkpoint", "_defer_save")
-Streams = tuple[Any, Any, torch.Tensor]
-
-
-def streams() -> Streams:
-    """The global generators of Python, NumPy and torch; see `elasticdl.elastic.torch_kit.data.own_loader.RandomStreams`, which takes longer."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def restore_streams(captured: Streams) -> None:
-    random.setstate(captured[0])
-    np.random.set_state(captured[1])
-    torch.set_rng_state(captured[2])
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams, restore_streams, streams
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
@@ -232,7 +232,8 @@ class TrainerHost(Host):
         return self._first > 0 and (at.epoch, at.batch) == (self._epoch, self._first)
 
     def stands_before(self, batch: GlobalBatch) -> None:
-        self._place.outside = RandomStreams.capture()
+        # A step of one worker is not torn: its state is sent from here alone, with the streams as they are then.
+        self._place.outside = RandomStreams.capture() if self.job.size > 1 else b""
         self._place.note(batch.epoch, batch.number)
 
     def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
@@ -282,7 +283,7 @@ class TrainerHost(Host):
             self._reported = self._reported + loss
             return loss
         self._weighed.require()
-        with self.apart():  # a step that is torn is made again
+        with self.apart() if world.size > 1 else contextlib.nullcontext():  # a step that is torn is made again
             outcome = participant.settle()
         self.unwritten.write()
         vote = participant.state.vote
@@ -357,12 +358,12 @@ class TrainerHost(Host):
     @contextlib.contextmanager
     def apart(self, seed: Callable[[], None] = lambda: None) -> Iterator[None]:
         """What is drawn within is this worker's. Whatever else a script draws, as in a callback, all workers draw alike."""
-        outside = RandomStreams.capture()
+        outside = streams()
         try:
             seed()
             yield
         finally:
-            RandomStreams.restore(outside)
+            restore_streams(outside)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""

@@ -151,8 +151,22 @@ class OwnCursor:
         return sample
 
 
+Streams = tuple[Any, Any, torch.Tensor]
+
+
+def streams() -> Streams:
+    """The states of the global generators of Python, NumPy and torch, for this process; `RandomStreams.capture` is for others, and takes longer."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore_streams(captured: Streams) -> None:
+    random.setstate(captured[0])
+    np.random.set_state(captured[1])
+    torch.set_rng_state(captured[2])
+
+
 class RandomStreams:
-    """The global generators of Python, NumPy and torch, as one value."""
+    """The global generators of Python, NumPy and torch, as one value that travels."""
 
     @staticmethod
     def capture() -> bytes:

@@ -67,7 +67,20 @@ def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
 
 
 class Host:
-    """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default."""
+    """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default.
+
+    What a front end calls, in this order:
+
+    - `ScriptRuntime.train_in_place` (`elasticdl.elastic.training.runtime`), with what calls `Participant.end` and returns the state.
+    - `ScriptPosition.note_streams` for epoch 0, before others may be sent it; the position is the value ``place`` of the `LoopState`.
+    - `Participant.join`.
+    - For each epoch ``note_streams``, or ``put_back`` while it is catching up; `OwnLoader.of_epoch`, as `Participant.drawn`; `Participant.batches`.
+    - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
+      While it is catching up, none of these, and no update.
+
+    What loads a batch may draw from the global random streams, and `Participant.settle` seeds them where a step is made again. A host
+    puts them back after both (`loading`), so that all workers go on to draw alike.
+    """
 
     # -- batches --
 

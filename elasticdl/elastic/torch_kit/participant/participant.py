@@ -21,6 +21,7 @@ from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 class Participant:
     """From the first world to the end of the script. What differs between front ends is in `Host`."""
+
+    _part: tuple[tuple[GlobalBatch, World, int], MicroBatch] | None = None  # that was asked for last
 
     def __init__(
         self,
@@ -62,13 +65,12 @@ class Participant:
         self.share = share
         self.is_reduced = False  # the gradients of the open batches are everybody's
         self.is_torn = False  # the open batches were divided anew; what the script makes is not of its present part
-        self.is_catching_up = False  # another's state has come; what the script does has no effect until it is there
+        self.is_catching_up = False  # another worker's state has come; until the script is there, it has no effect
         self.agreements = Agreements(self, position.answers)
         self._host = host
         self._on_the_way = contextlib.ExitStack()  # while this worker is catching up
         self._ended_epoch = -1  # the last epoch of which this worker has made the last step
         self._in_pieces = in_pieces
-        self._is_remaking = False  # gradients of the open batches, in passes of which nobody knows the last
         self._least = least_samples([state.model])
 
     # -- worlds --
@@ -195,7 +197,10 @@ class Participant:
         return batch.plan(workers, self._least, self.seed_of(batch.epoch))
 
     def part_of(self, batch: GlobalBatch) -> MicroBatch:
-        return self.divide(batch, self.job.world.size).whole_run(self.job.world.rank)
+        of = (batch, self.job.world, self.seed_of(batch.epoch))
+        if self._part is None or any(one is not other for one, other in zip(of, self._part[0], strict=True)):
+            self._part = of, self.divide(batch, of[1].size).whole_run(of[1].rank)
+        return self._part[1]
 
     def seed(self, batch: GlobalBatch) -> None:
         """For what is drawn from here to the next batch: the same when this part of the batch is made again, by whichever worker."""
@@ -227,13 +232,12 @@ class Participant:
     ) -> None:
         """As much of the gradient of the mean over a global batch as comes from a part of this weight.
 
-        ``run``: makes the gradients of ``loss`` times the factor that it is given. ``scale``: by which the loss was multiplied for
-        the sake of small gradients. ``last``: whether it is the step's last pass, within which gradients are summed; None: it is, if it was in
-        the steps before.
+        ``run``: makes the gradients of ``loss`` times the factor that it is given. ``scale``: by which the loss was multiplied for the sake
+        of small gradients. ``last``: it is the step's last pass, within which sums begin; None: it is, if it was in the steps before.
         """
         weight *= self.share
         given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
-        self.state.backward(lambda: run(weight), last=False if self.is_torn or self._is_remaking else last)
+        self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
 
     def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
         """Unless that is done, sum the gradients of all workers, in whatever world that is possible.
@@ -255,9 +259,8 @@ class Participant:
                 failure = error
         if was_torn or self.job.world.version != version:
             self._host.was_remade()
-        if self.is_reduced:
-            return Outcome.MADE
-        return Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
+        behind = Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
+        return Outcome.MADE if self.is_reduced else behind
 
     def close(self) -> None:
         """The parameters have changed, or stay as they are for good: the next batch begins a step."""
@@ -296,7 +299,6 @@ class Participant:
         self._host.begin_remake(pieces)
         # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
         counted = self.state.attributes.note() if self._in_pieces else None
-        self._is_remaking = True
         try:
             for given, samples in pieces:
                 self.job.advance(Activity.ALIVE)
@@ -308,14 +310,12 @@ class Participant:
                         self._host.remake(given, sample.content, sample.weight)
                         made(sample.samples, sample.samples / (given.part.samples or 1))
         finally:
-            self._is_remaking = False
             if counted is not None:
                 self.state.attributes.put_back(counted)
 
     def pieces(self, given: OpenBatch) -> list[SubBatch]:
         """This worker's part in the present world, loaded anew."""
         assert self.data is not None, "a batch was loaded"
-        load = self.data.load_at_once
         given.part = part = self.part_of(given.batch)
         given.begin_again()
         seed_generators(part.seed)
@@ -323,7 +323,7 @@ class Participant:
         if self._in_pieces and part.samples:  # a worker without a sample makes a pass that counts for nothing
             world = self.job.world
             pieces = self.divide(given.batch, world.size).mine(world.rank, given.most, self._least)
-        return [SubBatch(load(piece.indices), piece.weight, piece.samples) for piece in pieces]
+        return [SubBatch(self.data.load_at_once(piece.indices), piece.weight, piece.samples) for piece in pieces]
 
     # -- details --
 

@@ -203,6 +203,9 @@ class LoopGradients(Piece):
 
     def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         """Each once, with the number of its optimizer."""
+        if len(self._optimizers) == 1:  # which has each once
+            yield from ((0, each) for group in self._optimizers[0].param_groups for each in group["params"])
+            return
         met: set[int] = set()
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
