@@ -194,10 +194,10 @@ class PlainScript:
         self.context.session.jobs_place = lambda: (0, 0)
         self.context.join = lambda state: self._join(state, collective.world)
         self.model, self.optimizer = model, optimizer
-        self.view = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
+        self.host = LoopHost(self.context, model, optimizer, OwnLoader(loader), values, lambda: None)
         for each in each_of(optimizer):
-            _speak_to(self.view, each)
-        self.loader = PreparedLoader(loader, self.view)
+            _speak_to(self.host, each)
+        self.loader = PreparedLoader(loader, self.host)
 
     def _join(self, state, world):
         self.context._ask_for_world(state)

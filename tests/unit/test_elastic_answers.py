@@ -78,14 +78,14 @@ class Worker:
         x = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
         noise = torch.randn(60, 1, generator=torch.Generator().manual_seed(2))
         self.loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True) + 3 * noise), batch_size=12)
-        self.mean, self.view, self.warnings = lambda value: torch.as_tensor(value).item(), None, []
+        self.mean, self.host, self.warnings = lambda value: torch.as_tensor(value).item(), None, []
         if board is not None:
             self._prepare(rank, board)
 
     def _prepare(self, rank, board):
         values = {"scheduler": self.scheduler}
         script = PlainScript(rank, board, self.model, self.optimizer, self.loader, lambda: values, kind=Mortal)
-        self.loader, self.view, self.mean, context = script.loader, script.view, script.view.mean, script.context
+        self.loader, self.host, self.mean, context = script.loader, script.host, script.host.mean, script.context
         context.warn = self.warnings.append
 
         def change_world(state, why):
@@ -106,10 +106,10 @@ class Worker:
         told = {}
         try:
             for number, (x, y) in enumerate(self.loader):
-                batch = number if self.view is None else self.view._last.batch.number
+                batch = number if self.host is None else self.host._last.batch.number
                 self.optimizer.zero_grad()
                 found = loop(self, x, y)
-                if self.view is None or not self.view.is_idle:
+                if self.host is None or not self.host.is_idle:
                     told[batch] = found
         except Killed:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import elastic_keras_kit
 import elastic_kit
@@ -16,7 +17,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.training.batch_check import BatchCheck
 from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
 
 
@@ -197,3 +200,16 @@ def test_who_comes_in_with_other_data_refuses_itself_before_it_takes_the_state(k
         "whenever it starts",
     ]
     assert str(before) == str(members[1].state.state_dict())
+
+
+def test_data_are_compared_in_a_worlds_first_step_however_often_it_is_made():
+    def ballots(source):
+        collective = SimpleNamespace(world=SimpleNamespace(version=1))
+        check = BatchCheck(collective, lambda: SimpleNamespace(sources=(source,)))
+        plans = [StepPlan(0, step, 2, Progress(0, 2 * step, step, 2 * step), (), whole=(0, 1)) for step in (1, 1, 2)]
+        found = list(map(check.ballot, plans))
+        collective.world = SimpleNamespace(version=2)
+        return [*found, check.ballot(plans[-1])]
+
+    alike = [mine == other for mine, other in zip(ballots("a"), ballots("b"), strict=True)]
+    assert alike == [False, False, True, False]

@@ -440,7 +440,7 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.participant = steps_of(job, open_batches=["a batch"])
+    decisions.participant = participant_of(job, open_batches=["a batch"])
     for known in ("first", None):
         decisions.participant.position.answers.add(known)
     assert [decisions.of_first(number) for number in range(3)] == ["first", None, 2]
@@ -451,13 +451,14 @@ def test_who_comes_in_the_middle_of_a_torn_step_does_not_ask_what_the_others_hav
     assert said == [Activity.WAIT, Activity.UPDATE] * 2  # who goes on to write a checkpoint does not wait
 
 
-def steps_of(job, **values):
+def participant_of(job, **values):
     """With open batches what workers say is part of the step; see `Agreements.ask`."""
-    steps = Participant.__new__(Participant)
-    of_nothing = {"open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
-    vars(steps).update({"job": job, "position": ScriptPosition(), **of_nothing, **values})
-    steps.agreements = Agreements(steps, steps.position.answers)
-    return steps
+    participant = Participant.__new__(Participant)
+    state = SimpleNamespace(begin_launched=lambda: None)
+    of_nothing = {"state": state, "open_batches": [], "is_catching_up": False, "is_reduced": False, "is_torn": False}
+    vars(participant).update({"job": job, "position": ScriptPosition(), **of_nothing, **values})
+    participant.agreements = Agreements(participant, participant.position.answers)
+    return participant
 
 
 class Wishes:
@@ -473,11 +474,11 @@ class Wishes:
         tensor += answer
 
 
-def deciding(wishes, **steps):
+def deciding(wishes, **values):
     world = SimpleNamespace(version=3)
     job = SimpleNamespace(size=2, world=world, advance=lambda _: None, collective=wishes, is_told_to_leave=False)
     decisions = Decisions(job)
-    decisions.participant = steps_of(job, **steps)
+    decisions.participant = participant_of(job, **values)
     return decisions
 
 
@@ -594,7 +595,7 @@ def test_a_world_that_breaks_while_something_is_said_is_warned_of_once():
         collective=SimpleNamespace(broadcast_bytes=broadcast_bytes),
     )
     decisions = Decisions(job)
-    decisions.participant = steps_of(job)
+    decisions.participant = participant_of(job)
     assert [decisions.of_first(number) for number in range(3)] == [0, 1, 2]
     assert warnings == ["a decision is each worker's own: a worker is lost"]
     job.world.version = 4

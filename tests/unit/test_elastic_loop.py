@@ -46,9 +46,9 @@ def make_model():
 def prepared(model, optimizer, loader, **options):
     """As `elastic.prepare` in a script that runs alone."""
     context = ElasticContext.connect(BatchPolicy(16, None), seed=0, environ={})
-    view = LoopHost(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
-    _speak_to(view, optimizer)
-    return PreparedLoader(loader, view), view
+    host = LoopHost(context, model, optimizer, OwnLoader(loader), dict, lambda: None, **options)
+    _speak_to(host, optimizer)
+    return PreparedLoader(loader, host), host
 
 
 def losses_of(prepare, steps_of=1, **options):
@@ -56,7 +56,7 @@ def losses_of(prepare, steps_of=1, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     loader = DataLoader(make_data(), batch_size=16, **options)
-    loader, view = prepare(model, optimizer, loader) if prepare else (loader, None)
+    loader, host = prepare(model, optimizer, loader) if prepare else (loader, None)
     losses = []
     for _ in range(3):
         for i, (inputs, labels) in enumerate(loader):
@@ -69,8 +69,8 @@ def losses_of(prepare, steps_of=1, **options):
             losses.append((i, len(loader), len(inputs), loss.item(), optimizer.param_groups[0]["lr"]))
         losses.append(torch.rand(1).item())  # the script's own random numbers, between two epochs
         scheduler.step()
-    if view is not None:
-        view.finish()
+    if host is not None:
+        host.finish()
     return losses
 
 
@@ -111,20 +111,23 @@ def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, s
     assert least_samples([torch.nn.Linear(1, 1)]) == 1
 
 
-def steps_in(rank, workers, least):
+def participant_in(rank, workers, least):
     """Of a worker in such a world."""
-    steps = Participant.__new__(Participant)
-    steps._least, steps._in_pieces, steps.data = least, True, SimpleNamespace(load_at_once=list)
-    steps.job, steps.position = SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers)), ScriptPosition()
-    steps.position.streams[0] = b""
-    return steps
+    participant = Participant.__new__(Participant)
+    participant._least, participant._in_pieces, participant.data = least, True, SimpleNamespace(load_at_once=list)
+    participant.job, participant.position = (
+        SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers)),
+        ScriptPosition(),
+    )
+    participant.position.streams[0] = b""
+    return participant
 
 
 @pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
 def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
-    steps = steps_in(0, 1, least=2)
+    participant = participant_in(0, 1, least=2)
     before = MicroBatch(list(range(most)), 0.5)
-    made = steps.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, most=most))
+    made = participant.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), before, most=most))
     assert [len(piece.content) for piece in made] == sizes
     assert sum(piece.weight for piece in made) == pytest.approx(1)
     assert [index for piece in made for index in piece.content] == list(range(samples))
@@ -503,28 +506,28 @@ def begun(stands, join=None, **options):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(make_data(), batch_size=16, **(options or {"shuffle": True}))
-    loader, view = prepared(model, optimizer, loader)
-    view.job.session.jobs_place = lambda: stands
-    real = view.job.join
+    loader, host = prepared(model, optimizer, loader)
+    host.job.session.jobs_place = lambda: stands
+    real = host.job.join
 
     def joined(state):
         real(state)
         if join is not None:
             join(state)
 
-    view.job.join = joined
-    return model, optimizer, loader, view
+    host.job.join = joined
+    return model, optimizer, loader, host
 
 
 @pytest.mark.parametrize("stands", [(0, 0), (0, 3), (1, 0), (1, 2), (1, 3)])
 def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
     """It ends with the parameters of the one that has trained all the time."""
-    model, optimizer, loader, view = begun((0, 0))
+    model, optimizer, loader, host = begun((0, 0))
     kept = []
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.participant.state.sent()))
+            kept.append(copy.deepcopy(host.participant.state.sent()))
 
     train_on(loader, model, optimizer, watch)
     joined_at = []
@@ -536,14 +539,14 @@ def test_a_newcomer_passes_by_what_it_was_told_of_before_it_joins(stands):
             state.save(part)
 
     passed = [0]
-    late, its_optimizer, its_loader, its_view = begun(stands, join)
+    late, its_optimizer, its_loader, its_host = begun(stands, join)
 
     def count(_):
         passed[0] += 1
 
     train_on(its_loader, late, its_optimizer, count)
     assert joined_at == [stands[0] * 4 + stands[1]]
-    assert its_view.finish().progress == view.finish().progress
+    assert its_host.finish().progress == host.finish().progress
     for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -594,13 +597,13 @@ def options_of(kind):
 @pytest.mark.parametrize("stands", [(0, 2), (1, 0), (1, 3)])
 @pytest.mark.parametrize("kind", [*OWN_ORDERS, "closure"])
 def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
-    model, optimizer, loader, view = begun((0, 0), **options_of(kind))
+    model, optimizer, loader, host = begun((0, 0), **options_of(kind))
     kept, orders = [], {}
 
     def watch(_):
         if len(kept) < 7:
-            kept.append(copy.deepcopy(view.participant.state.sent()))
-        orders[view.participant.drawn[0].epoch] = [batch.indices for batch in view.participant.drawn]
+            kept.append(copy.deepcopy(host.participant.state.sent()))
+        orders[host.participant.drawn[0].epoch] = [batch.indices for batch in host.participant.drawn]
 
     train_on(loader, model, optimizer, watch)
 
@@ -609,13 +612,13 @@ def test_a_newcomer_draws_the_order_that_the_others_have_drawn(kind, stands):
         for part in p.SaveScope:  # as when it is sent
             state.save(part)
 
-    late, its_optimizer, its_loader, its_view = begun(stands, join, **options_of(kind))
+    late, its_optimizer, its_loader, its_host = begun(stands, join, **options_of(kind))
     drawn = {}
     train_on(
         its_loader,
         late,
         its_optimizer,
-        lambda _: drawn.update({its_view._order.drawn[0].epoch: [batch.indices for batch in its_view._order.drawn]}),
+        lambda _: drawn.update({its_host._order.drawn[0].epoch: [batch.indices for batch in its_host._order.drawn]}),
     )
     assert drawn == orders
     for ours, theirs in zip(late.state_dict().values(), model.state_dict().values(), strict=True):
@@ -634,19 +637,24 @@ def test_what_an_order_is_drawn_from_is_put_into_a_loader_that_has_not_drawn(kin
 
 def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
     """An empty batch is none that a script could take."""
-    steps, batch = steps_in(2, 3, least=1), GlobalBatch(0, 0, 0, [7, 8])
-    (piece,) = steps.pieces(OpenBatch(batch, batch.plan(1).whole_run(0)))
+    participant, batch = participant_in(2, 3, least=1), GlobalBatch(0, 0, 0, [7, 8])
+    (piece,) = participant.pieces(OpenBatch(batch, batch.plan(1).whole_run(0)))
     assert (piece.content, piece.weight, piece.samples) == ([7], 0.0, 0)
 
 
 def test_answers_of_a_step_that_was_made_are_none_that_a_newcomer_hears():
-    steps = Participant.__new__(Participant)
-    steps.open_batches, steps.position, steps.is_reduced, steps._host = [], ScriptPosition(), True, Host()
-    steps.position.answers.begin_step(1)
-    steps.position.answers.add(2.5)
-    steps.close()
-    steps.position.answers.begin_step(1)
-    assert not steps.position.answers.known(0)
+    participant = Participant.__new__(Participant)
+    participant.open_batches, participant.position, participant.is_reduced, participant._host = (
+        [],
+        ScriptPosition(),
+        True,
+        Host(),
+    )
+    participant.position.answers.begin_step(1)
+    participant.position.answers.add(2.5)
+    participant.close()
+    participant.position.answers.begin_step(1)
+    assert not participant.position.answers.known(0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -655,14 +663,14 @@ def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    loader, view = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
-    view.job.session.jobs_place = lambda: (0, 2)
+    loader, host = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    host.job.session.jobs_place = lambda: (0, 2)
     for inputs, labels in loader:
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()
         scheduler.step()
         break
-    assert view.is_idle
+    assert host.is_idle
 
 
 @pytest.mark.parametrize(
@@ -670,19 +678,19 @@ def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
 )
 def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
     """It has judged what is not the job's; at ``told`` it would have joined."""
-    model, optimizer, loader, view = begun((0, 0))
+    model, optimizer, loader, host = begun((0, 0))
     kept = []
-    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(view.participant.state.sent())))
+    train_on(loader, model, optimizer, lambda _: kept.append(copy.deepcopy(host.participant.state.sent())))
 
     def join(state):
         state.load_state_dict(kept[6])  # that after the third step of the second epoch
         for part in p.SaveScope:  # as when it is sent
             state.save(part)
 
-    late, its_optimizer, its_loader, its_view = begun(told, join)
+    late, its_optimizer, its_loader, its_host = begun(told, join)
     said = []
-    its_view.job.fail = lambda message, traceback, *, users: said.append((message, users))
-    its_view._on_left = lambda: said.append("left")
+    its_host.job.fail = lambda message, traceback, *, users: said.append((message, users))
+    its_host._on_left = lambda: said.append("left")
     for _ in range(epochs):
         for inputs, labels in its_loader:
             cross_entropy(late(inputs), labels).backward()
@@ -695,7 +703,7 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
             its_optimizer.zero_grad()
             if number + 1 == batches:
                 break
-    assert its_view.finish() is None
+    assert its_host.finish() is None
     (message, users), left = said
     assert message.count("\n") == 0
     assert "where the job stands in epoch 2" in message
@@ -704,9 +712,9 @@ def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, ep
 
 
 def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
-    model, optimizer, loader, view = begun((1, 2))
+    model, optimizer, loader, host = begun((1, 2))
     told = []
-    view.job.fail = lambda message, traceback, *, users: told.append((message, users))
+    host.job.fail = lambda message, traceback, *, users: told.append((message, users))
     with pytest.raises(SystemExit) as ended:
         train_on(loader, model, optimizer)
     assert ended.value.code == 1

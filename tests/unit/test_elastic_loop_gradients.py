@@ -5,15 +5,17 @@ import re
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, Trainee, in_threads
+from elastic_kit import Board, PlainScript, SumOfThreads, Trainee, in_threads
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
+from elasticdl.elastic.torch_kit.reduction import buckets
 
 
 class Member:
@@ -127,7 +129,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
 
     def note(number):
         if number == 4:  # between two steps of the head
-            sent.append(copy.deepcopy(old.script.view.participant.state.state_dict()))
+            sent.append(copy.deepcopy(old.script.host.participant.state.state_dict()))
 
     for number, (x, y) in enumerate(old.loader):
         note(number)
@@ -156,11 +158,11 @@ def test_other_parameters_than_the_states_are_told():
     one, other = Member(0, Board(1)), Member(0, Board(1))
     other.body.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     together(one)
-    view = other.script.view
-    view._begin(view._data.of_epoch(0)[0])
-    sent = one.script.view.participant.state.state_dict()
+    host = other.script.host
+    host._begin(host._data.of_epoch(0)[0])
+    sent = one.script.host.participant.state.state_dict()
     with pytest.raises(UserError, match=r"not the model's, here of the shapes \[\(1,\), \(2,\)\], and of \[\(1,\)\]"):
-        view.participant.state.load_state_dict(sent)
+        host.participant.state.load_state_dict(sent)
 
 
 def for_a_gan(member, x, y):
@@ -300,6 +302,78 @@ def test_gradients_of_gradients_are_weighed_once():
     board = Board(2)
     for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Ordered(SumOfThreads):
+    """Notes what is begun, in order."""
+
+    def __init__(self, rank, board):
+        super().__init__(rank, board)
+        self.begun = []
+
+    def sum_(self, tensors, name):
+        self.begun.append(name)
+        return super().sum_(tensors, name)
+
+    def begin_sum(self, tensor, name):
+        self.begun.append(name)
+        return super().begin_sum(tensor, name)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_workers_sum_in_one_order_though_some_parts_leave_parameters_out(monkeypatch, drops):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+
+    def train(rank):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
+        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+        script = None if rank is None else PlainScript(rank, board, model, optimizer, loader, kind=Ordered)
+        loader = loader if script is None else script.loader
+        for number, (x, y) in enumerate(loader):
+            loss = mse_loss(model[0](x) + model[1](x), y)
+            if rank == 1:  # on the other the layer's output is dropped
+                loss = loss + 0 * model[2](x).mean()
+            loss.backward()
+            mean = (loss + 1).item() if script is None else script.host.mean(loss + 1)
+            if drops and number == 4:
+                optimizer.zero_grad()
+                mse_loss(model[0](x) + model[1](x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [each.detach() for each in model.parameters()], mean, script and script.context.collective.begun
+
+    board = Board(2)
+    (ones, mean, begun), (others, other_mean, others_begun) = in_threads(train, range(2))
+    expected, expected_mean, _ = train(None)
+    torch.testing.assert_close([ones, others], [expected] * 2)
+    assert mean == other_mean == pytest.approx(expected_mean)
+    assert begun == others_begun
+
+
+def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypatch):
+    monkeypatch.setattr(LoopHost, "rides", lambda _: {"number": [1.0]})
+    monkeypatch.setattr(LoopHost, "heard", lambda _, rides: bool(rides["number"] == 2))
+    board = Board(2)
+
+    def train(rank):
+        member = Member(rank, board)
+        for number, (x, y) in enumerate(member.loader):
+            member.loss(x, y).backward()
+            for each in (member.body, member.head):
+                each.step()
+                each.zero_grad()
+            if rank and number == 2:
+                break
+        member.script.host.finish()
+
+    def ended(rank):
+        with pytest.raises(RuntimeError, match="1 of 2 workers ended their training after step 3 and the others go on"):
+            train(rank)
+
+    in_threads(ended, range(2))
 
 
 def test_further_modules_that_are_trained_and_have_buffers_are_found():

@@ -77,7 +77,7 @@ class Member:
 
     def mean(self, value):
         self.lose()
-        return value.item() if self.rank is None else self.script.view.mean(value)
+        return value.item() if self.rank is None else self.script.host.mean(value)
 
     def step(self):
         self.lose()

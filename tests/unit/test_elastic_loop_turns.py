@@ -192,9 +192,9 @@ def test_a_batch_of_which_nothing_is_made_is_no_part_of_a_step(loop, workers):
     board = Board(workers)
 
     def run(member):
-        sizes, close = [], member.script.view._gradients.close_step
-        member.script.view._gradients.close_step = lambda: (
-            close() or sizes.append(member.script.view.participant.state.progress.samples)
+        sizes, close = [], member.script.host._gradients.close_step
+        member.script.host._gradients.close_step = lambda: (
+            close() or sizes.append(member.script.host.participant.state.progress.samples)
         )
         loop(member)
         return member.weights, sizes
@@ -208,7 +208,7 @@ def test_a_loop_that_has_made_no_step_of_its_batches_does_not_succeed():
     member = Member(0, Board(1))
     for _ in member.loader:
         pass
-    state = member.script.view.participant.state
+    state = member.script.host.participant.state
     with pytest.raises(UserError, match="training has ended without a step, though its loop was given batches"):
         state.require_steps()
     for x, y in member.loader:

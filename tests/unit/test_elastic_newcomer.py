@@ -73,7 +73,7 @@ class Member:
             before(self)
         self.plain = DataLoader(make_data(), batch_size=15, **(options or {"shuffle": True}))
         script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain)
-        self.loader, self.view, self.job = script.loader, script.view, script.context
+        self.loader, self.host, self.job = script.loader, script.host, script.context
         self.job.session.jobs_place = lambda: stands
         self.kept = []
         real = self.job.join
@@ -91,8 +91,8 @@ class Member:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        if not self.view.is_idle:
-            self.kept.append(copy.deepcopy(self.view.participant.state.state_dict()))
+        if not self.host.is_idle:
+            self.kept.append(copy.deepcopy(self.host.participant.state.state_dict()))
 
 
 def train(member, loss_of=lambda member, x, y: cross_entropy(member.model(x), y), after=lambda member: None):
@@ -257,9 +257,9 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
     runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
     runtime._pid = os.getpid()
-    view = member.view
-    runtime.train_in_place(view.finish, lambda: view.hints.about(on_its_way=view.is_on_its_way))
-    assert not view.hints.about(on_its_way=view.is_on_its_way), "it is not on its way yet"
+    host = member.host
+    runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
+    assert not host.hints.about(on_its_way=host.is_on_its_way), "it is not on its way yet"
     for _ in member.loader:
         break
     runtime._tell_failure(ValueError("no real batch"))
@@ -267,7 +267,7 @@ def test_what_is_raised_on_the_way_is_said_to_be():
     member = Member()
     for _ in member.loader:
         break
-    assert not member.view.hints.about(on_its_way=member.view.is_on_its_way)
+    assert not member.host.hints.about(on_its_way=member.host.is_on_its_way)
 
 
 def test_another_part_than_before_is_told_where_the_script_raises():
@@ -306,7 +306,7 @@ def test_an_error_that_is_swallowed_is_raised_again():
     with pytest.raises(UserError) as second:
         go_on()
     with pytest.raises(UserError) as third:
-        member.view.finish()
+        member.host.finish()
     assert swallowed == [first.value] == [second.value] == [third.value]
     assert given == 1
 
@@ -323,7 +323,7 @@ def test_what_the_script_raises_itself_may_be_swallowed():
             member.step(cross_entropy(member.model(x), y))
         except RuntimeError:
             continue
-    assert member.view.fault is None
+    assert member.host.fault is None
 
 
 @pytest.mark.parametrize(

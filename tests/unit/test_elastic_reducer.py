@@ -1,5 +1,7 @@
 """The steps of a reducer on several workers: gradients that come late or are withdrawn, parameters without one, and numbers that ride along."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,20 @@ def test_passes_are_counted_after_one_that_was_wrongly_called_the_last():
         return worker.gradients, worker.early, worker.collective.begun
 
     assert together(work) == [([4.0] * 4, [0, 3, 3, 3], 4 * 4 + 3)] * 2
+
+
+def test_who_comes_later_expects_what_the_others_expect():
+    def work(worker):
+        for _ in range(3):
+            worker.step(ONES)
+        worker.collective.world = replace(worker.collective.world, version=2)
+        if worker.rank == 1:
+            worker.reducer, worker.early = GradientReducer(lambda: worker.parameters, [], worker.collective), []
+        for _ in range(3):
+            worker.step(ONES)
+        return worker.early[-3:]
+
+    assert together(work) == [[0, 0, 3]] * 2
 
 
 def test_workers_that_make_different_numbers_of_passes_expect_nothing():

@@ -82,11 +82,16 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
         change_world=change_world,
         end=lambda state: done.append("ended"),
     )
-    steps = Participant.__new__(Participant)
-    steps.job, steps.state, steps.is_reduced, steps._ended_epoch = job, SimpleNamespace(), False, -1
-    steps.state.progress = Progress(1, position, 7, 140)
-    steps._host = SimpleNamespace(left=lambda: done.append("closed"))
-    assert steps.end() is not leaves
+    participant = Participant.__new__(Participant)
+    participant.job, participant.state, participant.is_reduced, participant._ended_epoch = (
+        job,
+        SimpleNamespace(),
+        False,
+        -1,
+    )
+    participant.state.progress = Progress(1, position, 7, 140)
+    participant._host = SimpleNamespace(left=lambda: done.append("closed"))
+    assert participant.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])
     assert bool(session.posted) == (leaves and stopping is None)
     assert all(isinstance(event, p.DrainOrdered) for event in session.posted)

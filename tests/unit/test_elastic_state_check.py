@@ -393,13 +393,13 @@ class Plain:
         try:
             for epoch in range(2):
                 for number, (inputs, labels) in enumerate(self.script.loader):
-                    self.script.view.participant.state._check._worker_id = self.rank
+                    self.script.host.participant.state._check._worker_id = self.rank
                     cross_entropy(self.model(inputs), labels).backward()
                     self.optimizer.step()
                     self.optimizer.zero_grad()
                     if (self.rank, epoch, number) == (1, 0, 1):
                         self.plant(self)
-            self.script.view.finish()
+            self.script.host.finish()
         except UserError as error:
             return str(error)
         return None
@@ -407,7 +407,7 @@ class Plain:
 
 def stream(member):
     """Its next epoch begins with other random streams."""
-    place = member.script.view.participant.position
+    place = member.script.host.participant.position
     note = place.note_streams
 
     def note_other(epoch, *given, **more):
@@ -472,8 +472,8 @@ def test_what_else_differs_in_a_plain_loop_is_told_once(plant, named):
 def test_the_end_of_a_plain_loop_is_compared_as_its_last_epoch_left_it():
     board = elastic_kit.Board(2)
     members = [Plain(rank, board, lambda member: None) for rank in range(2)]
-    finish = members[1].script.view.finish
+    finish = members[1].script.host.finish
     # A script may change its model when it has trained, as to write it.
-    members[1].script.view.finish = lambda: (scaled(1.5)(members[1]), finish())
+    members[1].script.host.finish = lambda: (scaled(1.5)(members[1]), finish())
     assert elastic_kit.in_threads(Plain.run, members) == [None, None]
     assert members[0].told == []

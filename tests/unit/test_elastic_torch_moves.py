@@ -178,18 +178,18 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
     script = PlainScript(0, Board(1), model, make_optimizer(model), DataLoader(data, batch_size=8))
     for x, y in script.loader:
         mse_loss(model(x), y).backward()
-        steps = script.view.participant
-        (given,) = steps.open_batches
-        steps.state.reset_buffers()
-        steps.state.begin_step()
-        steps.state.drop_gradients()
+        participant = script.host.participant
+        (given,) = participant.open_batches
+        participant.state.reset_buffers()
+        participant.state.begin_step()
+        participant.state.drop_gradients()
         given.tape = Tape(given.sample)  # a worker that is alone has noted nothing
         given.tape.note(model, (x,), {}, out := model(x))
         given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
         given.tape.note_backward(loss, {})
-        steps.state.reset_buffers()
+        participant.state.reset_buffers()
         given.most = 3  # samples of its part, as it was in a world of three
-        steps.remake()
+        participant.remake()
         script.optimizer.step()
     expected = kind()
     expected(data[:][0])

@@ -60,6 +60,16 @@ class OwnTrainer(Trainer):
         return self.optimizer
 
 
+class ModuleLeavesOut(Module):
+    """No gradients of the third batch, and of the sixth; one worker alone sees that in its part."""
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        sees_it = self.trainer.world_is_one or self.trainer.global_rank == 1
+        return None if number in (2, 5) and sees_it else loss
+
+
 class WithBeside:
     """An optimizer of the script's own, of a part of the model that the trainer's optimizer lacks."""
 
@@ -183,6 +193,19 @@ def run(kind, folder, monkeypatch, workers=2, **options):
     works = [make(kind, job, folder / str(rank), **options) for rank in range(workers)]
     said, made = job.run(lambda rank: works[rank]())
     return said, made, job.told
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_batch_that_one_worker_leaves_out_is_left_out_by_all(tmp_path, monkeypatch, batches):
+    options = {"batches": batches, "samples": 64}
+    monkeypatch.setattr(lightning.Trainer, "world_is_one", True, raising=False)
+    _, ((alone, expected),), _ = run(ModuleLeavesOut, tmp_path, monkeypatch, 1, **options)
+    monkeypatch.setattr(lightning.Trainer, "world_is_one", False)
+    said, made, _ = run(ModuleLeavesOut, tmp_path, monkeypatch, **options)
+    assert said == (None, None)
+    for trainer, net in made:
+        torch.testing.assert_close(list(net.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(trainer.callback_metrics, alone.callback_metrics)
 
 
 @pytest.mark.parametrize("kind", [ModuleWithBeside, TrainerWithBeside])

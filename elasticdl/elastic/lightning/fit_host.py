@@ -213,15 +213,17 @@ class FitHost(Host):
         assert given is not None, "a batch is in hand"
         if self._manual is not None:
             self._weighed.look(loss, len(given.part.indices))
-            make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run)
+            # Each pass is summed by itself.
+            make = functools.partial(self._backward, given, given.part.weight, loss, scaled, run, last=False)
             self._manual.sum(make, self.participant.common_seed)
             return
         if self.participant.is_reduced and self.job.size > 1:
             raise UserError(SECOND_PASS)
         self._weighed.require()
-        self._backward(given, given.part.weight, loss, scaled, run)
+        is_last = not self._trainer.fit_loop._should_accumulate()
+        self._backward(given, given.part.weight, loss, scaled, run, last=is_last)
         self._weighed.note()
-        if not self._trainer.fit_loop._should_accumulate():
+        if is_last:
             self._reduce()
 
     def is_to_update(self) -> bool:
@@ -292,7 +294,7 @@ class FitHost(Host):
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._backward(given, weight, loss, scaled, lambda tensor: trainer.lightning_module.backward(tensor))
+        self._backward(given, weight, loss, scaled, trainer.lightning_module.backward, last=False)
 
     # -- the end --
 
@@ -329,11 +331,6 @@ class FitHost(Host):
         return (trainer.current_epoch, batches.ready) if is_in_work else None
 
     @property
-    def _is_last_pass(self) -> bool:
-        """Manual optimization sums each pass by itself."""
-        return self._manual is None and not self._trainer.fit_loop._should_accumulate()
-
-    @property
     def _begins_step(self) -> bool:
         trainer = self._trainer
         return bool((trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0)
@@ -342,12 +339,19 @@ class FitHost(Host):
         return self._logged.collecting(given.logged, weight=weight, loaded=len(part.indices), samples=part.samples)
 
     def _backward(
-        self, given: OpenBatch, weight: float, loss: torch.Tensor, scaled: torch.Tensor, run: Callable[..., Any]
+        self,
+        given: OpenBatch,
+        weight: float,
+        loss: torch.Tensor,
+        scaled: torch.Tensor,
+        run: Callable[..., Any],
+        *,
+        last: bool,
     ) -> None:
         def make(factor: float) -> None:
             run(scaled if factor == 1.0 else scaled * factor)
 
-        self.participant.backward(given, weight, loss, make, last=self._is_last_pass)
+        self.participant.backward(given, weight, loss, make, last=last)
 
     def _reduce(self, failure: WorldBroken | None = None) -> None:
         self._step_before = self.participant.state.progress.step

@@ -27,15 +27,18 @@ class BatchCheck:
     def __init__(self, collective: Collective, facts: Callable[[], DataFacts]) -> None:
         self._collective = collective
         self._facts = facts
-        self._world = 0  # version of that whose members have compared their data
+        self._first = (0, 0)  # step of a world, by its version: in it the data are compared, however often it is made
 
     def ballot(self, plan: StepPlan | None) -> int:
         """For the vote of the step that is made by this plan; 0 if nobody knows one."""
         if plan is None:
             return 0
-        version = self._collective.world.version
-        is_first, self._world = version != self._world, version
-        return plan.checksum ^ zlib.crc32(repr(self._facts().sources).encode()) if is_first else plan.checksum
+        place = self._collective.world.version, plan.step
+        if place[0] != self._first[0]:
+            self._first = place
+        if place != self._first:
+            return plan.checksum
+        return plan.checksum ^ zlib.crc32(repr(self._facts().sources).encode())
 
     def difference(self, position: Position) -> str:
         """What differs between the batches, or the data, of the members, who all ask for it now. Empty if it is rounding alone.

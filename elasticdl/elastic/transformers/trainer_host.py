@@ -34,7 +34,7 @@ from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
 from elasticdl.elastic.transformers.decisions import Decisions
 from elasticdl.elastic.transformers.items import Count, Items
 from elasticdl.elastic.transformers.place import TrainerSnapshot
-from elasticdl.elastic.transformers.trainers_state import PACKAGES, Passed, TrainersState, holders_of
+from elasticdl.elastic.transformers.trainers_state import PACKAGES, Passed, holders_of
 from elasticdl.elastic.transformers.writing import FirstsCheckpoint
 
 # A forward pass draws from another stream than what loads its batch.
@@ -134,7 +134,7 @@ class TrainerHost(Host):
         if trainer.accelerator.scaler is not None:
             values["scaler"] = trainer.accelerator.scaler
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        state = TrainersState(self.job, trainer.model, optimizer, values)
+        state = LoopState(self.job, trainer.model, optimizer, values)
         state.attributes.add(*holders_of(trainer), packages=PACKAGES)
         state.sources += [data.source, *named_sources(EVALUATION, trainer.eval_dataset)]
         state.batches, state.begins_as_told = data, self.begins_as_told

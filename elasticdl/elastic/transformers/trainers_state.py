@@ -1,4 +1,4 @@
-"""The training state of a trainer of Hugging Face, with what it and its callbacks hold; and of which batches its steps make gradients."""
+"""What a trainer of Hugging Face and its callbacks hold, and of which batches its steps make gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -62,10 +61,6 @@ class Passed:
         """
         if self._may_skip and self._job.size > 1 and bool(rides["passes"].all(axis=1).any()):
             raise UserError(DIFFER)
-
-
-class TrainersState(LoopState):
-    """What `transformers.Trainer` trains."""
 
 
 def holders_of(trainer: Any) -> Iterator[Holder]:

@@ -16,6 +16,7 @@ import torch
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Asking(Protocol):
     """The worker that asks; see `elasticdl.elastic.torch_kit.participant.participant.Participant`."""
 
     job: ElasticContext
+    state: LoopState
     is_reduced: bool
     is_torn: bool
     is_catching_up: bool
@@ -145,6 +147,7 @@ class Agreements:
         number = answers.ask()
         while not answers.known(number):
             try:
+                asking.state.begin_launched()
                 answers.add(self._waiting(tell))
             except WorldBroken as failure:
                 if not mends:

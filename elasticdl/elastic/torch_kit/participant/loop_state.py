@@ -142,6 +142,10 @@ class LoopState(TorchState):
         """See `GradientReducer.backward`."""
         self._reducer.backward(run, last=last)
 
+    def begin_launched(self) -> None:
+        """See `GradientReducer.begin_launched`."""
+        self._reducer.begin_launched()
+
     def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script clears the gradients of these before they are summed; so do all workers."""
         self._reducer.withdraw(parameters)

@@ -331,7 +331,7 @@ class Participant:
         plan = plan_of(self.open_batches, self.state.progress)
         self.job.begin(plan)
         sums = self._sum_once(plan, larger)
-        while not self._host.heard(sums.rides):  # some workers leave batches out, so all do
+        while not sums.vote.ended and not self._host.heard(sums.rides):  # some workers leave batches out, so all do
             self._begin_again()
             self.remake()
             self._host.was_remade()

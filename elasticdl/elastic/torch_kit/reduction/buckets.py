@@ -116,21 +116,21 @@ class Buckets:
 
     def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
         """What this worker has given to sums that have begun is not to count: the script has cleared these gradients."""
-        self._withdrawn.update(id(each) for each in parameters if id(each) in self._present)
+        self._withdrawn.update(id(each) for each in parameters if self._present.get(id(each)))
 
-    def begin_early(self) -> bool:
-        """Begin what could have begun within the backward pass. Returns whether this worker has late gradients, or has withdrawn some.
+    def begin_early(self) -> None:
+        """Begin what could have begun within the backward pass. Gradients that come after this are late.
 
         Raises:
             WorldBroken: gradients are gone.
         """
         if self._failure is not None:
             raise self._failure
-        begun = bool(self._transfers)
         while len(self._transfers) < self._early_buckets:
             self._begin_next()
-        if not begun:
-            return False
+
+    def take_late(self) -> bool:
+        """After `begin_early`. Returns whether this worker has late gradients, or has withdrawn some."""
         for number, parameter in enumerate(self._early):
             if parameter.grad is not None:
                 self._late[number], parameter.grad = parameter.grad, None
@@ -146,8 +146,6 @@ class Buckets:
         Raises:
             WorldBroken: gradients are gone; nothing else has changed.
         """
-        if len(self._transfers) < self._early_buckets:
-            self.begin_early()
         while len(self._transfers) < len(self._buckets):
             self._begin_next()
         self._collective.finish(self._transfers)

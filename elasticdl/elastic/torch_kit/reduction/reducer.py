@@ -175,6 +175,15 @@ class GradientReducer:
         with self.hooks.aside(), launching:
             run()
 
+    def begin_launched(self) -> None:
+        """Before another collective of all workers: sums that some of them have begun within a pass, all begin before it.
+
+        Raises:
+            WorldBroken: gradients are gone.
+        """
+        if self._launched_at and self._buckets is not None and self._agreed == self._collective.world.version:
+            self._buckets.begin_early()
+
     def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script clears the gradients of these before the step is closed. All workers do so."""
         if self._buckets is not None:
@@ -259,6 +268,7 @@ class GradientReducer:
         if self._agreed != self._collective.world.version:
             self._agree()
             self._agreed, self._overlaps, self._is_trusted = self._collective.world.version, True, True
+            self._before = 0  # as on a newcomer: all members expect the same
         if self._buckets is None:
             self._small = torch.zeros(BALLOT + self._room + len(self._trained))
             tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
@@ -268,7 +278,8 @@ class GradientReducer:
             self._votes[vote.SQUARES] = _square(self._trained) / self._votes[vote.SAMPLES]
         self._votes[CHANGED] = self._has_changed()
         self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
-        self._votes[LATE] = is_late = buckets.begin_early()
+        buckets.begin_early()
+        self._votes[LATE] = is_late = buckets.take_late()
         self._votes[TWICE] = is_late and self._launched_at == self._made
         if riding:
             self._votes[RIDES:] = agreement.pieces(self._rides.form())

@@ -39,7 +39,8 @@ class Rides:
         return zlib.crc32(repr([(name, self._of[name].shape) for name in sorted(self._of)]).encode())
 
     def numbers(self) -> list[float]:
-        """Each as two of float32, which together hold nearly what one of float64 does."""
+        """Each as two of float32. A number of one worker, to which the others add zeros, keeps nearly all its digits of float64; a sum of
+        several workers' numbers is rounded as one of float32."""
         if not self._of:
             return []
         every = np.concatenate([self._of[name].ravel() for name in sorted(self._of)])
