@@ -324,9 +324,10 @@ class Ordered(SumOfThreads):
 def test_workers_sum_in_one_order_though_some_parts_leave_parameters_out(monkeypatch, drops):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
 
+    begin = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
+
     def train(rank):
-        torch.manual_seed(0)
-        model = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
+        model = copy.deepcopy(begin)  # threads share the random numbers by which a model is made
         x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
