@@ -38,8 +38,11 @@ def lasting(method: Callable[Concatenate[KeeperT, P], Result]) -> Callable[Conca
     def wrapped(self: KeeperT, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         if self.fault is not None:
             raise self.fault
-        with kept(self):
+        try:  # and not `kept`, as this is called several times a step
             return method(self, *args, **kwargs)
+        except Exception as error:
+            _keep(self, error)
+            raise
 
     return wrapped
 
@@ -50,9 +53,13 @@ def kept(keeper: Keeper) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ElasticDLError) or error is keeper.job.failure:
-            keeper.fault = error
+        _keep(keeper, error)
         raise
+
+
+def _keep(keeper: Keeper, error: Exception) -> None:
+    if isinstance(error, ElasticDLError) or error is keeper.job.failure:
+        keeper.fault = error
 
 
 def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool) -> None:

@@ -37,7 +37,10 @@ class NotedBatch(OpenBatch):
 
     def forget(self) -> None:
         if not self.remade:  # whose ids are those of tensors that the tape keeps
-            self.sample, self.tape = None, Tape(None)
+            self.sample, self.tape = None, _EMPTY
+
+
+_EMPTY = Tape(None)
 
 
 def weighed_backward(loss: torch.Tensor, kwargs: dict[str, Any], factor: float) -> None:

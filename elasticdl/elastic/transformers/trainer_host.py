@@ -304,7 +304,7 @@ class TrainerHost(Host):
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
             self._passed.note(given)
-            given.objective = given.objective + loss.detach().float().sum() * weight
+            given.add_loss(loss, weight)
             return loss
         finally:
             self._given = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -37,11 +37,16 @@ class OpenBatch:
     backwards: int = 0  # backward passes that were made of it
     most: int = 0  # samples of the part when it was given, which are those of one pass
     noted: Noted | None = None  # in attributes, before the script has made anything of it
-    objective: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # weighed sum of the losses of its passes
+    objective: torch.Tensor | float = 0.0  # weighed sum of the losses of its passes; on a GPU nobody waits for it
+
+    def add_loss(self, loss: torch.Tensor, weight: float) -> None:
+        """A pass was made of this loss."""
+        total = loss.detach().sum()
+        self.objective = self.objective + weight * (total.item() if total.device.type == "cpu" else total.float())
 
     def begin_again(self) -> None:
         """Its gradients are made again, of another part."""
-        self.objective = torch.zeros(())
+        self.objective = 0.0
 
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""

@@ -156,7 +156,7 @@ class LoopState(TorchState):
     def sum(
         self,
         plan: StepPlan,
-        objective: torch.Tensor,
+        objective: torch.Tensor | float,
         samples: int,
         rides: Mapping[str, npt.ArrayLike] = MappingProxyType({}),
     ) -> Sums:

@@ -236,7 +236,7 @@ class Participant:
         of small gradients. ``last``: it is the step's last pass, within which sums begin; None: it is, if it was in the steps before.
         """
         weight *= self.share
-        given.objective = given.objective + loss.detach().sum().float() * (weight / scale)
+        given.add_loss(loss, weight / scale)
         self.state.backward(lambda: run(weight), last=last if not self.is_torn else False)
 
     def settle(self, failure: WorldBroken | None = None, *, larger: float = 1.0) -> Outcome:
@@ -343,8 +343,8 @@ class Participant:
 
     def _sum_once(self, plan: StepPlan, larger: float) -> Sums:
         samples = sum(given.part.samples for given in self.open_batches)
-        objective = sum((given.objective for given in self.open_batches), torch.zeros(()))
-        return self.state.sum(plan, objective * larger, samples, self._host.rides())
+        objective = larger * sum(given.objective for given in self.open_batches)
+        return self.state.sum(plan, objective, samples, self._host.rides())
 
     def _begin_again(self) -> None:
         self.state.reset_buffers()  # the script may have gone on

@@ -9,7 +9,7 @@ while the next gradients are made, and travels to workers that come later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -86,8 +86,10 @@ class WeighedGradients:
                 )
 
     def _present(self) -> dict[int, tuple[int, int]]:
-        every = ((id(each), each.grad) for each in self._parameters())
-        return {key: NONE if gradient is None else (id(gradient), gradient._version) for key, gradient in every}
+        return {
+            id(each): NONE if (gradient := each.grad) is None else (id(gradient), gradient._version)
+            for each in self._parameters()
+        }
 
 
 class LoopGradients(Piece):
@@ -105,7 +107,7 @@ class LoopGradients(Piece):
         self._cleared: set[int] = set()  # by the script, since then
         self._is_begun = False  # gradients of the batches in hand are made, or summed
         self._accumulated: dict[int, torch.Tensor] = {}  # by the numbers of parameters, those laid aside
-        every_parameter = lambda: (parameter for _, parameter in self._parameters())  # noqa: E731
+        every_parameter = lambda: [parameter for _, parameter in self._parameters()]  # noqa: E731
         self._weighed = WeighedGradients(every_parameter, "loss.backward()", warn, may_be_summed=may_be_summed)
         self.look = self._weighed.look
 
@@ -201,15 +203,13 @@ class LoopGradients(Piece):
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
         return next(number for number, each in enumerate(self._optimizers) if each is optimizer)
 
-    def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+    def _parameters(self) -> list[tuple[int, torch.nn.Parameter]]:
         """Each once, with the number of its optimizer."""
         if len(self._optimizers) == 1:  # which has each once
-            yield from ((0, each) for group in self._optimizers[0].param_groups for each in group["params"])
-            return
-        met: set[int] = set()
+            return [(0, each) for group in self._optimizers[0].param_groups for each in group["params"]]
+        found: dict[int, tuple[int, torch.nn.Parameter]] = {}
         for number, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if id(parameter) not in met:
-                        met.add(id(parameter))
-                        yield number, parameter
+                    found.setdefault(id(parameter), (number, parameter))
+        return list(found.values())
