@@ -26,10 +26,10 @@ from elasticdl.elastic.lightning.stopping import Stopping
 from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Window, begin_epoch_as_others
 from elasticdl.elastic.lightning.writing import Told, Writing
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
+from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

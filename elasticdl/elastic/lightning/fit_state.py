@@ -10,9 +10,9 @@ import torch
 
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.lightning.trainer_state import PACKAGES
+from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Holder, holders_of_callbacks
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import copy_tensor
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.pieces import Piece

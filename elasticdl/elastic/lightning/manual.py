@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
+from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook, ParameterHooks
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

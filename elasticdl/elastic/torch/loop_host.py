@@ -32,12 +32,12 @@ from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
-from elasticdl.elastic.torch_kit.pieces.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
 from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

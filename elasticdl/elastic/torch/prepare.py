@@ -18,8 +18,8 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
+from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.owners import owners
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState

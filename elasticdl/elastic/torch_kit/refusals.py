@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.pieces.optimizers import require_summable
+from elasticdl.elastic.torch_kit.optimizers import require_summable
 
 # By the name of their type, as some are in packages that may not be installed.
 WRAPPERS = {

@@ -15,7 +15,7 @@ from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.first_seed import seed_torch
 from elasticdl.elastic.torch_kit.gpu import choose_device, count_gpus
-from elasticdl.elastic.torch_kit.pieces.own_optimizers import look_before_steps
+from elasticdl.elastic.torch_kit.own_optimizers import look_before_steps
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.runtime import ScriptRuntime

@@ -15,9 +15,9 @@ from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.flat import host_array
+from elasticdl.elastic.torch_kit.optimizers import each_of, is_other_kind
 from elasticdl.elastic.torch_kit.pieces.marks import marks_of
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
-from elasticdl.elastic.torch_kit.pieces.optimizers import each_of, is_other_kind
 from elasticdl.elastic.torch_kit.reduction.named import NamedBuffers, is_alike, modules_of
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

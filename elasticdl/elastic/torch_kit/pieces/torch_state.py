@@ -13,10 +13,10 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
+from elasticdl.elastic.torch_kit.optimizers import each_of, require_summable
 from elasticdl.elastic.torch_kit.pieces.further import IS_OUTSIDE, further_modules
 from elasticdl.elastic.torch_kit.pieces.groups import Groups
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes
-from elasticdl.elastic.torch_kit.pieces.optimizers import each_of, require_summable
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import (
     GroupSettings,
     HeldAttributes,

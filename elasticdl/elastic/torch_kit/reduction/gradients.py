@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.pieces.optimizers import each_of
+from elasticdl.elastic.torch_kit.optimizers import each_of
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 from elasticdl.elastic.training.pieces import Piece
 

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.torch_kit.pieces.optimizers import Optimizers, each_of
+from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
 
 Look = Callable[[torch.optim.Optimizer], None]
 
