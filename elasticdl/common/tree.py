@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -16,9 +16,18 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from leaves(item)
-    else:
-        yield value
+def leaves(value: Any) -> list[Any]:
+    """In order; None is one."""
+    if not isinstance(value, dict | list | tuple):
+        return [value]
+    found: list[Any] = []
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            pending += [*each.values()][::-1]
+        elif isinstance(each, list | tuple):
+            pending += each[::-1]
+        else:
+            found.append(each)
+    return found

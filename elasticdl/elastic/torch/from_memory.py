@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.tape import SIMPLE
 from elasticdl.elastic.torch_kit.data.stand_in import map_tensors
 
@@ -63,7 +64,7 @@ class ModelFromMemory:
         if self._forward is None:
             return type(self._model).forward(self._model, *args, **kwargs)
         answer = self._answer_to(args, kwargs)
-        self._given = [leaf.detach() for leaf in _pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+        self._given = [leaf.detach() for leaf in leaves_of(answer) if isinstance(leaf, torch.Tensor)]
         return answer
 
     def _answer_to(self, args: Any, kwargs: Any) -> Any:
@@ -75,7 +76,7 @@ class ModelFromMemory:
         if not self._gives_all.get(self._model.training, True):
             return self._forward(*args, **kwargs)
         answer = self._forward(*args, **kwargs)
-        if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in _pytree.tree_leaves((answer, shapes))):
+        if not all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in leaves_of((answer, shapes))):
             return answer
         if torch.is_grad_enabled() and self._model.training not in self._gives_all:
             self._gives_all[self._model.training] = not _leaves_more(self._model)
@@ -126,7 +127,7 @@ def _leaves_more(model: torch.nn.Module) -> bool:
         if not all(_is_own(hook) for hook in module._forward_hooks.values()):
             return True
         held = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")]
-        if any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in _pytree.tree_leaves(held)):
+        if any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves_of(held)):
             return True
     return False
 

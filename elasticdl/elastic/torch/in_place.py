@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
-from torch.utils import _pytree
+
+from elasticdl.common.tree import leaves as leaves_of
 
 _OPERATORS = frozenset(
     f"__i{name}__"
@@ -110,7 +111,7 @@ class InPlace:
     def __init__(self, sample: Any) -> None:
         self._was: dict[Any, _Was] = {}
         # Memory of what is made of the batch; the tape holds on to it, so that no other takes its place.
-        self._made = {storage_of(leaf) for leaf in _pytree.tree_leaves(sample) if isinstance(leaf, torch.Tensor)}
+        self._made = {storage_of(leaf) for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
 
     def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The script calls this next."""
@@ -129,7 +130,7 @@ class InPlace:
     def after(self, args: Any, result: Any) -> None:
         """It has returned."""
         given = {storage_of(leaf) for leaf in args if isinstance(leaf, torch.Tensor)}
-        for leaf in _pytree.tree_leaves(result):
+        for leaf in leaves_of(result):
             if isinstance(leaf, torch.Tensor) and (storage := storage_of(leaf)) not in given:
                 self._made.add(storage)
 
@@ -163,7 +164,7 @@ class InPlace:
             changes.put_back()
 
     def _keep(self, given: Any) -> None:
-        for tensor in _pytree.tree_leaves(given):
+        for tensor in leaves_of(given):
             if isinstance(tensor, torch.Tensor) and (storage := storage_of(tensor)) not in self._made:
                 place = (
                     (tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ()

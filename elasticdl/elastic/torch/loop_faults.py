@@ -8,10 +8,10 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
-from torch.utils import _pytree
 
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
+from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
 
 NO_BATCH = "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
@@ -154,7 +154,7 @@ def require_own(given: Any, kept: Container[int]) -> None:
     Raises:
         UserError: some of it is from there.
     """
-    if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in _pytree.tree_leaves(given)):
+    if any(isinstance(leaf, torch.Tensor) and storage_of(leaf) in kept for leaf in leaves_of(given)):
         raise UserError(
             "the model is called with what it has answered to a batch before, as with the hidden state of an RNN, and this worker has come "
             "between the two: it can come where that begins anew, at the begin of an epoch"

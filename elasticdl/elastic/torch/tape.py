@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
 from elasticdl.elastic.torch.loop_faults import require_own
 from elasticdl.elastic.torch.modes import Modes
@@ -91,7 +92,7 @@ class Tape:
         self._read = ""  # where the script has looked at numbers
         self._doubt = ""  # it did, and has computed further since
         self._obstacle = ""  # why it can't be made again
-        for leaf in _pytree.tree_leaves(sample):
+        for leaf in leaves_of(sample):
             if isinstance(leaf, torch.Tensor):
                 self._known.add(id(leaf))
             elif leaf is not None:
@@ -115,9 +116,9 @@ class Tape:
         self.require_present(args, kwargs)
         if not self._may_be_torn:
             result = function(*args, **kwargs)
-            self._trace(_pytree.tree_leaves((args, kwargs)), result)
+            self._trace(leaves_of((args, kwargs)), result)
             return result
-        self._require_made(_pytree.tree_leaves((args, kwargs)), name)
+        self._require_made(leaves_of((args, kwargs)), name)
         versions = [(each, _version_of(each)) for each in args if isinstance(each, torch.Tensor)]
         self._in_place.before(function, args, kwargs)
         result = function(*args, **kwargs)
@@ -142,9 +143,9 @@ class Tape:
         self._trains = self._trains or (modes is not None and modes.trains)
         self.trace.is_for_model = True
         if not self._may_be_torn:
-            self._trace(_pytree.tree_leaves((args, kwargs)), result)
+            self._trace(leaves_of((args, kwargs)), result)
             return
-        self._require_made(_pytree.tree_leaves((args, kwargs)), type(function).__name__)
+        self._require_made(leaves_of((args, kwargs)), type(function).__name__)
         self._note(function, args, kwargs, result, modes)
 
     def _note(
@@ -155,8 +156,8 @@ class Tape:
         result: Any,
         modes: Modes | None = None,
     ) -> None:
-        leaves = _pytree.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, torch.Tensor) for leaf in (*leaves, *_pytree.tree_leaves(result))):
+        leaves = leaves_of((args, kwargs))
+        if any(isinstance(leaf, torch.Tensor) for leaf in (*leaves, *leaves_of(result))):
             if self._read:
                 self._doubt = self._read
             self._trace(leaves, result)
@@ -169,7 +170,7 @@ class Tape:
     def require_present(self, args: Any, kwargs: Any) -> None:
         """As `Trace.require_present`."""
         if self.trace.unused:
-            self.trace.require_present(_pytree.tree_leaves((args, kwargs)), lambda: _place_in_script(""))
+            self.trace.require_present(leaves_of((args, kwargs)), lambda: _place_in_script(""))
 
     def require_own(self, args: Any, kwargs: Any) -> None:
         """As `loop_faults.require_own`: the model is called."""
@@ -285,10 +286,10 @@ class Tape:
         result: Any,
         modes: Modes | None = None,
     ) -> None:
-        for leaf in _pytree.tree_leaves((args, kwargs)):
+        for leaf in leaves_of((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 self._without_gradient.discard(id(leaf))  # it has one since this call
-        for leaf in _pytree.tree_leaves(result):
+        for leaf in leaves_of(result):
             if isinstance(leaf, torch.Tensor):
                 self._known.add(id(leaf))
                 if leaf.grad_fn is None:

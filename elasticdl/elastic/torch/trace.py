@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.loop_faults import works_on_another_batch
 
 
@@ -17,7 +17,7 @@ class Trace:
 
     def __init__(self, sample: Any, unused: Sequence[Trace]) -> None:
         """``unused``: of batches before it in the same loop, of which no gradients were made."""
-        leaves = _pytree.tree_leaves(sample)
+        leaves = leaves_of(sample)
         self._made = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         self.unused = list(unused)
         self.is_untouched = True  # nothing was called
@@ -32,7 +32,7 @@ class Trace:
         """The script has called something. ``is_new``: of a tensor that was not there before the batch."""
         self.is_untouched, self.looks_at_size = False, ""
         if any(id(leaf) in self._made for leaf in given):
-            for leaf in _pytree.tree_leaves(result):
+            for leaf in leaves_of(result):
                 if isinstance(leaf, torch.Tensor) and is_new(leaf):
                     self._made[id(leaf)] = leaf
 

@@ -10,6 +10,8 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import Dataset
 
+from elasticdl.common.tree import leaves as leaves_of
+
 # Batch norm needs two.
 SAMPLES_LOADED = 2
 
@@ -44,7 +46,7 @@ class StandIn:
         return map_tensors(torch.Tensor.detach, self._given)  # of the same memory and count of changes
 
     def _versions_now(self) -> list[int]:
-        leaves = [leaf for leaf in _pytree.tree_leaves(self._given) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in leaves_of(self._given) if isinstance(leaf, torch.Tensor)]
         return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
 
 
