@@ -82,6 +82,17 @@ def test_what_follows_a_sum_is_no_waiting():
     assert said == [[Activity.WAIT, Activity.COMPUTE]] * 2
 
 
+def test_the_parameters_have_no_hooks_once_training_is_over():
+    def work(member):
+        member.backward(torch.ones(2, 3))
+        member.manual.close()
+        return [bool(each._post_accumulate_grad_hooks) for each in member.parameters]
+
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60)) == [[False] * 4] * 2
+
+
 def test_a_parameter_that_no_worker_has_a_gradient_of_has_none():
     def work(member):
         member.manual.sum(lambda: member.first(torch.ones(1, 3)).sum().backward(), lambda: 0)

@@ -73,6 +73,8 @@ class Manual:
         """The parameters are as if they had never been here."""
         for hook in self._hooks.values():
             hook.remove()
+        for reducer in self._reducers.values():
+            reducer.release()
 
     def begin_step(self) -> None:
         self._watch()

@@ -363,6 +363,10 @@ class GradientReducer:
         if new or moves:
             Buckets(new, moves, self._collective, launches=False).finish(scale)
 
+    def release(self) -> None:
+        """The parameters have no hooks of sums any more, and the memory of sums is free."""
+        self._drop_buckets()
+
     def _drop_buckets(self) -> None:
         if self._buckets is not None:
             self._buckets.close()
