@@ -283,7 +283,9 @@ class TrainerHost(Host):
             self._reported = self._reported + loss
             return loss
         self._weighed.require()
-        with self.apart() if world.size > 1 else contextlib.nullcontext():  # a step that is torn is made again
+        with (
+            self.apart() if world.size > 1 or participant.is_torn else contextlib.nullcontext()
+        ):  # it may be made again
             outcome = participant.settle()
         self.unwritten.write()
         vote = participant.state.vote
