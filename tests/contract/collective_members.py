@@ -10,7 +10,6 @@ import queue
 import signal
 import socket
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -114,10 +113,11 @@ class Program:
 
     def _open_connections(self, connected: threading.Event) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            while not connected.is_set():
+            while True:  # one at least, however soon the world is connected
                 client = socket.create_connection(listener.getsockname())
                 self._connections.append((client, listener.accept()[0]))
-                time.sleep(0.005)
+                if connected.wait(0.005):
+                    return
 
     def do_count_connections(self) -> tuple[int, int]:
         """Those that the thread has opened, and those of them that are open."""
