@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.data.stand_in import Repeated, StandIn
 
 
 def test_a_cache_that_fills_is_none_of_the_data():
@@ -83,3 +83,10 @@ def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
     again, others = stand_in.take()
     assert again.data_ptr() == first.data_ptr(), "nothing is copied"
     assert others["text"] == ["a"]
+
+
+def test_a_stand_in_copies_its_samples_and_not_the_data_set():
+    """Rows of a tensor are views of the whole."""
+    data = TensorDataset(torch.randn(1000, 8), torch.zeros(1000))
+    *_, (repeated, _) = Repeated(data, 5).__getitems__([0, 1])
+    assert repeated.untyped_storage().nbytes() == 8 * repeated.element_size()

@@ -28,7 +28,7 @@ class Repeated(Dataset[Any]):
         few = fetch(indices) if fetch else [self._dataset[index] for index in indices]
         if type(few) is not list:
             return few
-        return [*few, *(copy.deepcopy(few[number % len(few)]) for number in range(len(few), self._samples))]
+        return [*few, *(_copied(few[number % len(few)]) for number in range(len(few), self._samples))]
 
 
 class StandIn:
@@ -53,3 +53,10 @@ class StandIn:
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """``value`` with each tensor in it replaced by what ``function`` makes of the tensor."""
     return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _copied(sample: Any) -> Any:
+    # A deep copy of a tensor is one of all that it is a view of: of the whole data set, perhaps.
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf), sample
+    )
