@@ -3,7 +3,7 @@
 import pytest
 import torch
 from elastic_kit import make_data
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
