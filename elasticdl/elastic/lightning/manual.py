@@ -74,7 +74,7 @@ class Manual:
         for hook in self._hooks.values():
             hook.remove()
         for reducer in self._reducers.values():
-            reducer.release()
+            reducer.drop_buckets()
 
     def begin_step(self) -> None:
         self._watch()

@@ -102,7 +102,7 @@ class GradientReducer:
         """A step begins; the gradients that are there count, unless `drop_gradients` is called."""
         self.hooks.put_back()
         if self._buckets is not None and self._buckets.forget():
-            self._drop_buckets()
+            self.drop_buckets()
         self._votes = [0.0] * BALLOT
         self._rides = Rides()
         self._made = self._launched_at = 0
@@ -311,7 +311,7 @@ class GradientReducer:
     def _make_room(self, numbers: int) -> None:
         if numbers != self._room:
             self._room = numbers
-            self._drop_buckets()
+            self.drop_buckets()
 
     # -- which parameters are trained --
 
@@ -350,7 +350,7 @@ class GradientReducer:
         self._make_room(ROOM)  # which a newcomer has
         if self._has_changed():
             self._trained, self._deltas = present, self._buffers.deltas
-            self._drop_buckets()
+            self.drop_buckets()
 
     def _sum_changed(self, scale: float) -> None:
         """Some worker trains other parameters than before, or has other buffers: those that are new have not been summed."""
@@ -363,11 +363,8 @@ class GradientReducer:
         if new or moves:
             Buckets(new, moves, self._collective, launches=False).finish(scale)
 
-    def release(self) -> None:
+    def drop_buckets(self) -> None:
         """The parameters have no hooks of sums any more, and the memory of sums is free."""
-        self._drop_buckets()
-
-    def _drop_buckets(self) -> None:
         if self._buckets is not None:
             self._buckets.close()
         self._buckets = None
