@@ -49,13 +49,17 @@ class JobWatch:
 
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self.failure = ""
+        self.failure = ""  # written after what came before it is in the inbox
         self.ended = False
         self.over = threading.Event()
 
-    def goes_on(self) -> bool:
-        """Whether something has been told that was not taken, or more may come."""
-        return not self.ended or not self.inbox.empty()
+    def goes_on(self, *, master_lives: bool = True) -> bool:
+        """Whether something has been told that was not taken, or more may come.
+
+        ``master_lives``: of a master that has ended, what it sent before may still be on its way until the stream fails.
+        """
+        no_more = self.ended or (self.failure and not master_lives)  # asked first: the last comes before it
+        return not no_more or not self.inbox.empty()
 
     def next(self) -> Heard | None:
         """What has come; None if nothing did for a moment."""

@@ -211,7 +211,7 @@ class _Following:
     def run(self) -> None:
         """Until the job has ended, its master is gone, or the user's patience is (then the master is killed)."""
         with watched(self.client, self.client.watch) as watch:
-            while not watch.inbox.empty() or not (watch.ended or self.master.has_ended()):
+            while watch.goes_on(master_lives=not self.master.has_ended()):
                 show_news(self.journal.lines(), self.screen)
                 if self.signals.take():
                     self._interrupt()
