@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from kubernetes.client import ApiException, rest
 
-from elasticdl.master.service.cluster_master import main
+from elasticdl.master.shell.cluster_master import main
 
 MOUNT = "/benchmark"
 REQUESTS = "requests.jsonl"

@@ -14,8 +14,8 @@ from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
-from elasticdl.common.journal import Entry
-from elasticdl.history.job_history import PARTS
+from elasticdl.job.job_history import PARTS
+from elasticdl.job.journal import Entry
 
 SAMPLES = 65536
 SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}

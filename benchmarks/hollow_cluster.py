@@ -9,7 +9,7 @@ from kubernetes import client
 
 from benchmarks.counted_master import FOLDER, MOUNT
 from benchmarks.hollow_nodes import LABEL, NODES
-from elasticdl.kubernetes.manifests.names import ROLE_LABEL, Role
+from elasticdl.kube.manifests.names import ROLE_LABEL, Role
 
 
 class HollowCluster:

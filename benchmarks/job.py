@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.processes import POLL, Failed, Processes, wait_until
 from elasticdl.cli.master_client import connect
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.journal import Entry
-from elasticdl.common.spec import WorkerRange
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import Entry
+from elasticdl.job.spec import WorkerRange
 
 COMMAND = (sys.executable, "-m", "elasticdl.cli")
 

@@ -32,7 +32,7 @@ from benchmarks.harness import Results, add_out, busy_cores, describe_machine, n
 from benchmarks.hollow_nodes import NODES, PODS_PER_NODE
 from benchmarks.master_scale import cpu_of, memory_of
 from benchmarks.processes import Failed, Processes, wait_until
-from elasticdl.kubernetes.manifests.names import CONTAINER, worker_name
+from elasticdl.kube.manifests.names import CONTAINER, worker_name
 from tests.cluster.build import Unavailable
 from tests.cluster.control_plane import ControlPlaneError
 

@@ -22,8 +22,8 @@ from benchmarks.harness import Results, add_out, busy_cores, describe_machine, n
 from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.scale_host import LOST_ONE_IN
 from benchmarks.scale_master import SOCKET
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.spec import JobSpec
 
 TIMEOUT = 120.0
 

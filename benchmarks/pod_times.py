@@ -16,9 +16,9 @@ from typing import Any
 from kubernetes import client
 
 from benchmarks.processes import Failed
-from elasticdl.kubernetes.client import Client
-from elasticdl.kubernetes.retry import Backoff
-from elasticdl.kubernetes.watch import Receiver, Source, Watch
+from elasticdl.kube.client import Client
+from elasticdl.kube.retry import Backoff
+from elasticdl.kube.watch import Receiver, Source, Watch
 
 Times = Mapping["Fact", float]
 

@@ -31,7 +31,7 @@ from benchmarks.harness import Results, add_out, busy_cores, describe_machine, s
 from benchmarks.models import LAYERS
 from benchmarks.pod_times import Fact, PodTimes, Times
 from benchmarks.processes import Failed, Processes, wait_until
-from elasticdl.kubernetes.manifests.names import worker_name
+from elasticdl.kube.manifests.names import worker_name
 from tests.cluster.build import Unavailable
 from tests.cluster.control_plane import ControlPlaneError
 

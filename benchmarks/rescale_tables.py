@@ -9,7 +9,7 @@ from itertools import chain, product
 from benchmarks.elastic_run import Change
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.peers.port import PeerChange
-from elasticdl.history.job_history import PARTS
+from elasticdl.job.job_history import PARTS
 
 GROWING = ("grow", "rejoin")
 

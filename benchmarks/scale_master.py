@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elasticdl.common.jobdir import JobDir, MasterAddress
-from elasticdl.common.spec import JobSpec
-from elasticdl.master.core.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.master.launchers.base import Launcher, Report
-from elasticdl.master.service.local_master import serve_here
+from elasticdl.job.jobdir import JobDir, MasterAddress
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.local_master import serve_here
+from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.base import Launcher, Report
 
 SOCKET = "hosts.sock"
 
@@ -36,7 +36,7 @@ class Room:
 
 
 class SimulatedLauncher:
-    """See `elasticdl.master.launchers.base.Launcher`; a worker's place is a task in some host process."""
+    """See `elasticdl.places.base.Launcher`; a worker's place is a task in some host process."""
 
     def __init__(self, master: MasterAddress, report: Report, room: Room) -> None:
         self._master = master

@@ -24,9 +24,9 @@ from benchmarks.harness import Results, Summary, add_out, describe_machine, name
 from benchmarks.job import COMMAND, ElasticJob, JobSettings
 from benchmarks.loops.startlog import FOLDER
 from benchmarks.processes import ROOT, Failed, Processes, wait_until
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.journal import Entry, read_journal
 from elasticdl.common.tether import tethered
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import Entry, read_journal
 
 METHODS = ("fork", "spawn")
 START_SECONDS = 180.0

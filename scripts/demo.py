@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from setup_steps import signals_held_back
 
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.journal import Entry, read_journal
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import Entry, read_journal
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TRAIN = [

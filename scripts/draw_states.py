@@ -1,6 +1,6 @@
 """Draw the tables of the two cores as Mermaid diagrams: `python scripts/draw_states.py`.
 
-They are in `elasticdl.master.core.lifecycle` and `elasticdl.elastic.core.lifecycle`.
+They are in `elasticdl.master.state.lifecycle` and `elasticdl.elastic.core.lifecycle`.
 
 `docs/architecture.md` has the output; a test compares them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elasticdl.elastic.core import lifecycle as worker_side
-from elasticdl.master.core.lifecycle import JOB, LIVE, WORKERS, Trigger, WorkerState
+from elasticdl.master.state.lifecycle import JOB, LIVE, WORKERS, Trigger, WorkerState
 
 
 def draw_workers() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.journal import Entry, dump_entry, plain
+from elasticdl.job.journal import Entry, dump_entry, plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from benchmarks.experiments.nodes import gpu_capacity
 from benchmarks.experiments.pods import Pod, Pods, PodWatch, held_gpus, is_over, owner_of, wanted_gpus
-from elasticdl.kubernetes.client import ANSWER_SECONDS
+from elasticdl.kube.client import ANSWER_SECONDS
 
 SCHEDULER = "volcano"
 QUEUE = f"{SCHEDULER}=default"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.processes import Failed
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ from benchmarks.experiments.pods import Pods, held_gpus, is_over, owner_of, role
 from benchmarks.processes import ROOT, Failed, wait_until
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.journal import Entry
-from elasticdl.common.quantities import GPU
-from elasticdl.kubernetes.client import connect
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests.names import master_name
+from elasticdl.job.journal import Entry
+from elasticdl.job.quantities import GPU
+from elasticdl.kube.client import connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests.names import master_name
 
 NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it
 COMMAND_SECONDS = 120.0

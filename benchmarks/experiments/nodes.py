@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes import client
 
-from elasticdl.common.quantities import GPU
-from elasticdl.kubernetes.client import ANSWER_SECONDS
+from elasticdl.job.quantities import GPU
+from elasticdl.kube.client import ANSWER_SECONDS
 
 
 def gpu_capacity(core: client.CoreV1Api) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from benchmarks.processes import ROOT, Failed
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.quantities import parse_queue, parse_volumes
+from elasticdl.job.quantities import parse_queue, parse_volumes
 
 OWN_QUEUE = "own"
 NO_QUEUE = "none"

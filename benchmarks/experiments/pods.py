@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from kubernetes import client
 
-from elasticdl.common.quantities import GPU
-from elasticdl.kubernetes.client import Client
-from elasticdl.kubernetes.manifests.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kubernetes.retry import Backoff
-from elasticdl.kubernetes.watch import Receiver, Source, Watch
+from elasticdl.job.quantities import GPU
+from elasticdl.kube.client import Client
+from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
+from elasticdl.kube.retry import Backoff
+from elasticdl.kube.watch import Receiver, Source, Watch
 
 Pod = dict[str, Any]
 Pods = Mapping[str, Pod]

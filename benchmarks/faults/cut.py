@@ -16,8 +16,8 @@ from benchmarks.faults.run import Finding
 from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.storm.job import LastingJob
 from benchmarks.storm.network import MASTER, Network
-from elasticdl.common.journal import Entry
-from elasticdl.common.spec import WorkerRange
+from elasticdl.job.journal import Entry
+from elasticdl.job.spec import WorkerRange
 
 FAULT = BY_NAME["cut_off"]
 WORKERS = 3

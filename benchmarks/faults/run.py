@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.faults.catalogue import Fault, Way
 from benchmarks.job import COMMAND, ElasticJob, JobSettings
 from benchmarks.processes import Processes, wait_until
-from elasticdl.common.journal import Entry, standing
+from elasticdl.job.journal import Entry, standing
 
 VICTIM = 1
 START_SECONDS = 120.0

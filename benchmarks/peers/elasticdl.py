@@ -15,7 +15,7 @@ import sys
 from benchmarks.harness import versions
 from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.processes import Processes
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 SAMPLES = 65536
 NOTICE_SECONDS = 30.0

@@ -25,7 +25,7 @@ from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.report import ProgressLine, history, show
 from benchmarks.storm.schedule import schedule
 from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50

@@ -18,10 +18,10 @@ from benchmarks.storm.lasting_master import Host, Placed, WorkerFolder, tls_fold
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
-from elasticdl.common.jobdir import JobDir, write_aside
-from elasticdl.common.journal import Entry
-from elasticdl.common.spec import JobSpec, WorkerRange
 from elasticdl.common.tether import tethered
+from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.job.journal import Entry
+from elasticdl.job.spec import JobSpec, WorkerRange
 
 NAME = "storm"
 PORT = 4000  # of a network namespace in which nobody else is

@@ -27,18 +27,18 @@ import grpc
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import LOOPBACK, STACKS, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
-from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE
-from elasticdl.master.core.events import Event, FoundWorker, WorkerExited, WorkerPlaced
-from elasticdl.master.core.instructions import EndJob
-from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.launchers.base import Launcher, Report
-from elasticdl.master.launchers.hung_process import look_at
-from elasticdl.master.launchers.local import judge_exit
-from elasticdl.master.service.access import Context, TlsAccess, TokenAccess
-from elasticdl.master.service.serve import EXIT_CODES, Platform, serve
-from elasticdl.master.service.servicer import Server
+from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.access import Context, TlsAccess, TokenAccess
+from elasticdl.master.shell.serve import EXIT_CODES, Platform, serve
+from elasticdl.master.shell.servicer import Server
+from elasticdl.master.state.events import Event, FoundWorker, WorkerExited, WorkerPlaced
+from elasticdl.master.state.instructions import EndJob
+from elasticdl.master.state.snapshot import Snapshot
+from elasticdl.places.base import Launcher, Report
+from elasticdl.places.hung_process import look_at
+from elasticdl.places.local import judge_exit
 
 TOKEN = "of-this-job"
 MASTER_TIMEOUT = 120.0
@@ -107,7 +107,7 @@ class WorkerFolder:
 
 
 class LastingLauncher:
-    """See `elasticdl.master.launchers.base.Launcher`."""
+    """See `elasticdl.places.base.Launcher`."""
 
     def __init__(self, job_dir: JobDir, command: Sequence[str], master: str, report: Report) -> None:
         self._folder = WorkerFolder(job_dir)
@@ -211,7 +211,7 @@ class LastingLauncher:
 
 
 class FileStore:
-    """See `elasticdl.master.service.saver.SnapshotStore`."""
+    """See `elasticdl.master.shell.saver.SnapshotStore`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -237,7 +237,7 @@ def tls_folder(job_dir: JobDir, role: Role) -> TlsFolder:
 
 
 class LastingAccess:
-    """See `elasticdl.master.service.access.Access`: a token over loopback, certificates over everything else."""
+    """See `elasticdl.master.shell.access.Access`: a token over loopback, certificates over everything else."""
 
     def __init__(self, job_dir: JobDir) -> None:
         tls = tls_folder(job_dir, Role.MASTER)

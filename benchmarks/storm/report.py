@@ -15,7 +15,7 @@ from benchmarks.harness import Results, show_table
 from benchmarks.storm.driver import Brought, Line, Story
 from benchmarks.storm.schedule import Kind
 from benchmarks.storm.training import Agreement
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 BEFORE, AFTER = 15.0, 10.0  # seconds of history around a failure
 LINES = 80

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.sample_records import consumed
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.common.journal import Entry
 from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.job.journal import Entry
 
 BATCH = 60
 STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
 from elasticdl.cli.job_handle import JobHandle, JournalFeed
-from elasticdl.history.job_history import JobHistory
-from elasticdl.history.records import History
+from elasticdl.job.job_history import JobHistory
+from elasticdl.job.records import History
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import News, job_path
 from elasticdl.report.page_data import as_json, page_data

@@ -12,7 +12,7 @@ from elasticdl.common.channel import metadata, open_channel, refusal
 from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
 from elasticdl.common.reach import in_words
-from elasticdl.common.spec import WorkerRange
+from elasticdl.job.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
 

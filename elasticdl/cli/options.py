@@ -20,7 +20,7 @@ from elasticdl.cli.former import instead_of
 from elasticdl.cli.parsing import Option, Switch, did_you_mean
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat
-from elasticdl.common.spec import JobSpec, WorkerRange, aliases_of, fields_of
+from elasticdl.job.spec import JobSpec, WorkerRange, aliases_of, fields_of
 
 Groups = Iterable[type[BaseModel]]
 # Findings of pydantic that say less than the description of the option.

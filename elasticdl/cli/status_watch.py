@@ -12,7 +12,7 @@ from elasticdl.cli.outlets import tell
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import PASSING, is_over, news, summary_lines
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.journal import Entry, parse_entry
+from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.1

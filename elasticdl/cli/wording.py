@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from elasticdl.common.jobdir import STOPPED
-from elasticdl.common.journal import Entry, standing
+from elasticdl.job.jobdir import STOPPED
+from elasticdl.job.journal import Entry, standing
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticdl.history.records import Doing, History
+from elasticdl.job.records import Doing, History
 
 # What a share is called, and what it means.
 NAMES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
+from elasticdl.job.spec import JobSpec
 
 DEFAULT_MINIBATCH = 64
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat, name_of
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 
 
 def check(spec: JobSpec) -> None:

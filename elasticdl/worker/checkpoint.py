@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import IO
 
 from elasticdl.common.reason import one_line
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.checkpoint_store import CheckpointStore
+from elasticdl.job.spec import JobSpec
 
 log = logging.getLogger(__name__)
 

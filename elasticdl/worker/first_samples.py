@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy, largest_micro_batch
 from elasticdl.worker.user_code import blame
 from elasticdl.worker.zoo import ModelModule

@@ -17,7 +17,6 @@ import numpy as np
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of, one_line, shown
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.progress import Progress
@@ -39,6 +38,7 @@ from elasticdl.elastic.training.data_facts import EVALUATION, Source
 from elasticdl.elastic.training.divisible import MOST_PROBED, rows_of
 from elasticdl.elastic.training.evaluation import Array, Evaluation, Evaluator, Metrics, require_rows
 from elasticdl.elastic.training.worker_files import aside
+from elasticdl.job.spec import JobSpec
 from elasticdl.tensorflow import keras, tf
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first

@@ -12,7 +12,6 @@ from typing import IO, Any, ClassVar
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.checkpoint_store import Checkpoint
 from elasticdl.elastic.training.cursor import ElasticLoader
@@ -20,6 +19,7 @@ from elasticdl.elastic.training.epochs import EpochLedger
 from elasticdl.elastic.training.evaluation import Evaluation, Evaluator
 from elasticdl.elastic.training.job import JobContext
 from elasticdl.elastic.training.state import TrainingState
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.checkpoint import open_store
 from elasticdl.worker.zoo import ModelModule
 

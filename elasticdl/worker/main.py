@@ -20,12 +20,12 @@ from typing import NoReturn
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults
 from elasticdl.worker.trainer import Trainer

@@ -17,7 +17,6 @@ from torch.utils.data import default_collate
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import name_of
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, StepBatch, fetch, to_device
 from elasticdl.elastic.torch_kit.gpu import count_gpus, wait_for
@@ -32,6 +31,7 @@ from elasticdl.elastic.training.divisible import MOST_PROBED, Passes, why_no_mea
 from elasticdl.elastic.training.evaluation import Array, Evaluator, require_rows
 from elasticdl.elastic.training.seeds import kept_streams
 from elasticdl.elastic.training.worker_files import aside
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import largest_micro_batch, rate_rules
 from elasticdl.worker.first_samples import Attempt, require_fit, run_first
 from elasticdl.worker.frameworks import TORCH, make_optimizer

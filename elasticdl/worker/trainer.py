@@ -12,12 +12,12 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.errors import Stopped
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.epochs import EpochDriver
 from elasticdl.elastic.training.job import JobContext
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.checkpoint import CheckpointWriter
 from elasticdl.worker.learner import Learner, Ledger
 

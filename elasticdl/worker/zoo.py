@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, UserError
-from elasticdl.common.params import parse_params
 from elasticdl.common.reason import name_of, shown
-from elasticdl.common.spec import JobSpec
 from elasticdl.common.triton_first import import_triton
+from elasticdl.job.params import parse_params
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.user_code import blame
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import time
 from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
-from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.service.servicer import Server, Servicer
-from elasticdl.master.service.sessions import Sessions
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0

@@ -8,10 +8,10 @@ import psutil
 
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.common.startup import python_path
-from elasticdl.master.core.events import WorkerExited, WorkerPlaced
-from elasticdl.master.launchers.devices import Slots
-from elasticdl.master.launchers.fork_server import ForkServer
-from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand
+from elasticdl.master.state.events import WorkerExited, WorkerPlaced
+from elasticdl.places.devices import Slots
+from elasticdl.places.fork_server import ForkServer
+from elasticdl.places.local import LocalLauncher, WorkerCommand
 
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts

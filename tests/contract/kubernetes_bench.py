@@ -10,12 +10,12 @@ from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
 from elasticdl.common.credentials import Role
-from elasticdl.kubernetes.client import Client, connect
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests.names import labels, selector, state_name
-from elasticdl.master.core.events import WorkerPending
-from elasticdl.master.launchers.kubernetes.launcher import KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.kube.client import Client, connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests.names import labels, selector, state_name
+from elasticdl.master.state.events import WorkerPending
+from elasticdl.places.pods.launcher import KubernetesLauncher, Patience
+from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.

@@ -20,8 +20,8 @@ from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UserError
 from elasticdl.elastic.core import messages as m
-from elasticdl.master.core.events import NoticeReported, StopRequested
-from elasticdl.master.service.access import ALLOWED, Guard, TlsAccess, TokenAccess
+from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
+from elasticdl.master.state.events import NoticeReported, StopRequested
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

@@ -16,12 +16,12 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.client import Client, connect
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.names import labels
-from elasticdl.master.launchers.kubernetes.judge import MOST_CRASHES
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.client import Client, connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.names import labels
+from elasticdl.places.pods.judge import MOST_CRASHES
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from elasticdl.common.environment import WORKER_ID
-from elasticdl.master.core.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.master.launchers.devices import Slots
-from elasticdl.master.launchers.fork_server import ForkServer
-from elasticdl.master.launchers.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.devices import Slots
+from elasticdl.places.fork_server import ForkServer
+from elasticdl.places.local import LocalLauncher, WorkerCommand, judge_exit
 
 PLACES = 2
 DEADLINE = 30.0

@@ -8,7 +8,7 @@ from kubernetes import client
 from kubernetes_bench import JOB, api_of, kubernetes_bench, make_launcher, pods_left, threads_left, worker_pods
 from test_launcher_contract import CHECKS, DEADLINE
 
-from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

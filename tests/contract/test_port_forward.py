@@ -7,10 +7,10 @@ import pytest
 from kubernetes import client
 from kubernetes_bench import make_owner
 
-from elasticdl.kubernetes.client import connect
-from elasticdl.kubernetes.job_pods import forwarded
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests.names import Role, labels
+from elasticdl.kube.client import connect
+from elasticdl.kube.job_pods import forwarded
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests.names import Role, labels
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

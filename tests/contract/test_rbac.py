@@ -10,14 +10,14 @@ from kubernetes import client, config
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes import kubeconfig
-from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.client import connect
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.names import state_name
-from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube import kubeconfig
+from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.client import connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.names import state_name
+from elasticdl.places.pods.worker_pods import WorkerPodApi
 
 pytest_plugins = ["tests.cluster.fixtures"]
 

@@ -9,10 +9,10 @@ from kubernetes import client
 
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.client import connect
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.client import connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import job_objects
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -24,7 +24,7 @@ from elasticdl.cli.commands.start import SCRIPT_GROUPS
 from elasticdl.cli.options import make_spec, read_options
 from elasticdl.cli.parsing import Command, did_you_mean, underscored
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import OPTION_GROUPS
+from elasticdl.job.spec import OPTION_GROUPS
 from tests.documents.reading import ROOT
 
 _GROUPS = {"train": OPTION_GROUPS, "run": SCRIPT_GROUPS}

@@ -18,7 +18,7 @@ from kubernetes import client
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 from tests.cluster.cluster import Cluster
 
 ZOO = Path(watched_softmax.__file__).parent

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from elasticdl.cli.local.local_jobs import LocalJob
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.journal import Entry, read_journal
-from elasticdl.common.spec import WorkerRange
 from elasticdl.common.tether import tethered
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import Entry, read_journal
+from elasticdl.job.spec import WorkerRange
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ZOO = Path(__file__).parent / "zoo"

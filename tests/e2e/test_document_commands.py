@@ -16,8 +16,8 @@ import pytest
 import yaml
 from kubernetes import client
 
-from elasticdl.common.journal import read_journal
 from elasticdl.common.tether import tethered
+from elasticdl.job.journal import read_journal
 from tests.cluster.cluster import Cluster
 from tests.documents.reading import DOCUMENTS, ROOT, Command, How, PythonBlock, read
 

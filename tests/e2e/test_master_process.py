@@ -13,9 +13,9 @@ import grpc
 import psutil
 import pytest
 
-from elasticdl.common.jobdir import JobDir, create_job_dir
-from elasticdl.common.journal import read_journal
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir, create_job_dir
+from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -42,7 +42,7 @@ class MasterProcess:
         command = [
             sys.executable,
             "-m",
-            "elasticdl.master.service.local_master",
+            "elasticdl.master.shell.local_master",
             "--job_dir",
             str(self.dir.path),
             *more,
@@ -294,7 +294,7 @@ def test_a_master_does_not_outlive_its_parent(start, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "elasticdl.master.service.local_master",
+        "elasticdl.master.shell.local_master",
         "--job_dir",
         str(job.dir.path),
         "--temporary",
@@ -322,7 +322,7 @@ def test_a_master_whose_parent_is_gone_already_starts_nothing(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "elasticdl.master.service.local_master",
+        "elasticdl.master.shell.local_master",
         "--job_dir",
         str(job.path),
         "--die_with_parent",
@@ -337,7 +337,7 @@ def test_a_master_that_is_held_leaves_no_folder_of_a_parent_that_is_killed(start
     temporary.mkdir()
     job = start(steps=1)  # only for its directory
     job.wait()
-    module = "elasticdl.master.service.local_master"
+    module = "elasticdl.master.shell.local_master"
     command = [sys.executable, "-m", module, "--job_dir", str(job.dir.path), "--held", "--temporary", str(temporary)]
     script = f"""
 import os, subprocess

@@ -19,8 +19,8 @@ import yaml
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 
 from elasticdl.common.tether import tethered
-from elasticdl.history.job_history import JobHistory
-from elasticdl.history.records import Doing
+from elasticdl.job.job_history import JobHistory
+from elasticdl.job.records import Doing
 from tests.cluster.build import PROMETHEUS, Unavailable, require
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -13,7 +13,7 @@ from history_kit import disturbed, formed, launched, line, steps, storm
 
 from elasticdl.cli.live_board import LiveBoard
 from elasticdl.cli.local.local_jobs import FileFeed
-from elasticdl.history.job_history import JobHistory
+from elasticdl.job.job_history import JobHistory
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import report

@@ -18,8 +18,8 @@ from running_job import QUICK_KERAS, ZOO, RunningJob, start
 from test_training import losses
 
 from benchmarks.sample_records import consumed
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.progress import epoch_order
+from elasticdl.job.spec import JobSpec
 
 SAMPLES, BATCH = 1500, 250
 EPOCHS = 50

@@ -1,6 +1,6 @@
 """The simulator's only knowledge of how masters and workers are put together around their cores.
 
-A master's core is in the real `elasticdl.master.service.loop.Loop`: what is decided, what may be done before it is saved,
+A master's core is in the real `elasticdl.master.shell.loop.Loop`: what is decided, what may be done before it is saved,
 and in which order, is the loop's. Only its two tasks are replaced, since a simulation has no threads and no asyncio.
 """
 
@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from typing import Any, cast
 from unittest.mock import patch
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core import worker_target
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.core.speedup import Curve, Observation, Point
-from elasticdl.master.core.values import Settings
-from elasticdl.master.launchers.base import Launcher
-from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.observers.observer import Observer
-from elasticdl.master.service.loop import PATIENCE as PATIENCE
-from elasticdl.master.service.loop import Loop, Mailbox, Ports
-from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import Sessions
+from elasticdl.master.rules import worker_target
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.loop import PATIENCE as PATIENCE
+from elasticdl.master.shell.loop import Loop, Mailbox, Ports
+from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.saver import StateSaver
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.values import Settings
+from elasticdl.places.base import Launcher
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0

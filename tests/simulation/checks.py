@@ -9,9 +9,9 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import World
-from elasticdl.master.core import instructions as i
 from elasticdl.master.core.fleet import CRASHES_AT_START
-from elasticdl.master.core.instructions import Phase
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT
 from tests.simulation.lineage import Model, Violation
 

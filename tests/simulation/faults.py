@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elasticdl.common.spec import WorkerRange
 from elasticdl.elastic.core.lifecycle import WorkerState
-from elasticdl.master.core import events as e
-from elasticdl.master.core.events import ExitCause
-from elasticdl.master.core.instructions import Phase
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state import events as e
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.instructions import Phase
 from tests.simulation.plan import Fault, Kind
 from tests.simulation.unlike import Reading
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.snapshot import JobSnapshot
-from elasticdl.master.service.convert import connected, to_event
-from elasticdl.master.service.sessions import Sessions
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.shell.convert import connected, to_event
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,

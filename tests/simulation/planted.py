@@ -18,10 +18,10 @@ from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.snapshot import JobSnapshot
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.snapshot import JobSnapshot
 from tests.simulation.adapter import MasterCore, publishing_unsaved
 from tests.simulation.process import Process
 from tests.simulation.run import Failure, run_seed

@@ -15,7 +15,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.master.core.events import ExitCause
+from elasticdl.master.state.events import ExitCause
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.network import Session

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from elasticdl.common.spec import WorkerRange
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import SampleOrder
-from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import Phase
-from elasticdl.master.core.snapshot import JobSnapshot
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import Phase
+from elasticdl.master.state.snapshot import JobSnapshot
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Cluster

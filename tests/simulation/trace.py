@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.messages import StoreEntry
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
 from tests.simulation.adapter import QUIET_INSTRUCTIONS
 from tests.simulation.clock import Clock
 

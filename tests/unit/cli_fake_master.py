@@ -1,7 +1,7 @@
 """A master that only pretends: it serves the command line's calls and plays a part.
 
 In a test's own process `FakeMaster` is served with `serving`. As a program (``python -m cli_fake_master --job_dir DIR``)
-it stands in for ``elasticdl.master.service.local_master``; ``--model_def`` says which part it plays.
+it stands in for ``elasticdl.master.shell.local_master``; ``--model_def`` says which part it plays.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TextIO
 import grpc
 from google.protobuf import json_format
 
-from elasticdl.common.jobdir import JobDir, MasterAddress, write_aside
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
 

@@ -5,8 +5,8 @@ import itertools
 import queue
 import threading
 
-from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.watch import Change, Listing
+from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.watch import Change, Listing
 
 STOP = object()
 

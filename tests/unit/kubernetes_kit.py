@@ -1,6 +1,6 @@
 """Pods and events as clusters show them, cut down to what is looked at."""
 
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+from elasticdl.places.pods.worker_pods import Owner, WorkerPods
 
 JOB, NAMESPACE = "digits", "lab"
 OWNER = Owner("digits-master", "owner-uid")

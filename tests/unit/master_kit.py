@@ -4,12 +4,12 @@ it is frozen, stuck or cut off. The master may die between any two things that i
 
 from dataclasses import dataclass, field
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.snapshot import Snapshot
+from elasticdl.master.state.values import Settings
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0

@@ -2,12 +2,12 @@
 
 from master_kit import step
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.events import ExitCause
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.values import Settings
 
 START, GRACE, LONG = 600.0, 30.0, 10.0**9
 TO_LAUNCHERS = (i.LaunchWorker, i.DrainWorker, i.KillWorker)

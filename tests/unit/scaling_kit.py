@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from elasticdl.common.shared_values import StepReport
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.worker_target import Situation, WorkerTarget
-from elasticdl.master.scaling.measured_steps import MeasuredSteps
-from elasticdl.master.scaling.step_time import fit
+from elasticdl.job.shared_values import StepReport
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.measured_steps import MeasuredSteps
+from elasticdl.master.rules.step_time import fit
+from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 
 
 class Truth:

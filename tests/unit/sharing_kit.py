@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elasticdl.master.core.sharing import Claim, Sharing
+from elasticdl.master.state.sharing import Claim, Sharing
 
 START_SECONDS = 6.0  # from a worker's place to its first step
 

@@ -5,8 +5,8 @@ import pytest
 hvd = pytest.importorskip("horovod.torch")
 
 from elasticdl.callbacks import Callback, LearningRateScheduler  # noqa: E402
-from elasticdl.common.spec import JobSpec  # noqa: E402
 from elasticdl.elastic.core.learning_rate import RateControl  # noqa: E402
+from elasticdl.job.spec import JobSpec  # noqa: E402
 from elasticdl.worker.batch_sizes import rate_rules  # noqa: E402
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.local import job_check, local_run
-from elasticdl.common import folders
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.spec import JobSpec
+from elasticdl.job import folders
+from elasticdl.job.spec import JobSpec
 
 
 def test_folders_become_absolute(tmp_path):

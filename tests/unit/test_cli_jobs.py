@@ -18,9 +18,9 @@ from elasticdl.cli.local.local_jobs import KEPT_STATES, Life, life_of, prune_job
 from elasticdl.cli.master_client import connect
 from elasticdl.cli.status_watch import show_news
 from elasticdl.common.errors import UnreachableError
-from elasticdl.common.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
-from elasticdl.common.journal import read_journal
-from elasticdl.common.spec import JobSpec, WorkerRange
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
+from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

@@ -22,12 +22,12 @@ from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.signals import SignalLog
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.api_error import NotDoneError
-from elasticdl.kubernetes.client import Client
-from elasticdl.kubernetes.job_pods import find_master
-from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.client import Client
+from elasticdl.kube.job_pods import find_master
+from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

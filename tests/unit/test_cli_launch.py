@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from elasticdl.cli.local.local_jobs import LocalJob
-from elasticdl.common.jobdir import JobDir, jobs_root
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir, jobs_root
+from elasticdl.job.spec import JobSpec
 
 TIMEOUT = 60.0
 

@@ -18,11 +18,11 @@ from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import LONGEST_LINE, Lines, printing
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
-from elasticdl.common.jobdir import create_job_dir
-from elasticdl.common.option_values import parse_ranks, ranks_of
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.api_error import NotDoneError
-from elasticdl.master.observers.log_marking import LogMarks
+from elasticdl.job.jobdir import create_job_dir
+from elasticdl.job.option_values import parse_ranks, ranks_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import NotDoneError
+from elasticdl.master.shell.log_marking import LogMarks
 
 OUT, ERR = Stream.OUT, Stream.ERR
 DEADLINE = 30.0

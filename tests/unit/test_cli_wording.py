@@ -10,7 +10,7 @@ from rich.console import Console
 
 from elasticdl.cli import screens, wording
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
-from elasticdl.common.journal import EVENTS
+from elasticdl.job.journal import EVENTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

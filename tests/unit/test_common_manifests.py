@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from elasticdl.common.credentials import Role
 from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.manifests.merge import merge, with_pod_templates
-from elasticdl.kubernetes.manifests.pod import finish_pod, master_pod, worker_pod
-from elasticdl.kubernetes.manifests.pod_status import ImageTrouble, image_trouble
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.manifests.merge import merge, with_pod_templates
+from elasticdl.kube.manifests.pod import finish_pod, master_pod, worker_pod
+from elasticdl.kube.manifests.pod_status import ImageTrouble, image_trouble
 
 
 def job(**options):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.quantities import (
+from elasticdl.job.quantities import (
     Priority,
     Queue,
     SecretEnv,

@@ -9,8 +9,8 @@ from data_kit import text, tfrecord
 
 import elasticdl
 from elasticdl.common.errors import UserError
-from elasticdl.common.params import parse_params
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.params import parse_params
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, open_datasets
 
 # In the manner of ElasticDL's zoo: an older dataset_fn, flat labels, imports of many a thing.

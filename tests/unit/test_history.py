@@ -11,12 +11,12 @@ from history_kit import STARTED, formed, launched, line, pause, steps, storm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.journal import EVENTS
-from elasticdl.history.bounded import MOST_POINTS, Curve, Foremost
-from elasticdl.history.job_history import JobHistory
-from elasticdl.history.lanes import MOST_LANES, MOST_SPANS, Lanes
-from elasticdl.history.records import Doing, Point, Post
-from elasticdl.history.timeline import MOST_SEGMENTS, Crew, Timeline
+from elasticdl.job.bounded import MOST_POINTS, Curve, Foremost
+from elasticdl.job.job_history import JobHistory
+from elasticdl.job.journal import EVENTS
+from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
+from elasticdl.job.records import Doing, Point, Post
+from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
 
 
 def read(lines, until=0.0):

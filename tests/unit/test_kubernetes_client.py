@@ -8,9 +8,9 @@ import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
-from elasticdl.kubernetes.api_error import NoAnswerError, NotDoneError
-from elasticdl.kubernetes.client import MERGE, Client, namespace_path, path_of
-from elasticdl.master.launchers.kubernetes.worker_pods import WorkerPodApi
+from elasticdl.kube.api_error import NoAnswerError, NotDoneError
+from elasticdl.kube.client import MERGE, Client, namespace_path, path_of
+from elasticdl.places.pods.worker_pods import WorkerPodApi
 
 LIMITS = (5.0, 30.0)
 

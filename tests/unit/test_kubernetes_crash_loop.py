@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from kubernetes_kit import terminated
 
-from elasticdl.master.launchers.kubernetes.judge import MOST_CRASHES, SOON_SECONDS, crash_loop
+from elasticdl.places.pods.judge import MOST_CRASHES, SOON_SECONDS, crash_loop
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

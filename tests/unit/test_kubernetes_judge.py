@@ -3,10 +3,10 @@
 import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
-from elasticdl.common.quantities import Priority
-from elasticdl.master.core.events import ExitCause
-from elasticdl.master.launchers.kubernetes.judge import Ended, Running, Waiting, judge, judge_end
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods, place_of, worker_id_of
+from elasticdl.job.quantities import Priority
+from elasticdl.master.state.events import ExitCause
+from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
+from elasticdl.places.pods.worker_pods import Owner, WorkerPods, place_of, worker_id_of
 
 UNSCHEDULABLE = condition(
     "PodScheduled", "False", "Unschedulable", "0/2 nodes are available:\n 2 Insufficient nvidia.com/gpu."

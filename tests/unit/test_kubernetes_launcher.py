@@ -8,10 +8,10 @@ import pytest
 from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, PODS, RUNNING, condition, event, pod, terminated, waiting
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
-from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.retry import Backoff
-from elasticdl.master.core.events import (
+from elasticdl.kube.api_error import ApiError
+from elasticdl.master.state.events import (
     ExitCause,
     FoundWorker,
     LauncherFailed,
@@ -20,9 +20,9 @@ from elasticdl.master.core.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.master.launchers.kubernetes import launcher
-from elasticdl.master.launchers.kubernetes.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
-from elasticdl.master.launchers.kubernetes.worker_pods import worker_id_of
+from elasticdl.places.pods import launcher
+from elasticdl.places.pods.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
+from elasticdl.places.pods.worker_pods import worker_id_of
 
 DEADLINE = 20.0
 QUICK = Patience(image=0.05, event=0.02, force=0.05, close=5.0, start=0.3, first_retry=0.01, longest_retry=0.02)

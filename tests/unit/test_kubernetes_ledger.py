@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_kit import RUNNING, condition, event, pod, terminated, waiting
 
-from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.master.launchers.kubernetes.ledger import Ledger
+from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.pods.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
 DONE = pod(phase="Succeeded", state=terminated(0))

@@ -7,14 +7,14 @@ import json
 import pytest
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import WorkerRange
-from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
-from elasticdl.master.core.instructions import Phase
-from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
-from elasticdl.master.launchers.kubernetes import state_config_map as state_module
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState, ReplacedError
+from elasticdl.job.spec import WorkerRange
+from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.manifests.packed_state import HOLDER, JOURNAL, Packer, State, unpack_state
+from elasticdl.master.shell import state_config_map as state_module
+from elasticdl.master.shell.state_config_map import ClusterState, ReplacedError
+from elasticdl.master.state.instructions import Phase
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 
 
 class FakeApi:

@@ -14,7 +14,7 @@ from test_dashboard import soon
 
 from elasticdl.cli.live_board import LiveBoard, _drawn, known
 from elasticdl.cli.local.local_jobs import FileFeed
-from elasticdl.history.job_history import JobHistory
+from elasticdl.job.job_history import JobHistory
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

@@ -11,12 +11,12 @@ from kubernetes_validate.utils import all_versions
 from referencing import Registry, Resource
 
 from elasticdl.cli.__main__ import main
-from elasticdl.common.quantities import parse_priority
-from elasticdl.kubernetes.manifests.job_objects import owned
-from elasticdl.kubernetes.manifests.names import spec_name
-from elasticdl.kubernetes.manifests.pod import TEMPLATE_FILE
-from elasticdl.master.launchers.kubernetes.announcer import Notice, make_event
-from elasticdl.master.launchers.kubernetes.worker_pods import Owner, WorkerPods
+from elasticdl.job.quantities import parse_priority
+from elasticdl.kube.manifests.job_objects import owned
+from elasticdl.kube.manifests.names import spec_name
+from elasticdl.kube.manifests.pod import TEMPLATE_FILE
+from elasticdl.master.shell.announcer import Notice, make_event
+from elasticdl.places.pods.worker_pods import Owner, WorkerPods
 
 OLDEST, NEWEST = 26, 37
 MADE = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-master", "uid": "job-uid"}}

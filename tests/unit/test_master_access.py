@@ -7,7 +7,7 @@ import pytest
 
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder, Token
-from elasticdl.master.service.access import ALLOWED, TlsAccess, TokenAccess
+from elasticdl.master.shell.access import ALLOWED, TlsAccess, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

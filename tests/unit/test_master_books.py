@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.common.journal import dump_entry, read_journal
-from elasticdl.common.shared_values import Pace
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.instructions import EndJob, Phase
+from elasticdl.job.journal import dump_entry, read_journal
+from elasticdl.job.shared_values import Pace
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.training import Training
-from elasticdl.master.core.values import Settings
-from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.observers.summary import summarize
-from elasticdl.master.observers.tensorboard import TensorBoard
-from elasticdl.master.service.convert import to_event, to_status
-from elasticdl.master.service.sessions import Sessions
+from elasticdl.master.shell.convert import to_event, to_status
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.shell.summary import summarize
+from elasticdl.master.shell.tensorboard import TensorBoard
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import EndJob, Phase
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -236,7 +236,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
 
 def test_scalars_need_no_framework():
     program = (
-        "import sys, elasticdl.master.observers.tensorboard; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
+        "import sys, elasticdl.master.shell.tensorboard; print('torch' in sys.modules, 'tensorflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False False\n"
 

@@ -5,10 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from master_yard import GRACE, LONG, START, Yard, killed, launched
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.events import ExitCause
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import (
     CRASHES_AT_START,
     CRASHES_IN_TRAINING,
@@ -18,8 +15,11 @@ from elasticdl.master.core.fleet import (
     misuse,
     refusal,
 )
-from elasticdl.master.core.lifecycle import LIVE, WorkerState
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.worker_record import WorkerRecord
 
 BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]
 

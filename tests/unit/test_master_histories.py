@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import Cluster, step
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.instructions import Phase
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Phase
+from elasticdl.master.state.values import Settings
 
 FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
 HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from elasticdl.common.stacks import parse
-from elasticdl.master.launchers.hung_process import RUNS, look_at
+from elasticdl.places.hung_process import RUNS, look_at
 
 DEADLINE = 30.0
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 31 in load\n'
@@ -70,7 +70,7 @@ time.sleep(60)
 
 
 def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.master.launchers.hung_process._spy", lambda pid: "")
+    monkeypatch.setattr("elasticdl.places.hung_process._spy", lambda pid: "")
     dump = tmp_path / "stacks"
     command = [sys.executable, "-c", HAS_CHILDREN, str(dump)]
     process = subprocess.Popen(command, start_new_session=True)
@@ -96,7 +96,7 @@ def test_a_log_that_can_not_be_written_keeps_nothing_back(tmp_path):
 
 
 def test_of_one_that_runs_and_has_no_session_there_is_no_more_to_say(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.master.launchers.hung_process._spy", lambda pid: "")
+    monkeypatch.setattr("elasticdl.places.hung_process._spy", lambda pid: "")
     with sleeper() as pid:
         found = look_at(0, pid, tmp_path / "none")
         assert (found.state, found.has_session) == (RUNS, False)

@@ -2,14 +2,14 @@
 
 from master_kit import step
 
-from elasticdl.common.journal import standing
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.instructions import Phase
+from elasticdl.job.journal import standing
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.training import Training
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Phase
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
 
 TICK = 0.1
 DUMP = 'Timeout (0:00:04)!\nThread 0x1 (most recent call first):\n  File "/job/train.py", line 90 in say_goodbye\n'

@@ -16,11 +16,10 @@ import yaml
 from elasticdl.cli.cluster.submission import make_parts
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.api_error import ApiError
-from elasticdl.kubernetes.manifests import job_objects, names
-from elasticdl.master.core.values import Pace, StepReport
-from elasticdl.master.launchers.kubernetes.announcer import (
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import ApiError
+from elasticdl.kube.manifests import job_objects, names
+from elasticdl.master.shell.announcer import (
     BURST,
     SECONDS_EACH,
     Announcer,
@@ -29,8 +28,9 @@ from elasticdl.master.launchers.kubernetes.announcer import (
     make_event,
     notice_of,
 )
-from elasticdl.master.observers.journal_file import Journal
-from elasticdl.master.observers.metrics import CONNECTIONS, MetricsServer, Prometheus
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.metrics import CONNECTIONS, MetricsServer, Prometheus
+from elasticdl.master.state.values import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "observability"

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from test_master_job import TICK, Run
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.patience import (
+from elasticdl.master.rules.patience import (
     GIVE_UP_FLOOR,
     GIVE_UP_MOVING,
     MOVING_NAME_FLOOR,
@@ -21,9 +19,11 @@ from elasticdl.master.core.patience import (
     UNLEARNT_NAME,
     Patience,
 )
-from elasticdl.master.core.values import Settings
-from elasticdl.master.core.watching import LOOK_AGAIN
-from elasticdl.master.core.worker_record import Pulse
+from elasticdl.master.rules.watching import LOOK_AGAIN
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import Pulse
 
 # Seconds of 4,000 steps in a row of one worker, on two cores that other programs kept busy.
 MEASURED = Path(__file__).with_name("measured_step_seconds.txt")

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from elasticdl.common.python_command import Program, UnclearCommand, program_of
-from elasticdl.common.spec import JobSpec
-from elasticdl.master.launchers.fork_server import CannotFork
-from elasticdl.master.launchers.preload import OF_SCRIPTS, modules_to_preload
-from elasticdl.master.launchers.program import imports_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.places.fork_server import CannotFork
+from elasticdl.places.preload import OF_SCRIPTS, modules_to_preload
+from elasticdl.places.program import imports_of
 
 
 def write(folder, files):

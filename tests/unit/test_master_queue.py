@@ -6,11 +6,11 @@ import pytest
 from master_kit import Cluster
 from scaling_kit import report
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.sharing import UNSEEN, UNSEEN_SECONDS, Claim
-from elasticdl.master.core.speedup import Curve, Observation, Point
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.sharing import UNSEEN, UNSEEN_SECONDS, Claim
+from elasticdl.master.state.speedup import Curve, Observation, Point
 
 
 def sharing(minimum, maximum, **more):

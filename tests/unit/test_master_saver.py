@@ -4,18 +4,18 @@ import asyncio
 
 import pytest
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.core.training import Training
-from elasticdl.master.core.values import Settings
-from elasticdl.master.observers.observer import Observer
-from elasticdl.master.service import loop as loop_module
-from elasticdl.master.service import saver as saver_module
-from elasticdl.master.service.loop import SAVE_SECONDS, Loop, Mailbox, Ports
-from elasticdl.master.service.saver import StateSaver
-from elasticdl.master.service.sessions import Sessions
+from elasticdl.master.shell import loop as loop_module
+from elasticdl.master.shell import saver as saver_module
+from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports
+from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.saver import StateSaver
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.state import events as e
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
 from elasticdl.proto import elasticdl_pb2 as pb
 
 

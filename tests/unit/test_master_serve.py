@@ -7,15 +7,15 @@ import pytest
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.errors import UserError
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.spec import JobSpec
-from elasticdl.master.core import events as e
-from elasticdl.master.core.instructions import Phase
-from elasticdl.master.observers.observer import Observer
-from elasticdl.master.service.access import TokenAccess
-from elasticdl.master.service.saver import Nowhere
-from elasticdl.master.service.serve import Platform, serve
-from elasticdl.master.service.servicer import Server
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.access import TokenAccess
+from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.saver import Nowhere
+from elasticdl.master.shell.serve import Platform, serve
+from elasticdl.master.shell.servicer import Server
+from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import Phase
 
 
 class NoPlace:

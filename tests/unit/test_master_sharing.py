@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharing_kit import PlayedCluster
 
-from elasticdl.kubernetes.api_error import NoAnswerError
-from elasticdl.kubernetes.manifests.names import CLAIM_ANNOTATION, JOB_LABEL
-from elasticdl.master.core.sharing import AGAIN, PATIENCE, Claim, Sharing, divide, gains_of
-from elasticdl.master.core.speedup import Curve, Point
-from elasticdl.master.launchers.kubernetes.neighbours import STALE_SECONDS, Neighbours
+from elasticdl.kube.api_error import NoAnswerError
+from elasticdl.kube.manifests.names import CLAIM_ANNOTATION, JOB_LABEL
+from elasticdl.master.shell.neighbours import STALE_SECONDS, Neighbours
+from elasticdl.master.state.sharing import AGAIN, PATIENCE, Claim, Sharing, divide, gains_of
+from elasticdl.master.state.speedup import Curve, Point
 
 GOOD = tuple(0.98**n for n in range(8))
 FAIR = tuple(0.8**n for n in range(8))

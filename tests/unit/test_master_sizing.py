@@ -9,18 +9,18 @@ import pytest
 from master_kit import Cluster, step
 from scaling_kit import report
 
-from elasticdl.common.journal import EVENTS
-from elasticdl.common.shared_values import Pace
-from elasticdl.common.spec import JobSpec, WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.journal import EVENTS
+from elasticdl.job.shared_values import Pace
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.learnt import Forgotten, Learnt, Rejection
-from elasticdl.master.core.snapshot import Snapshot
-from elasticdl.master.core.speedup import Curve, Observation, Point, ordinal
-from elasticdl.master.core.worker_target import LONGEST_BACKOFF
-from elasticdl.master.observers.scaling_observer import FIRST_SECONDS, ScalingObserver
-from elasticdl.master.service.convert import to_event, to_message, to_status
+from elasticdl.master.rules.worker_target import LONGEST_BACKOFF
+from elasticdl.master.shell.convert import to_event, to_message, to_status
+from elasticdl.master.shell.scaling_observer import FIRST_SECONDS, ScalingObserver
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
+from elasticdl.master.state.snapshot import Snapshot
+from elasticdl.master.state.speedup import Curve, Observation, Point, ordinal
 from elasticdl.proto import elasticdl_pb2 as pb
 
 SEEN = Observation(2, 64, 0.6, 50, 0.1, 0.5)
@@ -415,7 +415,7 @@ def test_what_was_recalled_is_dropped_as_a_whole_if_all_of_it_is_of_another_batc
 def test_a_mistake_there_ends_it_and_not_the_job(caplog, monkeypatch):
     posted, clock = [], Clock()
     it = observer(posted, clock)
-    monkeypatch.setattr("elasticdl.master.scaling.step_time.fit", lambda *given, **named: 1 / 0)
+    monkeypatch.setattr("elasticdl.master.rules.step_time.fit", lambda *given, **named: 1 / 0)
     train(it, clock, workers=2, seconds=0.6)
     it.close()
     assert "how the job scales is not looked at any more" in caplog.text

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.journal import STEPS, join_steps, thinned
-from elasticdl.master.core.events import StepReport
-from elasticdl.master.core.values import Pace
-from elasticdl.master.launchers.kubernetes import state_config_map
-from elasticdl.master.launchers.kubernetes.state_config_map import ClusterState
-from elasticdl.master.observers.step_log import StepLog
+from elasticdl.job.journal import STEPS, join_steps, thinned
+from elasticdl.master.shell import state_config_map
+from elasticdl.master.shell.state_config_map import ClusterState
+from elasticdl.master.shell.step_log import StepLog
+from elasticdl.master.state.events import StepReport
+from elasticdl.master.state.values import Pace
 
 LONG = 20_000  # bytes, instead of what takes weeks to come together
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)

@@ -3,10 +3,10 @@
 import pytest
 from master_yard import Yard, launched
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core.events import ExitCause
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import LONGEST_DELAY, TRIES_OF_PLACE
+from elasticdl.master.state import events as e
+from elasticdl.master.state.events import ExitCause
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):

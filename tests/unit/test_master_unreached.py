@@ -3,15 +3,15 @@
 import pytest
 from test_master_job import Run
 
-from elasticdl.common.journal import standing
 from elasticdl.common.reach import reached, unreached
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.journal import standing
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.values import Settings
 
 ADDRESS = "digits-master.ns.svc:50001"
 PROBLEM = "its name can't be resolved"

@@ -3,12 +3,12 @@
 import pytest
 from master_kit import step
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.instructions import AnnounceChange, BreakWorld, PublishWorld
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.values import Settings
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld
+from elasticdl.master.state.values import Settings
 
 WINDOW = 0.3
 LONG = 10.0**6

@@ -16,9 +16,9 @@ from history_kit import STARTED, disturbed, formed, line, steps, storm
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.common.errors import UserError
-from elasticdl.common.jobdir import create_job_dir, write_aside
-from elasticdl.history.job_history import JobHistory
-from elasticdl.history.records import Doing
+from elasticdl.job.job_history import JobHistory
+from elasticdl.job.jobdir import create_job_dir, write_aside
+from elasticdl.job.records import Doing
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, live_page, report

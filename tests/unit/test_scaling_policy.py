@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from scaling_kit import Truth, VirtualJob
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core.learnt import Rejection
-from elasticdl.master.core.speedup import Curve, Point
-from elasticdl.master.core.worker_target import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.worker_target import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
+from elasticdl.master.state.learnt import Rejection
+from elasticdl.master.state.speedup import Curve, Point
 
 HOURS = 2
 

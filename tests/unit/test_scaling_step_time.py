@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scaling_kit import Truth
 
-from elasticdl.master.core.speedup import Curve, Observation
-from elasticdl.master.scaling.step_time import fit
+from elasticdl.master.rules.step_time import fit
+from elasticdl.master.state.speedup import Curve, Observation
 
 
 def measured(truth, workers, draw, *, spread=0.08, steps=60, busy=False):

@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 from scaling_kit import Truth, VirtualJob, report
 
-from elasticdl.master.core.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
-from elasticdl.master.core.speedup import Observation
-from elasticdl.master.scaling.measured_steps import (
+from elasticdl.master.rules.measured_steps import (
     BELIEVED,
     ENOUGH,
     LONGEST_BELIEVED,
@@ -19,6 +17,8 @@ from elasticdl.master.scaling.measured_steps import (
     SKIPPED,
     MeasuredSteps,
 )
+from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
+from elasticdl.master.state.speedup import Observation
 
 
 def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):

@@ -8,24 +8,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.common.shared_values import Pace, StepTimes
-from elasticdl.common.spec import WorkerRange
 from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
 from elasticdl.elastic.torch_kit.gpu import PassTimer
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.shared_values import Pace, StepTimes
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.core.lifecycle import WorkerState
-from elasticdl.master.core.slowness import (
+from elasticdl.master.rules.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
     SECONDS_TO_JUDGE,
     SlowWorkers,
     pace_of,
 )
-from elasticdl.master.core.speedup import Curve, Observation, Point
-from elasticdl.master.core.values import Settings
-from elasticdl.master.core.worker_record import Pulse, WorkerRecord
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import Pulse, WorkerRecord
 
 BEAT = 0.5
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from worker_kit import write_zoo
 
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
 
 REPOSITORY = Path(__file__).parents[2]

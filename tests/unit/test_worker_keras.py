@@ -386,7 +386,7 @@ def test_no_other_framework_is_imported_for_a_keras_module(make_spec, tmp_path):
 
     spec = make_spec()
     program = (
-        "import sys\nfrom elasticdl.common.spec import JobSpec\nfrom elasticdl.worker.check import check\n"
+        "import sys\nfrom elasticdl.job.spec import JobSpec\nfrom elasticdl.worker.check import check\n"
         "check(JobSpec.from_json(sys.stdin.read()))\nassert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(

@@ -9,8 +9,8 @@ from worker_keras_kit import MODULE
 from worker_kit import write_zoo
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.keras.backend import prepare_devices
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
 from elasticdl.worker.frameworks import build_model, set_defaults
 from elasticdl.worker.zoo import load_module

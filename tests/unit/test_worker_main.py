@@ -11,7 +11,6 @@ from worker_kit import BreakingCollective, Script, write_zoo
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.port import memory_of_the_worker
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
@@ -19,6 +18,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces import torch_pieces
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker import main
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner

@@ -3,8 +3,8 @@
 import pytest
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.learning_rate import LearningRate
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import rate_rules
 
 

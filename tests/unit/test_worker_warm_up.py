@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import largest_micro_batch
 from elasticdl.worker.torch_learner import warm_up
 

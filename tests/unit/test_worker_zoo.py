@@ -6,7 +6,7 @@ import pytest
 from worker_kit import MODULE, write_zoo
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, make_callbacks, open_datasets
 
 

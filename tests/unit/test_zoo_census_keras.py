@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, open_datasets
 
 ZOO = Path(__file__).parents[2] / "model_zoo"

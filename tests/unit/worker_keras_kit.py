@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 from worker_kit import Script, write_zoo
 
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.core.errors import WorldBroken
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.keras_learner import KerasLearner

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from session_kit import FakeMaster, let_break
 
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
@@ -18,6 +17,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.reduction.buckets import STEP
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
 from elasticdl.worker.torch_learner import TorchLearner

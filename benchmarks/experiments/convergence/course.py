@@ -16,7 +16,7 @@ from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.training import THREADS
 from benchmarks.job import COMMAND, Journal
 from benchmarks.processes import Failed, Processes
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 MODEL = "benchmarks.experiments.convergence.resnet20"
 MOUNT = Path("/experiment")

@@ -16,7 +16,7 @@ from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.options import ClusterKind
 from benchmarks.experiments.serving.server import FINISH_SECONDS, HEALTH, LINGER_SECONDS, PORT
 from benchmarks.processes import Failed
-from elasticdl.common.quantities import GPU
+from elasticdl.job.quantities import GPU
 
 APP = "serving"
 PRIORITY = 1000  # a training job has 0

@@ -13,7 +13,7 @@ from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.zoo.step_log import LoggedStep, logged_steps
 from benchmarks.job import COMMAND
 from benchmarks.processes import Failed, Processes, wait_until
-from elasticdl.common.journal import Entry
+from elasticdl.job.journal import Entry
 
 JOURNAL, LOGS = "journal", "logs"
 END_SECONDS = 60.0

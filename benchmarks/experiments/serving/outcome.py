@@ -13,8 +13,8 @@ from benchmarks.experiments.measures import Change, gpu_seconds, mean_gpus
 from benchmarks.experiments.serving.records import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.pod_times import Fact, Times
-from elasticdl.common.journal import Entry
-from elasticdl.kubernetes.manifests.names import worker_name
+from elasticdl.job.journal import Entry
+from elasticdl.kube.manifests.names import worker_name
 
 BatchShape = Mapping[str, Any]
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.experiments.sharing.workload import PlannedJob, draw_jobs
-from elasticdl.master.core.sharing import Claim, divide, gains_of
-from elasticdl.master.core.speedup import Curve, Point
+from elasticdl.master.state.sharing import Claim, divide, gains_of
+from elasticdl.master.state.speedup import Curve, Point
 
 TICK_SECONDS = 0.5
 SIZES = (4, 2)

@@ -12,9 +12,9 @@ from typing import Any, Self, cast
 from benchmarks.experiments.lab import Lab, queue_flags
 from benchmarks.experiments.sharing.adaptdl_rule import Candidate, allocate
 from benchmarks.processes import Failed
-from elasticdl.common.journal import Entry
-from elasticdl.kubernetes.manifests.names import state_name
-from elasticdl.kubernetes.manifests.packed_state import unpack_state
+from elasticdl.job.journal import Entry
+from elasticdl.kube.manifests.names import state_name
+from elasticdl.kube.manifests.packed_state import unpack_state
 
 QUEUE = "experiment"
 LOOK_SECONDS = 5.0

@@ -20,16 +20,16 @@ from elasticdl.cli.master_client import connect as connect_master
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes import kubeconfig
-from elasticdl.kubernetes.api_error import NotDoneError
-from elasticdl.kubernetes.client import Client, Object, connect
-from elasticdl.kubernetes.job_pods import find_master, forwarded, is_running
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import names
-from elasticdl.kubernetes.manifests.packed_state import State, unpack_state
-from elasticdl.kubernetes.manifests.pod import SPEC_FILE
-from elasticdl.kubernetes.manifests.pod_status import finished, trouble_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube import kubeconfig
+from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.client import Client, Object, connect
+from elasticdl.kube.job_pods import find_master, forwarded, is_running
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import names
+from elasticdl.kube.manifests.packed_state import State, unpack_state
+from elasticdl.kube.manifests.pod import SPEC_FILE
+from elasticdl.kube.manifests.pod_status import finished, trouble_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5

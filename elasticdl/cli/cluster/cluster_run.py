@@ -29,17 +29,17 @@ from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import POLL, JobWatch, show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.common.journal import Entry, parse_entry
-from elasticdl.common.option_values import ranks_of
-from elasticdl.common.quantities import parse_envs, parse_secret_envs
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.client import Client, connect, namespace_of
-from elasticdl.kubernetes.job_pods import find_master, is_running
-from elasticdl.kubernetes.kubeconfig import Place
-from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.names import master_name, without_name
-from elasticdl.kubernetes.manifests.pod_status import MasterTrouble, trouble_of
+from elasticdl.job.journal import Entry, parse_entry
+from elasticdl.job.option_values import ranks_of
+from elasticdl.job.quantities import parse_envs, parse_secret_envs
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.client import Client, connect, namespace_of
+from elasticdl.kube.job_pods import find_master, is_running
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.job_objects import Parts
+from elasticdl.kube.manifests.names import master_name, without_name
+from elasticdl.kube.manifests.pod_status import MasterTrouble, trouble_of
 
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen

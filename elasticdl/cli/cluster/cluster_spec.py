@@ -17,7 +17,7 @@ from kubernetes import client
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.kubernetes.manifests.merge import Manifest
+from elasticdl.kube.manifests.merge import Manifest
 
 
 class ClusterSpec:

@@ -17,11 +17,11 @@ import urllib3
 from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.journal import parse_entry
-from elasticdl.kubernetes.api_error import NotDoneError
-from elasticdl.kubernetes.client import Client, Object
-from elasticdl.kubernetes.job_pods import find_pods
-from elasticdl.kubernetes.manifests.names import WORKER_LABEL, Role
+from elasticdl.job.journal import parse_entry
+from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.client import Client, Object
+from elasticdl.kube.job_pods import find_pods
+from elasticdl.kube.manifests.names import WORKER_LABEL, Role
 
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0

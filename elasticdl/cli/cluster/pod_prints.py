@@ -17,9 +17,9 @@ from elasticdl.cli.outlets import Stream
 from elasticdl.cli.printed import Lines, prefix_among, workers_of
 from elasticdl.cli.screens import Screen
 from elasticdl.common.errors import ElasticDLError
-from elasticdl.common.journal import Entry
-from elasticdl.kubernetes.client import Client
-from elasticdl.kubernetes.job_pods import find_pods
+from elasticdl.job.journal import Entry
+from elasticdl.kube.client import Client
+from elasticdl.kube.job_pods import find_pods
 
 POLL = 0.1
 _ALWAYS = float("inf")

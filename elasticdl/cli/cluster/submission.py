@@ -16,15 +16,15 @@ from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.common.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
-from elasticdl.common.spec import JobSpec
-from elasticdl.kubernetes.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
-from elasticdl.kubernetes.client import Client, Object
-from elasticdl.kubernetes.manifests import job_objects
-from elasticdl.kubernetes.manifests.job_objects import Parts
-from elasticdl.kubernetes.manifests.merge import Manifest, merge, with_pod_templates
-from elasticdl.kubernetes.manifests.names import without_name
-from elasticdl.kubernetes.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
+from elasticdl.job.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
+from elasticdl.kube.client import Client, Object
+from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.job_objects import Parts
+from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
+from elasticdl.kube.manifests.names import without_name
+from elasticdl.kube.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0

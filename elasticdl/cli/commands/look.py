@@ -19,9 +19,9 @@ from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.jobdir import write_aside
-from elasticdl.history.job_history import JobHistory
-from elasticdl.history.records import History
+from elasticdl.job.job_history import JobHistory
+from elasticdl.job.jobdir import write_aside
+from elasticdl.job.records import History
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK
 from elasticdl.report.page import report as as_page

@@ -13,7 +13,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.local.local_jobs import LocalJob, find_job
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
-from elasticdl.common.jobdir import list_jobs
+from elasticdl.job.jobdir import list_jobs
 
 _MISSING = 'jobs on a cluster need the package {}: pip install "elasticdl[kubernetes]"'
 Given = Mapping[str, Any]

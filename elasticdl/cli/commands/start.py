@@ -14,7 +14,7 @@ from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
 from elasticdl.common.errors import UserError
-from elasticdl.common.spec import (
+from elasticdl.job.spec import (
     OPTION_GROUPS,
     JobOptions,
     JobSpec,

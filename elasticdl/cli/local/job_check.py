@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.spec import JobSpec
 from elasticdl.common.startup import RUN_MODULE
+from elasticdl.job.spec import JobSpec
 
 CHECK_MODULE = "elasticdl.worker.check"
 CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data

@@ -19,9 +19,9 @@ from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.errors import UserError
-from elasticdl.common.jobdir import JobDir, list_jobs
-from elasticdl.common.journal import parse_entry
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir, list_jobs
+from elasticdl.job.journal import parse_entry
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20

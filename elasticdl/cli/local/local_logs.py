@@ -1,7 +1,7 @@
 """The logs of a job of this machine as one: its master's and its workers' lines, in the order of time.
 
 Few of the lines that workers print begin with a time. Of the others it is known between which marks they were written
-(`elasticdl.common.log_marks`), and so where they belong among the lines of the master, which makes those marks.
+(`elasticdl.job.log_marks`), and so where they belong among the lines of the master, which makes those marks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import LATEST, Dating, by_writer, merged, moment, prefix
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.log_marks import Mark
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.log_marks import Mark
 
 SUFFIXES = (".out", ".log")  # of two lines that are from between the same two marks, the one on stdout first
 

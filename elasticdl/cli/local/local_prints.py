@@ -16,10 +16,10 @@ from pathlib import Path
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import Lines, Printer, prefix_among, workers_of
-from elasticdl.common.jobdir import JobDir
-from elasticdl.common.log_marks import Mark
-from elasticdl.common.option_values import ranks_of
-from elasticdl.common.spec import JobSpec
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.log_marks import Mark
+from elasticdl.job.option_values import ranks_of
+from elasticdl.job.spec import JobSpec
 
 POLL = 0.1
 CHUNK = 1 << 18

@@ -32,13 +32,13 @@ from elasticdl.cli.printed import printing
 from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.cli.status_watch import show_end, show_news, watched
-from elasticdl.common import folders
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.jobdir import JobDir, create_job_dir, elsewhere, jobs_root, write_aside
-from elasticdl.common.journal import read_journal
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
-from elasticdl.common.spec import JobSpec
+from elasticdl.job import folders
+from elasticdl.job.jobdir import JobDir, create_job_dir, elsewhere, jobs_root, write_aside
+from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KILL_SECONDS = 3.0  # that a master gets to stop at once

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.common.jobdir import JobDir, MasterAddress
 from elasticdl.common.startup import RUN_MODULE
+from elasticdl.job.jobdir import JobDir, MasterAddress
 
-MASTER_MODULE = "elasticdl.master.service.local_master"
+MASTER_MODULE = "elasticdl.master.shell.local_master"
 START_TIMEOUT = 30.0  # seconds until the master has to listen
 CLOSING_TIME = 5.0  # seconds that a master gets beyond the workers' grace
 POLL = 0.05

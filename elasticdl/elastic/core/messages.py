@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.common.shared_values import StepReport as StepReport
-from elasticdl.common.shared_values import StepTimes
 from elasticdl.elastic.core.world import Member
+from elasticdl.job.shared_values import StepReport as StepReport
+from elasticdl.job.shared_values import StepTimes
 
 # Characters. What the master keeps of a job has to fit into one object of a cluster, and each worker may fail.
 MOST_OF_MESSAGE = 500
@@ -97,7 +97,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """For the job's journal: ``event`` and its fields as in `elasticdl.common.journal.EVENTS`."""
+    """For the job's journal: ``event`` and its fields as in `elasticdl.job.journal.EVENTS`."""
 
     event: str
     fields: Mapping[str, Any]

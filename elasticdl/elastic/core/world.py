@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticdl.common.shared_values import Member as Member
+from elasticdl.job.shared_values import Member as Member
 
 
 @dataclass(frozen=True, slots=True)

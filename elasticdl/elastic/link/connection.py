@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elasticdl.common.environment import CONNECTED, WorkerEnvironment, refuse_variables
-from elasticdl.common.spec import JobSpec
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.witness import DUMP_SHARE, DumpTimer
+from elasticdl.job.spec import JobSpec
 
 
 def prepare_horovod(environ: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from elasticdl.common.stacks import GOES_ON, Stack, describe
 LOOKS = 5
 BETWEEN_LOOKS = 0.1
 BUSY = 0.02  # seconds of processor time meanwhile: it may be in one call of C that takes long, to write a checkpoint perhaps
-# Of the master's heartbeat_timeout: it asks for the dump after 0.7 of it (`elasticdl.master.core.liveness`).
+# Of the master's heartbeat_timeout: it asks for the dump after 0.7 of it (`elasticdl.master.rules.liveness`).
 DUMP_SHARE = 0.4
 STDERR = 2
 # In one line of the user's, before the worker is ready.

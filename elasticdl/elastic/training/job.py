@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.common.option_values import CHECK_OFF
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
@@ -35,6 +34,7 @@ from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
+from elasticdl.job.option_values import CHECK_OFF
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.common.jobdir import STOPPED
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.training.carried import Carried
+from elasticdl.job.jobdir import STOPPED
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore

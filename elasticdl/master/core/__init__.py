@@ -1,1 +1,1 @@
-"""The decisions of a master: pure, without I/O, threads or a clock."""
+"""The one step function of a job: it applies an event, asks the rules, and says what is to be done. Pure."""

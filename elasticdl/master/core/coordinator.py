@@ -1,27 +1,27 @@
 """The workers of a job, and what is done about them.
 
-An event of a worker becomes a trigger, and `elasticdl.master.core.lifecycle` says what follows. Then `Coordinator` looks at
+An event of a worker becomes a trigger, and `elasticdl.master.state.lifecycle` says what follows. Then `Coordinator` looks at
 the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
 """
 
 from __future__ import annotations
 
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
 from elasticdl.master.core.fleet import Departure, Fleet
-from elasticdl.master.core.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.core.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
-from elasticdl.master.core.liveness import Liveness
-from elasticdl.master.core.patience import Patience
-from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.sizing import Sizing
-from elasticdl.master.core.slowness import SlowWorkers
-from elasticdl.master.core.snapshot import JobSnapshot
-from elasticdl.master.core.training import Training
 from elasticdl.master.core.transitions import Ending, Happening, Transitions
-from elasticdl.master.core.values import Settings, World
-from elasticdl.master.core.watching import Watch
-from elasticdl.master.core.worker_record import NotificationLevel, Pulse, WorkerRecord
+from elasticdl.master.rules.liveness import Liveness
+from elasticdl.master.rules.patience import Patience
+from elasticdl.master.rules.sizing import Sizing
+from elasticdl.master.rules.slowness import SlowWorkers
+from elasticdl.master.rules.watching import Watch
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
+from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
+from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings, World
+from elasticdl.master.state.worker_record import NotificationLevel, Pulse, WorkerRecord
 
 _S = WorkerState
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from elasticdl.master.core.events import ExitCause, WorkerExited, WorkerFailed
-from elasticdl.master.core.lifecycle import DONE, WorkerState
-from elasticdl.master.core.snapshot import CrashSnapshot, JobSnapshot
-from elasticdl.master.core.values import Settings
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
+from elasticdl.master.state.lifecycle import DONE, WorkerState
+from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import WorkerRecord
 
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.coordinator import Coordinator
-from elasticdl.master.core.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
-from elasticdl.master.core.values import Phase
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.state.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
+from elasticdl.master.state.values import Phase
+from elasticdl.master.state.worker_record import WorkerRecord
 
 _S = WorkerState
 _UNHURRIED = (*DONE, _S.STANDBY, _S.EXCLUDED, *IN_WORLD)

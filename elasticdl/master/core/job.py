@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elasticdl.common.spec import WorkerRange
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.coordinator import Coordinator
-from elasticdl.master.core.instructions import Instruction, Phase, Record
 from elasticdl.master.core.invariants import check
-from elasticdl.master.core.learnt import Learnt
-from elasticdl.master.core.lifecycle import DONE, JOB, Condition, WorkerState
 from elasticdl.master.core.recovery import Recovery
-from elasticdl.master.core.slowness import pace_of
-from elasticdl.master.core.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
-from elasticdl.master.core.training import Training
-from elasticdl.master.core.values import Settings
-from elasticdl.master.core.worker_record import WorkerView
+from elasticdl.master.rules.slowness import pace_of
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Instruction, Phase, Record
+from elasticdl.master.state.learnt import Learnt
+from elasticdl.master.state.lifecycle import DONE, JOB, Condition, WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import WorkerView
 
 _S = WorkerState
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticdl.master.core import events as e
-from elasticdl.master.core.lifecycle import LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.core.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.core.values import Settings, World
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.state import events as e
+from elasticdl.master.state.lifecycle import LEAVING, LIVE, STARTING, WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.values import Settings, World
+from elasticdl.master.state.worker_record import WorkerRecord
 
 _OF_A_SESSION = (
     e.WorkerConnected,

@@ -1,4 +1,4 @@
-"""Takes a worker from one state to the next, as the table in `elasticdl.master.core.lifecycle` says."""
+"""Takes a worker from one state to the next, as the table in `elasticdl.master.state.lifecycle` says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.core import events as e
-from elasticdl.master.core import instructions as i
-from elasticdl.master.core.instructions import Instruction, Phase
-from elasticdl.master.core.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
-from elasticdl.master.core.rendezvous import Rendezvous
-from elasticdl.master.core.values import Settings
-from elasticdl.master.core.worker_record import WorkerRecord
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Instruction, Phase
+from elasticdl.master.state.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
+from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import WorkerRecord
 
 _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 

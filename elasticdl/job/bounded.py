@@ -1,0 +1,87 @@
+"""Lists that stay short however long a job is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from elasticdl.job.records import Point
+
+T = TypeVar("T")
+MOST_POINTS = 1500
+
+
+class Foremost(Generic[T]):
+    """Items in order. Of more than twice ``most``, those stay that are worth most; if none is worth more, every second."""
+
+    def __init__(self, most: int, worth: Callable[[T], float] | None = None) -> None:
+        self._most = most
+        self._worth = worth
+        self._items: list[T] = []
+        self.count = 0
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    @property
+    def dropped(self) -> int:
+        return self.count - len(self._items)
+
+    @property
+    def last(self) -> T | None:
+        return self._items[-1] if self._items else None
+
+    def add(self, item: T) -> None:
+        self._items.append(item)
+        self.count += 1
+        if len(self._items) <= 2 * self._most:
+            return
+        if self._worth is None:
+            self._items = self._items[::2]  # the number is odd: with the first and the last
+        else:
+            worth = list(map(self._worth, self._items))
+            kept = sorted(range(len(worth)), key=lambda place: (worth[place], place))[-self._most :]
+            self._items = [self._items[place] for place in sorted({*kept, len(worth) - 1})]
+
+    def amend(self, last: T) -> None:
+        """The last item is known better."""
+        self._items[-1] = last
+
+    def change_each(self, change: Callable[[T], T]) -> None:
+        """The newest first."""
+        self._items = [change(item) for item in reversed(self._items)][::-1]
+
+
+class Curve:
+    """Bunches of steps, joined in pairs as often as there are too many, so that all of it has one resolution."""
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._each = 1  # bunches to a point
+        self._in_last = 0
+
+    def add(self, point: Point) -> None:
+        last = self._points[-1] if self._points else None
+        if last is not None and self._in_last < self._each and last.workers == point.workers:
+            self._points[-1] = _joined(last, point)
+            self._in_last += 1
+        else:
+            self._points.append(point)
+            self._in_last = 1
+        if len(self._points) >= 2 * MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=False)
+            self._points = [_joined(first, second) for first, second in pairs]
+            self._in_last += self._each
+            self._each *= 2
+
+    def result(self) -> tuple[Point, ...]:
+        return tuple(self._points)
+
+
+def _joined(first: Point, second: Point) -> Point:
+    steps, samples = first.steps + second.steps, first.samples + second.samples
+    loss = second.loss if first.loss is None else first.loss if second.loss is None else None
+    if loss is None and first.loss is not None and second.loss is not None:
+        loss = (first.loss * first.samples + second.loss * second.samples) / samples if samples else second.loss
+    return replace(second, steps=steps, samples=samples, seconds=first.seconds + second.seconds, loss=loss)

@@ -1,0 +1,400 @@
+"""A job's history, entry by entry: `JobHistory.take`. It holds a few MB however long the journal is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from elasticdl.common.reach import NOT_REACHED
+from elasticdl.job import fields as f
+from elasticdl.job.bounded import Curve, Foremost
+from elasticdl.job.facts import Changing, Facts
+from elasticdl.job.journal import EVENTS, Entry, parse_entry
+from elasticdl.job.lanes import MOST_LANES, Lanes
+from elasticdl.job.records import Doing, History, Mark, PauseRecord, Point, Post, TimeSpent, WorldSpan
+from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
+from elasticdl.job.timeline import Timeline
+
+MOST_WORLDS = 2000
+MOST_PAUSES = 2000
+MOST_MARKS = 2000
+MOST_WARNINGS = 200
+MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
+MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
+PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
+FINAL = ("succeeded", "failed", "stopped")
+_KINDS = {"grow": Doing.GROW, "shrink": Doing.SHRINK, "failure": Doing.FAILURE}
+# Journals of jobs, too, that were made before an event was: it says nothing, then.
+_MARKED = frozenset({"evaluation", "checkpoint", "checkpoint_failed", "scale_requested", "decision", "stop_requested",
+                     "master_restarted", "phase", "resumed", "exported", "worker_slow", "worker_recovered", "worker_stuck",
+                     "epoch_finished"})  # fmt: skip
+_AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
+_TROUBLE = {"worker_slow": "slow", "worker_stuck": "stuck", "worker_recovered": ""}
+
+
+# What a history has as the facts have it.
+_ABOUT_JOB = ("job", "phase", "reason", "over", "wanted", "advice", "speedup", "target", "decision")
+_ABOUT_TRAINING = ("step", "loss", "rate", "collective", "compared", "metrics")
+
+
+def _lasted(world: WorldSpan) -> float:
+    return (world.until or float("inf")) - world.since
+
+
+class JobHistory:
+    """``job``: its name, if the journal does not tell."""
+
+    def __init__(self, job: str = "") -> None:
+        self._facts = Facts(job=job)
+        self._time: Timeline | None = None
+        self._began = 0.0
+        self._lanes = Lanes()
+        self._worlds: Foremost[WorldSpan] = Foremost(MOST_WORLDS, _lasted)
+        self._pauses: Foremost[PauseRecord] = Foremost(MOST_PAUSES, lambda pause: pause.total)
+        self._marks: Foremost[Mark] = Foremost(MOST_MARKS)
+        self._warnings: Foremost[Mark] = Foremost(MOST_WARNINGS, lambda warning: warning.time)
+        self._curve = Curve()
+        self._members = 0
+        self._changing: Changing | None = None
+        self._reported = 0.0  # when steps were told last
+        self._told = (0, 0)  # world and step of that
+        self._counts: Counter[str] = Counter()
+        self._causes: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+        self._damaged = self._went_back = 0
+        self._furthest_back = 0.0
+        self._cut = False
+        self._acts: Mapping[str, Callable[[Entry, float], None]] = {
+            "job_started": self._job_started,
+            "worker_launched": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
+            "worker_pending": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
+            "worker_started": self._worker_started,
+            "worker_ready": self._worker_ready,
+            "worker_draining": lambda entry, now: self._become(entry, Post.LEAVING, now, f.text(entry, "reason")),
+            "worker_left": self._worker_left,
+            "world_broken": self._world_broken,
+            "world_formed": self._world_formed,
+            "master_restarted": self._master_restarted,
+            "pause": self._pause,
+            "steps": self._steps,
+            "evaluation": self._evaluation,
+            "checkpoint": lambda entry, now: self._line.take(Doing.CHECKPOINT, f.seconds(entry, "held")),
+            "steps_over": self._steps_over,
+            "collective": self._collective,
+            "resumed": self._resumed,
+            "epoch_finished": self._compared,
+            "warning": lambda entry, now: self._warnings.add(Mark(now, "warning", f.text(entry, "message"))),
+            "scale_requested": self._wanted,
+            "decision": self._decided,
+            "phase": self._phase,
+            **dict.fromkeys(("worker_slow", "worker_stuck", "worker_recovered"), self._trouble),
+            "advice": self._advice,
+            "job_finished": self._job_finished,
+        }
+
+    # ---- what is told ----
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Lines of a journal. What is no entry is left out, and remarked."""
+        for line in lines:
+            if not line.strip():
+                continue
+            entry = parse_entry(line)
+            if entry is None:
+                self._damaged += 1
+            else:
+                self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """The next entry, which has a time and an event; nothing in it makes this raise."""
+        event, time = str(entry["event"]), float(entry["time"])
+        if self._time is None:
+            self._cut = event != "job_started"
+            self._began = time
+            self._time = Timeline(time, Doing.PRODUCTIVE if self._cut else Doing.STARTING)
+        line = self._line
+        if time < line.now:
+            self._went_back += 1
+            self._furthest_back = max(self._furthest_back, line.now - time)
+        line.advance(time)
+        now = line.now
+        self._counts[event if event in EVENTS else ""] += 1
+        if event not in EVENTS and len(self._unknown) < MOST_NAMES:
+            self._unknown.add(event[:MOST_NAMES])
+        if act := self._acts.get(event):
+            act(entry, now)
+        if event in _MARKED:
+            named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
+            said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
+            value = {
+                **f.numbers(entry, "metrics"),
+                **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
+            }
+            known = {key: each for key, each in value.items() if each is not None or key in f.numbers(entry, "metrics")}
+            self._marks.add(Mark(now, event, said, f.count(entry, "step"), known))
+        line.change(crew=self._lanes.crew)
+
+    # ---- what is asked ----
+
+    def settled(self, until: float = 0.0) -> TimeSpent:
+        """Where the time went as far as nothing can change it any more: these numbers never fall.
+
+        ``until``: the present, for a job that goes on; from now on nothing is taken to have happened before it.
+        """
+        line = self._time or Timeline(until, Doing.STARTING)
+        if not self._facts.over:
+            line.advance(until)
+        return line.settled()
+
+    def result(self, until: float = 0.0) -> History:
+        """``until``: the present, for a job that goes on."""
+        facts, line = self._facts, self._time or Timeline(until, Doing.STARTING)
+        if facts.over:
+            until = line.now
+        change = self._changing
+        if change and not change.told and not self._tells_no_steps:  # nothing was trained since
+            line = line.copy()
+            line.advance(until)
+            line.relabel(change.doing, change.since, line.now)
+        pauses, changes = tuple(self._pauses), dict(self._changes)
+        if change and not change.told and facts.over and change.doing in _KINDS.values() and self._worlds.last:
+            # No step came after it that would have told it.
+            lasted = line.now - change.since
+            pauses += (PauseRecord(self._worlds.last.version, str(change.doing), line.now, lasted, 0, 0),)
+            changes[str(change.doing)] = changes.get(str(change.doing), 0) + 1
+        return History(
+            **{name: getattr(facts, name) for name in (*_ABOUT_JOB, *_ABOUT_TRAINING)},
+            began=self._began if self._time else until,
+            until=max(line.now, until),
+            lanes=self._lanes.result(),
+            worlds=tuple(self._worlds),
+            pauses=pauses,
+            marks=tuple(self._marks),
+            warnings=tuple(self._warnings),
+            points=self._curve.result(),
+            spent=line.spent(until),
+            counts={**self._counts, "pauses": self._pauses.count},
+            changes=changes,
+            causes=dict(self._causes),
+            remarks=tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> Iterable[str]:
+        if self._cut:
+            yield "the beginning of the journal is missing: what came before its first entry is not counted"
+        if self._damaged:
+            yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
+        if self._unknown:
+            yield unknown_kinds(self._unknown, self._counts[""])
+        if self._went_back:
+            yield clocks_went_back(self._went_back, self._furthest_back)
+        if self._tells_no_steps:
+            yield "the journal tells no steps: an older version wrote it, and there are no curves"
+        if self._lanes.forgotten:
+            yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
+        dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
+        yield from not_shown({**dropped, "other events": self._marks.dropped})
+
+    @property
+    def _tells_no_steps(self) -> bool:
+        """There were some all the same."""
+        facts = self._facts
+        made = (facts.over and facts.step > facts.resumed) or any(self._counts[event] for event in _AFTER_STEPS)
+        return made and not self._counts["steps"]
+
+    # ---- the job ----
+
+    @property
+    def _line(self) -> Timeline:
+        assert self._time is not None, "it begins with the first entry"
+        return self._time
+
+    def _job_started(self, entry: Entry, now: float) -> None:
+        self._facts.job = f.text(entry, "job") or self._facts.job
+        self._facts.wanted = f.text(entry, "workers")
+
+    def _phase(self, entry: Entry, now: float) -> None:
+        facts, line = self._facts, self._line
+        facts.phase, facts.reason = f.text(entry, "phase") or facts.phase, f.text(entry, "reason")
+        if facts.phase == "waiting":
+            line.change(Doing.WAITING)
+        elif facts.phase in ("stopping", *FINAL):
+            line.change(Doing.ENDING)
+        elif facts.phase == "running" and line.doing is Doing.WAITING:
+            line.change(Doing.PRODUCTIVE)
+
+    def _job_finished(self, entry: Entry, now: float) -> None:
+        facts = self._facts
+        self._line.change(Doing.ENDING)
+        facts.over = True
+        facts.phase, facts.reason = f.text(entry, "phase") or facts.phase, f.text(entry, "reason")
+        facts.step = f.count(entry, "steps") or facts.step
+        facts.metrics = f.numbers(entry, "metrics") or facts.metrics
+        self._lanes.end(now)
+        self._end_world(now)
+
+    def _wanted(self, entry: Entry, now: float) -> None:
+        self._facts.wanted = f.text(entry, "workers")
+
+    def _collective(self, entry: Entry, now: float) -> None:
+        self._facts.collective = f.text(entry, "engine")
+
+    def _compared(self, entry: Entry, now: float) -> None:
+        self._facts.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
+
+    def _resumed(self, entry: Entry, now: float) -> None:
+        self._facts.step = self._facts.resumed = f.count(entry, "step")
+
+    def _evaluation(self, entry: Entry, now: float) -> None:
+        self._line.take(Doing.EVALUATION, f.seconds(entry, "seconds"))
+        self._facts.metrics = f.numbers(entry, "metrics") or self._facts.metrics
+
+    def _advice(self, entry: Entry, now: float) -> None:
+        self._facts.advice = f.text(entry, "text")
+        curve = entry.get("curve")
+        rows = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+        found = [tuple(f.number(row, name) for name in ("workers", "speedup", "low", "high")) for row in rows]
+        self._facts.speedup = tuple((a, b, c, d) for a, b, c, d in found if None not in (a, b, c, d))  # type: ignore[misc]
+
+    def _decided(self, entry: Entry, now: float) -> None:
+        self._facts.target, self._facts.decision = f.count(entry, "workers"), f.text(entry, "reason")
+
+    # ---- workers ----
+
+    def _become(self, entry: Entry, post: Post, now: float, reason: str = "") -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.become(worker, post, now, reason)
+
+    def _worker_ready(self, entry: Entry, now: float) -> None:
+        self._become(entry, Post.WARM, now)
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.found(worker, "")  # whatever held it up has passed
+
+    def _worker_started(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.started(worker, f.text(entry, "host"), now)
+
+    def _worker_left(self, entry: Entry, now: float) -> None:
+        cause = f.text(entry, "cause")
+        self._causes[cause if cause in self._causes or len(self._causes) < MOST_NAMES else "other"] += 1
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.left(worker, now, cause, f.text(entry, "reason"), f.worker_of(entry, "code"))
+
+    def _trouble(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            where = f.standing_of(entry) or f.text(entry, "phase")
+            what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else _TROUBLE[entry["event"]]
+            self._lanes.found(worker, " ".join(filter(None, (what, where))))
+
+    # ---- worlds ----
+
+    def _world_formed(self, entry: Entry, now: float) -> None:
+        line, before, ids = self._line, self._worlds.last, f.members(entry)
+        first = line.doing is Doing.STARTING
+        if self._changing is None:
+            grew = before is None or len(ids) > before.size
+            doing = Doing.STARTING if first else Doing.GROW if grew else Doing.SHRINK
+            self._changing = Changing(now if first else now - f.seconds(entry, "seconds"), doing)
+        self._changing.told = False
+        self._end_world(now)
+        self._lanes.form(ids, before.members if before else (), now)
+        self._worlds.add(
+            WorldSpan(f.count(entry, "world"), len(ids), ids, f.text(entry, "reason"), f.count(entry, "step"), now)
+        )
+        self._members += len(ids)
+        if self._members > MOST_MEMBERS:
+            self._members = 0
+            self._worlds.change_each(self._without_members)
+        line.change(Doing.PRODUCTIVE)
+
+    def _without_members(self, world: WorldSpan) -> WorldSpan:
+        """Those of the newest worlds stay, half as many as there may be."""
+        if self._members + len(world.members) > MOST_MEMBERS // 2:
+            return replace(world, members=())
+        self._members += len(world.members)
+        return world
+
+    def _world_broken(self, entry: Entry, now: float) -> None:
+        self._end_world(now)
+        if self._line.doing is Doing.PRODUCTIVE:
+            self._line.change(Doing.FAILURE)
+        self._changing = self._changing or Changing(now, Doing.FAILURE)
+
+    def _master_restarted(self, entry: Entry, now: float) -> None:
+        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
+        found slow or stuck it knows nothing, so it never says that they recovered."""
+        self._lanes.nothing_found()
+        version, last = f.count(entry, "world"), self._worlds.last
+        if version and (last is None or last.version < version):
+            # Its seconds are those in which the master waited for workers, who trained.
+            self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
+
+    def _end_world(self, now: float) -> None:
+        last = self._worlds.last
+        if last is not None and last.until is None:
+            self._worlds.amend(replace(last, until=now))
+
+    def _pause(self, entry: Entry, now: float) -> None:
+        """Each survivor tells one; that of the longest counts."""
+        world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
+        doing = _KINDS.get(kind)
+        if doing is None:
+            return
+        if change := self._changing:
+            if change.doing is Doing.FAILURE and not change.told:  # from the break on was what could be known until now
+                self._line.relabel(Doing.PRODUCTIVE, change.since, now)
+            change.told = True
+        last = self._pauses.last
+        if last is None or last.world != world:
+            parts = {name: f.seconds(entry, name) for name in PARTS}
+            self._pauses.add(PauseRecord(world, kind, now, total, 1, f.count(entry, "steps_torn"), parts))
+            self._changes[kind] += 1
+        else:
+            known = replace(last, workers=last.workers + 1)
+            if total > last.total:
+                parts = {name: f.seconds(entry, name) for name in PARTS}
+                torn = max(last.steps_torn, f.count(entry, "steps_torn"))
+                known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
+            self._pauses.amend(known)
+            if total <= last.total:
+                return
+        self._line.relabel(doing, now - total, now)
+
+    # ---- steps ----
+
+    def _steps_over(self, entry: Entry, now: float) -> None:
+        """What a script does after its last step is the job's end, however long that takes."""
+        line = self._line
+        since = now - f.seconds(entry, "seconds")
+        line.relabel(Doing.ENDING, since, now)
+        if line.doing is Doing.PRODUCTIVE:
+            line.change(Doing.ENDING)
+        self._lanes.rest(since, "has made its last step")
+
+    def _steps(self, entry: Entry, now: float) -> None:
+        line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")
+        made, world, step = f.count(entry, "steps"), f.count(entry, "world"), f.count(entry, "step")
+        if step > 0 and (world, step) <= self._told:
+            return  # a master that was started again is told the last steps once more
+        self._told = world, step
+        # What a world had made is told after it broke, too.
+        current = last is not None and (world > last.version or (world == last.version and last.until is None))
+        change = self._changing
+        if change and current:
+            if not change.told:
+                line.relabel(change.doing, change.since, now - took)
+                self._changes[str(change.doing)] += 1
+            self._changing = None
+        self._facts.step = step or self._facts.step
+        again = min(f.count(entry, "again"), made)
+        line.take(Doing.AGAIN, took * again / made if made else 0.0)
+        line.take(Doing.SLOW, f.seconds(entry, "slowest") * (made - again))  # each second counts once
+        workers = last.size if last else 0
+        point = Point(now, step, made, f.count(entry, "samples"), took,
+                      f.number(entry, "loss"), f.number(entry, "learning_rate"), workers)  # fmt: skip
+        self._curve.add(point)
+        self._facts.loss, self._facts.rate = point.loss, point.rate
+        line.settle(self._reported)
+        self._reported = now

@@ -1,0 +1,176 @@
+"""The directory of a local job: how commands find a job without an address being typed.
+
+<user state dir>/elasticdl/jobs/NAME/        mode 0700
+    job.json       the specification
+    master.json    address, token and process of the master; removed when the job has ended
+    journal.jsonl  the journal
+    status.json    the last status, written when the job has ended
+    stopped-...    the state that its training was stopped with, as `KeptName` says
+    logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import platformdirs
+import psutil
+
+from elasticdl.common.credentials import Below, Credentials, Endpoint, Token
+from elasticdl.common.errors import UserError
+
+_START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAddress:
+    """How to reach a running master, and whether it is the one that it was."""
+
+    address: str  # host:port
+    token: str
+    pid: int
+    started: int = 0  # see `start_of`
+
+    @classmethod
+    def of_this_process(cls, address: str, token: str) -> Self:
+        return cls(address, token, os.getpid(), start_of(os.getpid()))
+
+    def is_alive(self) -> bool:
+        """Whether the master's process is there, and not another one that was given its number since."""
+        return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
+
+    @property
+    def credentials(self) -> Credentials:
+        return Token(self.token)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
+
+
+class KeptName(NamedTuple):
+    """Of files with the state that a training was stopped with: with its step between these."""
+
+    stem: str
+    suffix: str
+
+    def matches(self, name: str) -> bool:
+        return name.startswith(f"{self.stem}-") and name.endswith(self.suffix)
+
+
+STOPPED = KeptName("stopped", ".state")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """Paths of one job's files; see the module's docstring."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    spec = Below("job.json")
+    master = Below("master.json")
+    journal = Below("journal.jsonl")
+    status = Below("status.json")
+    logs = Below("logs")
+    master_log = Below("logs/master.log")
+    marks = Below("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
+
+    def worker_log(self, worker_id: int) -> Path:
+        return self.logs / f"worker-{worker_id}.log"
+
+    def worker_out(self, worker_id: int) -> Path:
+        """What the worker prints on stdout, if that is kept apart from its log."""
+        return self.logs / f"worker-{worker_id}.out"
+
+    def kept_states(self) -> list[Path]:
+        """That the job's training was stopped with."""
+        return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
+
+    def write_master(self, address: MasterAddress) -> None:
+        write_aside(self.master, json.dumps(asdict(address)))
+
+    def read_master(self) -> MasterAddress | None:
+        """None when no master runs (or none has started yet)."""
+        try:
+            return MasterAddress(**json.loads(self.master.read_text()))
+        except FileNotFoundError:
+            return None
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new, never a part. If it fails, nothing is left behind."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    with contextlib.ExitStack() as undo:
+        with scratch.open("x", encoding="utf-8") as file:  # in a folder of many, never through somebody else's link
+            undo.callback(scratch.unlink, missing_ok=True)
+            file.write(text)
+        scratch.replace(path)
+
+
+HOME = "ELASTICDL_HOME"
+
+
+def jobs_root() -> Path:
+    """The folder of all local jobs; ``ELASTICDL_HOME`` replaces the user's state directory."""
+    home = os.environ.get(HOME)
+    return (Path(home) if home else platformdirs.user_state_path("elasticdl")) / "jobs"
+
+
+def elsewhere(command: str) -> str:
+    """A command that finds this process's jobs from another terminal as well."""
+    home = os.environ.get(HOME)
+    return f"{HOME}={shlex.quote(home)} {command}" if home else command
+
+
+def create_job_dir(name: str) -> JobDir:
+    """Make the directory of a new job.
+
+    Raises:
+        UserError: a job of this name is there already, or the folder can't be written.
+    """
+    job = JobDir(jobs_root() / name)
+    try:
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        job.path.mkdir(mode=0o700)
+        job.logs.mkdir()
+    except FileExistsError:
+        raise UserError(f"there is a job named {name} already ({job.path}): choose another --job_name") from None
+    except OSError as error:
+        raise UserError(
+            f"can't create the job's folder {job.path}: {error.strerror}; set ELASTICDL_HOME to a folder you can write"
+        ) from None
+    return job
+
+
+def list_jobs() -> list[JobDir]:
+    """All local jobs, the newest first."""
+    root = jobs_root()
+    paths = root.iterdir() if root.is_dir() else ()
+    found = [JobDir(path) for path in paths if path.is_dir() and not path.name.startswith(".")]
+    return sorted(found, key=_modified, reverse=True)
+
+
+def _modified(job: JobDir) -> float:
+    try:
+        return job.path.stat().st_mtime
+    except FileNotFoundError:  # another command has just deleted it
+        return 0.0
+
+
+def start_of(pid: int) -> int:
+    """When a process was started, in the kernel's ticks since the machine was; 0 if that can't be known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,97 @@
+"""What each worker was, when, and why."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import replace
+
+from elasticdl.job.records import Lane, Post, Span
+from elasticdl.job.timeline import Crew
+
+MOST_LANES = 2000
+MOST_SPANS = 64
+
+
+class Lanes:
+    """Of workers that are gone the first ones are forgotten when there are too many; `forgotten` counts them."""
+
+    def __init__(self) -> None:
+        self._there: dict[int, Lane] = {}
+        self._gone: OrderedDict[int, Lane] = OrderedDict()
+        self._posts: Counter[Post] = Counter()
+        self._training: set[int] = set()  # of whom the post is training
+        self.forgotten = 0
+
+    @property
+    def crew(self) -> Crew:
+        return Crew(*(self._posts[post] for post in (Post.TRAINING, Post.STARTING, Post.WARM, Post.LEAVING)))
+
+    def become(self, worker: int, post: Post, now: float, reason: str = "") -> None:
+        """Once it is gone, nothing is heard of it any more."""
+        if worker in self._gone:
+            return
+        lane = self._there.get(worker) or Lane(worker, "", ())
+        if lane.spans and lane.spans[-1].post is post:
+            return
+        if lane.spans:
+            self._posts[lane.spans[-1].post] -= 1
+        self._posts[post] += 1
+        (self._training.add if post is Post.TRAINING else self._training.discard)(worker)
+        spans = _ended(lane.spans, now)
+        if len(spans) >= MOST_SPANS:  # two of the oldest become one
+            spans = (replace(spans[1], since=spans[0].since), *spans[2:])
+        self._there[worker] = replace(lane, spans=(*spans, Span(post, now, None, reason)))
+
+    def started(self, worker: int, host: str, now: float) -> None:
+        self.become(worker, Post.STARTING, now)
+        if worker in self._there:
+            self._there[worker] = replace(self._there[worker], host=host)
+
+    def left(self, worker: int, now: float, cause: str, reason: str, code: int | None) -> None:
+        if worker in self._gone:
+            return
+        self._training.discard(worker)
+        lane = self._there.pop(worker, None) or Lane(worker, "", ())
+        if lane.spans:
+            self._posts[lane.spans[-1].post] -= 1
+        self._gone[worker] = replace(lane, spans=_ended(lane.spans, now), cause=cause, reason=reason, code=code)
+        if len(self._gone) > MOST_LANES:
+            self._gone.popitem(last=False)
+            self.forgotten += 1
+
+    def found(self, worker: int, trouble: str) -> None:
+        """That it is slow or stuck; empty: no longer."""
+        if worker in self._there:
+            self._there[worker] = replace(self._there[worker], trouble=trouble)
+
+    def nothing_found(self) -> None:
+        """Of no worker it is known any more that it is slow or stuck."""
+        self._there = {worker: replace(lane, trouble="") for worker, lane in self._there.items()}
+
+    def form(self, members: Collection[int], before: Collection[int], now: float) -> None:
+        """Those of a new world train; who was in the one ``before`` and is told nothing else waits to be let in."""
+        inside = set(members)
+        for worker in inside - self._training:
+            self.become(worker, Post.TRAINING, now)
+        for worker in self._training.intersection(before) - inside:
+            self.become(worker, Post.WARM, now, "was cut off as its world broke")
+
+    def rest(self, since: float, reason: str) -> None:
+        """Those who trained are done with it since then, and have yet to go."""
+        for worker in tuple(self._training):
+            spans = self._there[worker].spans
+            self.become(worker, Post.LEAVING, max(since, spans[-1].since), reason)
+
+    def end(self, now: float) -> None:
+        """The job is over, and nobody is there any more."""
+        for worker in tuple(self._there):
+            self.left(worker, now, "", "the job is over", None)
+
+    def result(self) -> tuple[Lane, ...]:
+        lanes = {**self._gone, **self._there}
+        return tuple(lanes[worker] for worker in sorted(lanes))
+
+
+def _ended(spans: tuple[Span, ...], now: float) -> tuple[Span, ...]:
+    return (*spans[:-1], replace(spans[-1], until=now)) if spans else ()

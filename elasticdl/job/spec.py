@@ -1,0 +1,391 @@
+"""The job specification: every option of a job, declared once.
+
+The command line, ``--config job.yaml`` and the JSON that a worker receives are all made from these fields
+(`elasticdl.cli.options`). The group of an option is the class that declares it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from elasticdl.job import quantities
+from elasticdl.job.option_values import AUTO, parse_check, parse_limit, parse_ranks
+
+# Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
+MOST_WORKERS = 10_000
+
+
+class WorkerRange(BaseModel):
+    """How many workers a job may have, both ends included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minimum: int = Field(ge=1, le=MOST_WORKERS)
+    maximum: int = Field(ge=1, le=MOST_WORKERS)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError(
+                f"{self.minimum}-{self.maximum}: the minimum is above the maximum; write MIN-MAX, as in 2-4"
+            )
+        return self
+
+    def __str__(self) -> str:
+        return str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
+
+
+def parse_worker_range(value: object) -> object:
+    """Accept ``4``, ``"4"`` and ``"2-4"``; anything else is left for the type check to refuse."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(value))
+    if not match:
+        raise ValueError(f"{value!r} is neither a number nor MIN-MAX, as in 2-4")
+    return WorkerRange(minimum=int(match[1]), maximum=int(match[2] or match[1]))
+
+
+Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
+
+
+class OptionGroup(BaseModel):
+    """Options that belong together. The docstring of a group is its title in the help, that of a field its description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def fields_of(group: type[BaseModel]) -> dict[str, Any]:
+    """The fields that a group declares itself, by name, in order."""
+    return {name: field for name, field in group.model_fields.items() if name in group.__annotations__}
+
+
+def aliases_of(field: Any) -> tuple[str, ...]:
+    """Further names under which people may give an option."""
+    return tuple((field.json_schema_extra or {}).get("aliases", ()))
+
+
+class ModelOptions(OptionGroup):
+    """Model"""
+
+    model_zoo: str = "."
+    """folder that holds the model-zoo modules"""
+    model_def: str = ""
+    """module below --model_zoo, as in digits.cnn_torch, optionally with the function that makes the model (custom_model)"""
+    model_params: str = ""
+    """arguments of the function that makes the model, as in "units=64; activation='relu'\""""
+    loss: str = "loss"
+    """name of the module's loss(labels, predictions)"""
+    optimizer: str = "optimizer"
+    """name of the module's optimizer(parameters)"""
+    dataset: str = "dataset"
+    """name of the module's dataset(mode, path)"""
+    feed: str = "feed"
+    """name of the module's feed(dataset, mode, metadata) over the records of files, or of its older form dataset_fn, instead of dataset(mode, path)"""
+    custom_data_reader: str = "custom_data_reader"
+    """name of the module's custom_data_reader(data_origin, ...), if feed takes its records from one"""
+    eval_metrics_fn: str = "eval_metrics_fn"
+    """name of the module's eval_metrics_fn(), if it has one"""
+    callbacks: str = "callbacks"
+    """name of the module's callbacks(), if it has one"""
+
+
+class DataOptions(OptionGroup):
+    """Data"""
+
+    training_data: str = ""
+    """path given to dataset('training', path); for feed: files"""
+    validation_data: str = ""
+    """path given to dataset('evaluation', path); for feed: files"""
+    data_reader_params: str = ""
+    """how feed's files are read, as in "columns=['age', 'income']; sep=';'", or arguments of custom_data_reader"""
+    num_epochs: int = Field(1, ge=1)
+    """passes over the training data"""
+    max_step: int = Field(0, ge=0)
+    """stop after this many steps; 0: at the end of the last epoch"""
+    seed: int = Field(0, ge=0)
+    """of the sample order, the initial weights and every random draw in training"""
+    shuffle: bool = True
+    """a new order of samples each epoch"""
+    data_workers: int = Field(0, ge=0)
+    """processes per worker that load samples ahead; 0: load in the worker itself"""
+
+
+class BatchOptions(OptionGroup):
+    """Batch size and learning rate"""
+
+    global_batch_size: int | None = Field(None, ge=1)
+    """samples per step over all workers, whatever their number; the learning rate is left alone"""
+    minibatch_size: int | None = Field(None, ge=1)
+    """samples per step and worker, so the global batch grows with the workers; 64 if neither is given"""
+    max_worker_batch_size: int | None = Field(None, ge=1)
+    """most samples that a worker runs through the model at once; more are accumulated"""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """with --minibatch_size: multiply the learning rate by the number of workers, or by its square root"""
+    learning_rate_ramp_steps: int = Field(0, ge=0)
+    """steps over which the learning rate moves to its new value after a change of workers"""
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> Self:
+        if self.global_batch_size is not None and self.minibatch_size is not None:
+            raise ValueError(
+                "--global_batch_size and --minibatch_size exclude each other: give the first for a fixed global batch, the second for a fixed batch per worker"
+            )
+        bound, batch = self.max_worker_batch_size, self.global_batch_size or self.minibatch_size
+        if bound is not None and batch is not None and bound > batch:
+            name = "--global_batch_size" if self.global_batch_size else "--minibatch_size"
+            raise ValueError(f"--max_worker_batch_size {bound} is above {name} {batch}; it must be at most that")
+        if self.learning_rate_scaling != "none" and self.global_batch_size is not None:
+            raise ValueError(
+                "--learning_rate_scaling corrects for a global batch that grows with the workers, but --global_batch_size keeps it fixed: leave one out"
+            )
+        return self
+
+
+class EvaluationOptions(OptionGroup):
+    """Evaluation"""
+
+    evaluation_steps: int = Field(0, ge=0)
+    """also evaluate each so many steps; 0: at the end of each epoch only"""
+
+
+class ResumeOptions(OptionGroup):
+    """Checkpoints"""
+
+    checkpoint_dir: str = ""
+    """folder or fsspec URL for checkpoints; a script has one there when it is stopped, and else in its job's own folder"""
+    resume: bool = True
+    """continue from the newest checkpoint in --checkpoint_dir if there is one, or from what a job of this name was stopped with"""
+
+
+class CheckpointOptions(OptionGroup):
+    """Checkpoints"""
+
+    checkpoint_steps: int = Field(0, ge=0)
+    """write one each so many steps; 0: at the end of each epoch"""
+    keep_checkpoint_max: int = Field(3, ge=0)
+    """checkpoints to keep; 0: all"""
+
+
+class OutputOptions(OptionGroup):
+    """Output"""
+
+    output: str = ""
+    """folder for the final model and summary.json"""
+    tensorboard_log_dir: str = ""
+    """folder for TensorBoard scalars"""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """least severe messages in the logs"""
+    log_loss_steps: int = Field(100, ge=1)
+    """steps between two lines of progress when the output is not a terminal"""
+    log_ranks: Annotated[str, BeforeValidator(parse_ranks)] = "0"
+    """ranks whose prints are shown, as in 0,1; all: of all workers; none. Of more than one each line has its worker before it"""
+    sample_record: str = ""
+    """folder where each worker records the indices of the samples it consumes"""
+
+    @model_validator(mode="after")
+    def _local(self) -> Self:
+        for name in ("output", "tensorboard_log_dir", "sample_record"):
+            value = getattr(self, name)
+            if "://" in value:
+                raise ValueError(f"--{name} {value} is a URL; it must be a local folder (--checkpoint_dir takes URLs)")
+        return self
+
+
+class JobOptions(OptionGroup):
+    """Job and workers"""
+
+    job_name: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$")
+    """name of the job: up to 53 lower-case letters, digits and dashes; made up if not given"""
+    num_workers: Workers = WorkerRange(minimum=1, maximum=1)
+    """number of workers, or MIN-MAX to grow and shrink within"""
+    scale_policy: Literal["all", "efficiency"] = "all"
+    """how many of --num_workers to have: all that there are, or the most that pay, by --min_efficiency"""
+    min_efficiency: float = Field(0.6, gt=0, le=1)
+    """with --scale_policy efficiency: least part of one worker's work alone that each worker has to do"""
+    collective: Literal["auto", "horovod", "torch"] = "auto"
+    """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
+    check_state: Annotated[str, BeforeValidator(parse_check)] = "epoch"
+    """how often to compare what workers hold: epoch (and in each new world), each so many steps, or off; repair: as epoch, and what differs becomes rank 0's"""
+    slots: int = Field(0, ge=0)
+    """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
+    start_method: Literal["fork", "spawn"] = "fork"
+    """how workers of this machine start: forked from a process that has imported the framework already, where that is safe, or anew"""
+    port: int = Field(0, ge=0, le=65535)
+    """port of the master; 0: any free one"""
+
+    @model_validator(mode="after")
+    def _efficiency_is_wanted(self) -> Self:
+        if self.scale_policy == "all" and self.min_efficiency != 0.6:
+            raise ValueError("--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out")
+        return self
+
+
+class TimingOptions(OptionGroup):
+    """Timing, in seconds"""
+
+    join_window: float = Field(0.3, ge=0)
+    """wait this long for further newcomers before the world changes"""
+    start_timeout: float = Field(600.0, gt=0)
+    """a worker that is not ready this long after its start is given up and replaced"""
+    heartbeat_timeout: float = Field(10.0, gt=0)
+    """a worker silent for this long is taken to be frozen or cut off, and replaced"""
+    progress_timeout: Annotated[float | Literal["auto"], BeforeValidator(parse_limit)] = AUTO
+    """a worker that makes no progress for this long is taken to be stuck, and replaced; auto: 300, later by what the job's own steps, evaluations and checkpoints take"""
+    replace_slow: bool = False
+    """a worker that has been slower than the others for a while, and holds them up, is replaced"""
+    stop_grace: float = Field(30.0, gt=0)
+    """time for workers to leave by themselves, and write a last checkpoint, before they are killed"""
+
+
+def _kept(parse: Callable[[str], object]) -> AfterValidator:
+    """A check of a text that is kept as it was written."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    def parse(text: str) -> None:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {wanted}")
+
+    return _kept(parse)
+
+
+Resources = Annotated[str, _kept(quantities.parse_resources)]
+Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
+Label = Annotated[
+    str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
+]
+OnlyNever = Annotated[str, _matching("Never", "Never: the master itself replaces workers that are gone")]
+
+
+class KubernetesOptions(OptionGroup):
+    """Kubernetes"""
+
+    # What the values mean is in `elasticdl.job.quantities`.
+
+    image: Image = Field("", json_schema_extra={"aliases": ["image_name"]})
+    """container image of the job, which makes it run on a Kubernetes cluster instead of this machine"""
+    namespace: Label = ""
+    """namespace of the job; if not given, that of the kubeconfig context"""
+    kube_context: str = ""
+    """context of the kubeconfig; if not given, the current one"""
+    master_resource_request: Resources = "cpu=0.1,memory=1024Mi"
+    """what the master is promised, as in cpu=0.5,memory=2Gi"""
+    master_resource_limit: Resources = ""
+    """the most that the master may use, in the same form"""
+    worker_resource_request: Resources = "cpu=1,memory=4096Mi"
+    """what each worker is promised, as in cpu=4,memory=8Gi,gpu=1; gpu stands for nvidia.com/gpu"""
+    worker_resource_limit: Resources = ""
+    """the most that a worker may use, in the same form"""
+    master_pod_priority: Annotated[str, _kept(quantities.class_name)] = ""
+    """PriorityClass of the master"""
+    worker_pod_priority: Annotated[str, _kept(quantities.parse_priority)] = ""
+    """PriorityClass of the workers, or of a share of the most workers that there may be, as in high=0.5; a share alone is of the class high"""
+    volume: Annotated[str, _kept(quantities.parse_volumes)] = ""
+    """volumes of every pod, as in claim_name=data,mount_path=/data or host_path=/scratch,mount_path=/scratch, with sub_path, type, read_only=true if you like and ; between two"""
+    envs: Annotated[str, _kept(quantities.parse_envs)] = ""
+    """environment variables of every pod, as in NAME=VALUE,OTHER=VALUE; kept in a Secret of the job's"""
+    env_from_secret: Annotated[str, _kept(quantities.parse_secret_envs)] = ""
+    """environment variables of every pod from Secrets of the namespace: NAME=SECRET/KEY for one, SECRET for all of its keys, and , between two"""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """when nodes pull the image; if not given, always for the tag latest, else if not present"""
+    image_timeout: float = Field(300.0, gt=0)
+    """the job is given up when the master, or no worker ever, could pull the image for so many seconds"""
+    node_timeout: int = Field(10, ge=0)
+    """a pod on a node that is not ready or does not answer is given up so many seconds after the cluster has noticed"""
+    recovery_timeout: float = Field(60.0, gt=0)
+    """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
+    restart_policy: OnlyNever = "Never"
+    """of a worker's pod; only Never, as the master replaces workers that are gone"""
+    pod_template: str = ""
+    """YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...; a service account is the workers'"""
+    master_pod_template: str = ""
+    """the same for the master's pod alone, after --pod_template"""
+    worker_pod_template: str = ""
+    """the same for the workers' pods alone, after --pod_template"""
+    cluster_spec: str = ""
+    """Python file with an object `cluster` whose with_pod(pod) and with_service(service) adapt both"""
+    service_account: str = ""
+    """existing service account of the master; if not given, one is made that can do no more than needed"""
+    gang: bool = False
+    """train with all workers or none; --num_workers must be one number then"""
+    queue: Annotated[str, _kept(quantities.parse_queue)] = ""
+    """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
+    share_queue: Label = ""
+    """jobs of this name in one namespace share what they get: each worker is where it helps most; with --num_workers MIN-MAX"""
+    elastic: bool = False
+    """label the pods `elastic: "true"`, as Run:AI does"""
+
+    @model_validator(mode="after")
+    def _on_a_cluster(self) -> Self:
+        for name, field in fields_of(KubernetesOptions).items() if not self.image else ():
+            if getattr(self, name) != field.default:
+                raise ValueError(
+                    f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_alone(self) -> Self:
+        if self.share_queue and self.gang:
+            raise ValueError(
+                "--share_queue gives workers to other jobs, and --gang trains with all or none: leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> Self:
+        for role in ("master", "worker"):
+            try:
+                quantities.requirements(
+                    getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit")
+                )
+            except ValueError as error:
+                raise ValueError(f"--{role}_resource_request and --{role}_resource_limit: {error}") from None
+        return self
+
+
+class JobSpec(
+    JobOptions,
+    ModelOptions,
+    DataOptions,
+    BatchOptions,
+    EvaluationOptions,
+    ResumeOptions,
+    CheckpointOptions,
+    OutputOptions,
+    TimingOptions,
+    KubernetesOptions,
+):
+    """All options of one job, checked, immutable, and the same on the command line, in YAML and in JSON."""
+
+    command: tuple[str, ...] = ()
+    """the user's own program, for `elasticdl run`"""
+
+    @model_validator(mode="after")
+    def _fits_a_cluster(self) -> Self:
+        workers = self.num_workers
+        if self.gang and workers.minimum != workers.maximum:
+            raise ValueError(f"--gang trains with all workers or none: give --num_workers one number, not {workers}")
+        if self.image and self.job_name[:1].isdigit():
+            raise ValueError(f"--job_name {self.job_name}: must begin with a letter for a job on a Kubernetes cluster")
+        return self
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        return cls.model_validate_json(text)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=1)
+
+
+OPTION_GROUPS: tuple[type[OptionGroup], ...] = JobSpec.__bases__  # in the order of the help

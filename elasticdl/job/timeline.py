@@ -1,0 +1,163 @@
+"""Where the time went: every moment of a job has one label, so that the parts add up to the whole.
+
+The label of the present is known from what has happened. What comes to be known later changes the labels of the past: a
+pause is told when it is over. Such changes reach back to the last but one report of steps: what lies before is final, and
+only added up, so memory is bounded. What has no place in time of its own (an evaluation, waiting for the slowest member)
+is taken out of the time in which the job trained.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from elasticdl.job.records import Doing, TimeSpent
+
+MOST_SEGMENTS = 512
+# What a pause that is told may turn out to have been. Waiting for workers, starting and ending stay what they are.
+_TRAINING = (Doing.PRODUCTIVE, Doing.GROW, Doing.SHRINK, Doing.FAILURE)
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Workers that have a place, by what they do."""
+
+    training: int = 0
+    starting: int = 0
+    warm: int = 0
+    leaving: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    since: float
+    until: float
+    doing: Doing
+    crew: Crew
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
+
+
+class _Sums:
+    """Seconds by label, of segments that do not change any more."""
+
+    def __init__(self) -> None:
+        self.wall: dict[Doing, float] = defaultdict(float)
+        self.workers: dict[Doing, float] = defaultdict(float)
+        self.owed: dict[Doing, float] = defaultdict(float)  # to be taken out of productive time
+
+    def copy(self) -> _Sums:
+        other = _Sums()
+        for name in ("wall", "workers", "owed"):
+            getattr(other, name).update(getattr(self, name))
+        return other
+
+    def add(self, segment: _Segment) -> None:
+        crew, left = segment.crew, segment.seconds
+        self.workers[Doing.STARTING] += crew.starting * left
+        self.workers[Doing.WAITING] += crew.warm * left
+        self.workers[Doing.ENDING] += crew.leaving * left
+        if segment.doing is Doing.PRODUCTIVE:
+            for doing, owed in self.owed.items():
+                taken = min(owed, left)
+                self.owed[doing] = owed - taken
+                left -= taken
+                self._add(doing, taken, crew)
+        self._add(segment.doing, left, crew)
+
+    def _add(self, doing: Doing, seconds: float, crew: Crew) -> None:
+        self.wall[doing] += seconds
+        self.workers[doing] += crew.training * seconds
+
+    def result(self) -> TimeSpent:
+        return TimeSpent({each: self.wall[each] for each in Doing}, {each: self.workers[each] for each in Doing})
+
+
+class Timeline:
+    """Time never goes back in it: a moment before the present is the present."""
+
+    def __init__(self, began: float, doing: Doing) -> None:
+        self.now = self._since = began  # what it does, it does since then
+        self._sums = _Sums()
+        self._segments = [_Segment(began, began, doing, Crew())]
+
+    @property
+    def doing(self) -> Doing:
+        return self._segments[-1].doing
+
+    def advance(self, now: float) -> None:
+        self.now = self._segments[-1].until = max(now, self.now)
+
+    def change(self, doing: Doing | None = None, crew: Crew | None = None) -> None:
+        """From now on the job does something else, or with others."""
+        last = self._segments[-1]
+        doing, crew = doing or last.doing, crew or last.crew
+        if doing is not last.doing:
+            self._since = self.now
+        if (doing, crew) == (last.doing, last.crew):
+            return
+        if last.seconds == 0:
+            last.doing, last.crew = doing, crew
+            return
+        self._segments.append(_Segment(self.now, self.now, doing, crew))
+        self._shorten()
+
+    def relabel(self, doing: Doing, since: float, until: float) -> None:
+        """What was training in this time is known to have been something else; what is final stays."""
+        until = min(until, self.now)
+        split: list[_Segment] = []
+        for segment in self._segments:
+            if segment.doing not in _TRAINING or segment.until <= since or segment.since >= until:
+                split.append(segment)
+                continue
+            low, high = max(segment.since, since), min(segment.until, until)
+            cuts = ((segment.since, low, segment.doing), (low, high, doing), (high, segment.until, segment.doing))
+            split += [_Segment(a, b, label, segment.crew) for a, b, label in cuts if b > a]
+        present = self._segments[-1]
+        if split[-1].doing is not present.doing:
+            split.append(_Segment(self.now, self.now, present.doing, present.crew))
+        self._segments = split
+        self._shorten()
+
+    def copy(self) -> Timeline:
+        other = Timeline(self.now, self.doing)
+        other._since = self._since
+        other._sums, other._segments = self._sums.copy(), [replace(segment) for segment in self._segments]
+        return other
+
+    def take(self, doing: Doing, seconds: float) -> None:
+        """So many seconds of training, up to now, were this. What of them lies in the end of the job is its end already."""
+        ending = self.now - self._since if self.doing is Doing.ENDING else 0.0
+        self._sums.owed[doing] += max(seconds - ending, 0.0)
+
+    def settle(self, before: float) -> None:
+        """Nothing that comes to be known will change what lies before."""
+        while len(self._segments) > 1 and self._segments[0].until <= before:
+            self._sums.add(self._segments.pop(0))
+        first = self._segments[0]
+        cut = min(max(before, first.since), first.until)
+        self._sums.add(replace(first, until=cut))
+        first.since = cut
+
+    def _shorten(self) -> None:
+        while len(self._segments) > MOST_SEGMENTS:
+            self._sums.add(self._segments.pop(0))
+
+    def settled(self) -> TimeSpent:
+        """Of what nothing will change, which is all but the training since the last but one report: it never falls."""
+        sums = self._sums.copy()
+        for segment in self._segments:
+            if segment.doing not in _TRAINING:
+                sums.add(segment)
+        return sums.result()
+
+    def spent(self, until: float) -> TimeSpent:
+        """Up to ``until``, if that is later than now, as if all stayed as it is."""
+        sums = self._sums.copy()
+        for segment in self._segments[:-1]:
+            sums.add(segment)
+        last = self._segments[-1]
+        sums.add(replace(last, until=max(last.until, until)))
+        return sums.result()

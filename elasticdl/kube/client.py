@@ -1,0 +1,246 @@
+"""The requests that are made of a cluster: one namespace of it, as one user. Objects are plain mappings.
+
+The official package's own methods, one for each kind and verb, come with hundreds of model classes, which take two
+seconds to import; only its connections and its credentials are used here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+from kubernetes.client import ApiClient, ApiException, Configuration
+
+from elasticdl.kube import kubeconfig
+from elasticdl.kube.api_error import ABSENT, NotDoneError, translated
+from elasticdl.kube.kubeconfig import Place, is_configured
+from elasticdl.kube.manifests.names import CONTAINER
+
+Object = dict[str, Any]
+ANSWER_SECONDS = (5.0, 30.0)  # to connect, to be answered
+LOG_SECONDS = 7 * 24 * 3600.0  # of silence in a log that is followed: a job may have nothing to say
+JSON, MERGE = "application/json", "application/merge-patch+json"
+# The name under which the client's configuration keeps a token, if there is one.
+_CREDENTIALS = ["BearerToken"]
+_METHODS: Mapping[str, str] = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
+_CORE = "/api/v1"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+# The API of each kind, and its objects in words, which the server's paths have without spaces.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "Pod": (_CORE, "pods"),
+    "Service": (_CORE, "services"),
+    "ServiceAccount": (_CORE, "service accounts"),
+    "Secret": (_CORE, "secrets"),
+    "ConfigMap": (_CORE, "config maps"),
+    "PersistentVolumeClaim": (_CORE, "persistent volume claims"),
+    "Event": (_CORE, "events"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "Role": (_RBAC, "roles"),
+    "RoleBinding": (_RBAC, "role bindings"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),
+}
+
+
+def path_of(kind: str, namespace: str, name: str = "", part: str = "") -> str:
+    """Of all objects of a kind, of one, or of a part of one, such as its log. Names may be anything that somebody typed."""
+    api, words = KINDS[kind]
+    parts = (namespace_path(namespace, api), words.replace(" ", ""), quote(name, safe=""), part)
+    return "/".join(each for each in parts if each)
+
+
+def namespace_path(namespace: str, api: str = _CORE) -> str:
+    """Of a namespace itself, or of what an API has in it."""
+    return f"{api}/namespaces/{quote(namespace, safe='')}"
+
+
+class Client:
+    """Every method raises `NotDoneError` for what the cluster refuses, `NoAnswerError` if it does not answer."""
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+
+    @property
+    def server(self) -> str:
+        return str(self.api.configuration.host)
+
+    def translated(self, what: str) -> AbstractContextManager[None]:
+        """See `elasticdl.kube.api_error.translated`."""
+        return translated(what, self.server, self.namespace)
+
+    def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+        """With ``dry_run`` the server does all but keep it."""
+        return self._ask("create", manifest["kind"], body=manifest, query={"dry_run": "All"} if dry_run else None)
+
+    def read(self, kind: str, name: str) -> Object:
+        return self._ask("read", kind, name)
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """As `read`; None if there is none."""
+        try:
+            return self.read(kind, name)
+        except NotDoneError as error:
+            if error.status != ABSENT:
+                raise
+            return None
+
+    def list(self, kind: str, **selection: str) -> list[Object]:
+        """``selection``: label_selector, field_selector."""
+        found: list[Object] = self.listing(kind, **selection)["items"]
+        return found
+
+    def listing(self, kind: str, **selection: str) -> Object:
+        """As `list`, with the version from which a watch goes on."""
+        return self._ask("list", kind, query=selection)
+
+    def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> Object:
+        return self._ask("patch", kind, name, change)
+
+    def delete(self, kind: str, name: str, grace: int | None = None) -> bool:
+        """With all that it owns; whether there was any. ``grace`` in seconds, of a pod; None: its own."""
+        options = {"propagation_policy": "Background", **({} if grace is None else {"grace_period_seconds": grace})}
+        try:
+            self._ask("delete", kind, name, query=options)
+        except NotDoneError as error:
+            if error.status != ABSENT:
+                raise
+            return False
+        return True
+
+    def delete_all(self, kind: str, grace: int, **selection: str) -> None:
+        self._ask("delete", kind, query={"grace_period_seconds": grace, **selection})
+
+    def log(
+        self,
+        pod: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        seconds: float | None = None,
+        timestamps: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        """The bytes of a pod's log, to be read as they come, and closed.
+
+        ``tail``: only so many last lines. ``seconds``: to connect, and for each part to come. ``timestamps``: before each line stands
+        when it was written, and a space.
+        """
+        path = path_of("Pod", self.namespace, pod, "log")
+        query: dict[str, object] = {"container": CONTAINER, "follow": follow}
+        if tail is not None:
+            query["tail_lines"] = tail
+        if timestamps:
+            query["timestamps"] = True
+        timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
+        if seconds is not None:
+            timeout = (seconds, seconds)
+        return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
+
+    def require_namespace(self) -> None:
+        """Refuse a namespace that does not exist: listing its objects gives none. Users who may not ask are let pass.
+
+        Raises:
+            UserError: there is no such namespace.
+        """
+        try:
+            self._send("GET", namespace_path(self.namespace), "read namespaces")
+        except NotDoneError as error:
+            if not error.by_rights:
+                raise
+
+    def serves(self, group: str) -> bool:
+        """Whether it knows objects of that API group; yes if it does not tell."""
+        try:
+            self._send("GET", f"/apis/{group}", f"look for {group}")
+        except NotDoneError as error:
+            return error.status != ABSENT
+        return True
+
+    def may(self, verb: str, resource: str, group: str = "") -> bool:
+        """Whether the user may do so to all of a resource, as in pods or pods/log; yes if the cluster does not tell."""
+        resource, _, part = resource.partition("/")
+        what = {"group": group, "resource": resource, "subresource": part}
+        attributes = {"namespace": self.namespace, "verb": verb, **what}
+        kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        try:
+            review = self._send(
+                "POST", _REVIEWS, "ask what you may do", body={**kind, "spec": {"resourceAttributes": attributes}}
+            )
+        except NotDoneError:
+            return True
+        return bool(review["status"].get("allowed"))
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        query: Mapping[str, object] | None = None,
+        body: Mapping[str, Any] | None = None,
+        timeout: tuple[float, float] = ANSWER_SECONDS,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer, of which nothing has been read yet. ``query``: names as Python has them, such as label_selector."""
+        content_type = {"Content-Type": MERGE if method == "PATCH" else JSON} if body else {}
+        sent = [
+            (re.sub(r"_(\w)", lambda found: found[1].upper(), name), value) for name, value in (query or {}).items()
+        ]
+        texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
+        url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
+        with self.translated(what):
+            answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
+            if not 200 <= answer.status <= 299:
+                answer.read()
+                raise ApiException.from_response(http_resp=answer, body=None, data=None)
+        response: urllib3.BaseHTTPResponse = answer.response
+        return response
+
+    def signed(
+        self, method: str, path: str, query: Sequence[tuple[str, str]] = (), headers: Mapping[str, str] | None = None
+    ) -> tuple[str, dict[str, str]]:
+        """The URL, and the headers with the user's credentials."""
+        _, url, signed, *_ = self.api.param_serialize(
+            method, path, query_params=list(query), header_params=dict(headers or {}), auth_settings=_CREDENTIALS
+        )
+        return url, signed
+
+    def _ask(
+        self,
+        verb: str,
+        kind: str,
+        name: str = "",
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Object:
+        what = f"{verb} {KINDS[kind][1]}"
+        return self._send(_METHODS[verb], path_of(kind, self.namespace, name), what, query, body)
+
+    def _send(self, method: str, path: str, what: str, *arguments: Any, **options: Any) -> Object:
+        response = self.open(method, path, what, *arguments, **options)
+        with self.translated(what):
+            answer: Object = json.loads(response.data)
+        return answer
+
+
+def connect(place: Place, *, own_account: bool = False) -> Client:
+    """The cluster that is meant, without asking it. ``own_account``: a pod's own comes before any kubeconfig.
+
+    Raises:
+        UserError: there is no kubeconfig, it can't be used, or there is no such context in it.
+    """
+    configuration = Configuration()
+    namespace = kubeconfig.load(configuration, place, own_account=own_account)
+    configuration.retries = False  # whoever calls knows better what may be repeated
+    return Client(ApiClient(configuration), place.namespace or namespace)
+
+
+def namespace_of(place: Place) -> str:
+    """The namespace that `connect` would choose; no cluster need be configured."""
+    if place.namespace:
+        return place.namespace
+    return connect(place).namespace if is_configured(place) else kubeconfig.DEFAULT_NAMESPACE

@@ -1,0 +1,173 @@
+"""What a job on a cluster consists of before any worker is there: pure manifests.
+
+The Job keeps one master pod alive, and owns the rest: whoever deletes it deletes all.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elasticdl.common.credentials import Role, TlsFiles
+from elasticdl.job.quantities import parse_envs
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.manifests import names
+from elasticdl.kube.manifests.merge import Manifest
+from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE
+
+# Masters that may fail; by the policy below one that is lost with its node does not count. A crash is tried again after up
+# to six minutes. A master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for
+# those that never get so far, as in an image without this package.
+BACKOFF_LIMIT = 100
+EXIT_LEFT = 143  # of a master that was told to leave
+_FAILURE_POLICY = {
+    "rules": [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        # The empty list says nothing; the schemas up to 1.28 ask for it, and so do tools that check a file by them.
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_LEFT]}, "onPodConditions": []},
+    ]
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the objects are made from. Pods and service are as the user's template and module left them."""
+
+    spec: JobSpec
+    namespace: str
+    master: Manifest  # pod: metadata and spec
+    worker: Manifest
+    service: Manifest
+    certificates: Mapping[Role, TlsFiles]
+    # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
+    announces: bool = True
+
+
+def make_service(spec: JobSpec) -> Manifest:
+    """The name by which workers find the master. It is headless, and does not wait for readiness."""
+    job = spec.job_name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": names.master_name(job), "labels": names.labels(job, Role.MASTER)},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)},
+            "ports": [
+                {"name": name, "protocol": "TCP", "port": port, "targetPort": port}
+                for name, port in (("grpc", names.MASTER_PORT), ("metrics", names.METRICS_PORT))
+            ],
+        },
+    }
+
+
+def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
+    """``parallelism`` 0: nothing is started yet."""
+    spec = {
+        "parallelism": parallelism,
+        "completions": 1,
+        "backoffLimit": BACKOFF_LIMIT,
+        "podFailurePolicy": _FAILURE_POLICY,
+        "template": parts.master,
+    }
+    return {**_head(parts, "Job", names.master_name(parts.spec.job_name), "batch/v1"), "spec": spec}
+
+
+def companions(parts: Parts) -> list[Manifest]:
+    """Everything but the Job, in the order in which it is to be made."""
+    spec, job = parts.spec, parts.spec.job_name
+    made = [] if spec.service_account else _account(parts)
+    for role, files in parts.certificates.items():
+        made.append(_secret(parts, names.tls_name(job, role), "kubernetes.io/tls", files.to_mapping()))
+    if spec.envs:  # more people may look at config maps and pods than at Secrets, and a variable may be a password
+        content = {name: value.encode() for name, value in parse_envs(spec.envs).items()}
+        made.append(_secret(parts, names.environment_name(job), "Opaque", content))
+    without_envs = spec.model_copy(update={"envs": ""})
+    data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
+    made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
+    made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    if spec.share_queue:
+        claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
+        labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
+        made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
+    # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
+    # out. Metrics may be collected from any namespace; the certificate decides who gets them.
+    own = {"matchLabels": {names.JOB_LABEL: job}}
+    master = {"matchLabels": {names.JOB_LABEL: job, names.ROLE_LABEL: str(Role.MASTER)}}
+    port = {"protocol": "TCP", "port": names.METRICS_PORT}
+    made.append(_policy(parts, job, own, {"from": [{"podSelector": own}]}))
+    anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
+    # With a dot, which no job's name has: no other job's policy has this name.
+    made.append(_policy(parts, f"{job}.metrics", master, anybody))
+    service = parts.service
+    return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
+
+
+def owned(manifest: Manifest, job: Manifest) -> Manifest:
+    """The same object as a part of the Job, which the server has made."""
+    metadata = job["metadata"]
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
+
+
+def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
+    """A whole pod, to ask the cluster whether it would take it."""
+    metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
+
+
+def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Manifest]:
+    """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand.
+
+    ``shares``: it shares a queue with other jobs, whose claims it reads.
+    """
+    group, claim = "coordination.k8s.io", names.claim_name(job)
+    return [
+        *([_rule(group, "leases", ["list"]), _rule(group, "leases", ["patch"], claim)] if shares else []),
+        _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
+        _rule("", "pods/log", ["get"]),
+        _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
+        _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
+        _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
+    ]
+
+
+def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manifest:
+    made: Manifest = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+    return {**made, "resourceNames": [only]} if only else made
+
+
+def _account(parts: Parts) -> list[Manifest]:
+    name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
+    allowed = rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
+    role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
+    binding = {
+        **_head(parts, "RoleBinding", name, f"{group}/v1"),
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": parts.namespace}],
+    }
+    # The token is mounted into the master's pod only.
+    account = {**_head(parts, "ServiceAccount", name), "automountServiceAccountToken": False}
+    return [account, role, binding]
+
+
+def _secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
+    data = {key: base64.b64encode(value).decode() for key, value in content.items()}
+    return {**_head(parts, "Secret", name), "type": kind, "data": data}
+
+
+def _policy(parts: Parts, name: str, pods: Manifest, ingress: Manifest) -> Manifest:
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [ingress]}
+    return {**_head(parts, "NetworkPolicy", name, "networking.k8s.io/v1"), "spec": spec}
+
+
+def _head(parts: Parts, kind: str, name: str, version: str = "v1") -> Manifest:
+    labels = {names.APPLICATION_LABEL: names.APPLICATION, names.JOB_LABEL: parts.spec.job_name}
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": parts.namespace, "labels": labels},
+    }

@@ -1,0 +1,40 @@
+"""Requests that are tried again until there is an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError
+from elasticdl.kube.api_error import ApiError
+
+T = TypeVar("T")
+
+
+async def retry(
+    attempt: Callable[[], Awaitable[T]],
+    what: str,
+    backoff: Backoff,
+    seconds: float = math.inf,
+    failed: Callable[[Exception], None] = lambda _: None,
+) -> T:
+    """Attempt until it succeeds; ``failed`` is told each failure after which it is tried again.
+
+    Raises:
+        UnreachableError: ``seconds`` were over before it succeeded.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        try:
+            return await attempt()
+        except (ApiError, OSError) as error:
+            failure = error
+        delay = backoff.delay(getattr(failure, "retry_after", 0.0))
+        if loop.time() + delay > deadline:
+            raise UnreachableError(f"can't {what}: {failure}") from failure
+        failed(failure)
+        await asyncio.sleep(delay)

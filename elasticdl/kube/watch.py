@@ -1,0 +1,173 @@
+"""Following the objects of one kind: list them, watch from there, and go on through whatever interrupts it.
+
+| what happens | what is done |
+| --- | --- |
+| the watch ends, or the connection breaks | watched on from the last version seen |
+| that version has expired (410), or the server does not know it | listed anew; the receiver compares |
+| the server refuses or is not there | tried again after a delay that doubles |
+
+A version is remembered from every change and every bookmark, so a broken connection seldom costs a list. What the
+receiver is told may come twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import urllib3
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.kube.api_error import GONE, ApiError
+from elasticdl.kube.client import ANSWER_SECONDS, Client, Object, path_of
+
+# A watch is begun anew after so long; the server says something each minute, or its silence is a broken connection.
+WATCH_SECONDS = 240
+SILENCE_SECONDS = 130.0
+# After a server was restored from a backup it answers versions that it does not know with these.
+_UNKNOWN_VERSION = (400, GONE, 504)
+# A watch that ended later than this was in order.
+_SOUND_SECONDS = 5.0
+JOIN_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Object, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    kind: str  # ADDED, MODIFIED, DELETED or BOOKMARK
+    object: Object
+
+
+class Changes:
+    """Changes as they come; iterating raises `ApiError`, with 410 when a new list is needed."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, client: Client) -> None:
+        self._response = response
+        self._client = client
+        self._closing = threading.Lock()
+
+    def __iter__(self) -> Iterator[Change]:
+        rest = b""
+        with self._client.translated("watch"), contextlib.closing(self._response):
+            for piece in self._response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield _change(json.loads(line))
+
+    def stop(self) -> None:
+        """End it, from any thread."""
+        with self._closing, contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            self._response.shutdown()
+
+
+class Source:
+    """The objects of one kind in a client's namespace; both methods block and raise `ApiError`."""
+
+    def __init__(self, client: Client, kind: str, **selection: str) -> None:
+        self._client = client
+        self._kind = kind
+        self._selection = selection
+
+    def list(self) -> Listing:
+        answer = self._client.listing(self._kind, **self._selection)
+        return Listing(tuple(answer["items"]), answer["metadata"]["resourceVersion"])
+
+    def watch(self, version: str) -> Changes:
+        how = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_SECONDS}
+        query = {**self._selection, "resource_version": version, **how}
+        path, timeout = path_of(self._kind, self._client.namespace), (ANSWER_SECONDS[0], SILENCE_SECONDS)
+        return Changes(self._client.open("GET", path, f"watch {self._kind}", query, timeout=timeout), self._client)
+
+
+def _change(said: Mapping[str, Any]) -> Change:
+    if said["type"] == "ERROR":  # 410, or a status of another kind after which only a new list helps
+        raise ApiError(GONE, str(said["object"].get("message", "the watch has expired")))
+    return Change(said["type"], said["object"])
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Who is told, in the watch's thread: all objects at first, and each change by its kind."""
+
+    listed: Callable[[tuple[Object, ...]], None]
+    changed: Callable[[str, Object], None]
+
+
+class Watch:
+    def __init__(self, source: Source, receiver: Receiver, backoff: Backoff, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._receiver = receiver
+        self._backoff = backoff
+        self._clock = clock
+        self._version = ""  # empty: to be listed
+        self._stopped = threading.Event()
+        self._handover = threading.Lock()
+        self._stream: Changes | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, listing: Listing | None = None) -> None:
+        """Begin; ``listing`` is what the receiver has been told already."""
+        self._version = listing.version if listing else ""
+        self._thread = threading.Thread(target=self.run, name="kubernetes watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        with self._handover:
+            if self._stream:
+                self._stream.stop()
+
+    def join(self) -> None:
+        """Wait until nothing more is told; after `stop`."""
+        if self._thread:
+            self._thread.join(JOIN_SECONDS)
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            began, failure = self._clock(), None
+            try:
+                self._follow()
+            except ApiError as error:
+                failure = error
+                if error.status in _UNKNOWN_VERSION:
+                    self._version = ""
+            if self._stopped.is_set():
+                return
+            if failure is None and self._clock() - began >= _SOUND_SECONDS:
+                continue
+            delay = self._backoff.delay(failure.retry_after if failure else 0.0)
+            _log.log(logging.DEBUG if failure is None else logging.INFO, "watching again in %.1f s: %s", delay, failure)
+            self._stopped.wait(delay)
+
+    def _follow(self) -> None:
+        """List if need be, then tell changes until the watch ends."""
+        if not self._version:
+            listing = self._source.list()
+            self._receiver.listed(listing.items)
+            self._version = listing.version
+        stream = self._source.watch(self._version)
+        with self._handover:
+            self._stream = stream
+            if self._stopped.is_set():
+                stream.stop()
+        try:
+            for change in stream:
+                self._backoff.reset()
+                self._version = change.object["metadata"]["resourceVersion"]
+                if change.kind != "BOOKMARK":
+                    self._receiver.changed(change.kind, change.object)
+        finally:
+            with self._handover:
+                self._stream = None

@@ -1,1 +1,0 @@
-"""Those who hear what happens to a job and have no say in it: journal, metrics, summary."""

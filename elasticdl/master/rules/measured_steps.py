@@ -1,0 +1,193 @@
+"""From the steps that are reported to one observation for each number of workers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from elasticdl.job.shared_values import StepReport
+from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
+from elasticdl.master.state.speedup import Observation
+
+# The first steps of a world are slow: caches are cold, newcomers warm up.
+SKIPPED = 3
+KEPT = 200  # newest steps of a world that count
+FEWEST = 10  # steps of one size that make an observation
+# At least so many of the steps have that size, else it is not the usual one: another one might be the commonest in the next world,
+# and two worlds are only compared by steps of the same size.
+USUAL = 0.6
+TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
+# A world has been measured after so many steps, or after so long and at least half of FEWEST.
+ENOUGH, LONG = 20, 60.0
+# If a number of workers comes again and is this much faster or slower, what was measured of others is of another time. So it is
+# if more workers are this much faster than a smaller part of the batch for each can make them.
+CONTRADICTION = 0.25
+# That more workers were slower may have been the machine's doing. It is believed for so long, then for twice as long each time.
+BELIEVED, LONGEST_BELIEVED = 600.0, 4 * 3600.0
+# What a step adds to the running means of the gradients' noise. More noise than this is so much that any batch is worth its size.
+NOISE_SHARE, MOST_NOISE = 0.03, 1e12
+
+
+class MeasuredSteps:
+    """Times are passed in, seconds."""
+
+    def __init__(self) -> None:
+        self.workers = 0  # in the present world; 0 as long as there is none
+        self._version = 0
+        self._steps: deque[StepReport] = deque(maxlen=KEPT)  # of the present world
+        self._busy = 0.0  # seconds a step
+        self._seen = 0
+        self._compared = False
+        self._last = 0.0  # time of the last of them
+        self._noise = _Noise()
+        self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
+        self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
+        self.dropped = False  # what was recalled: it is of another time, or of another batch
+
+    def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
+        """What an earlier job, or an earlier master of this one, has measured and forgotten."""
+        for each in observations:
+            self._known.setdefault(each.workers, (now - each.age, each))
+        for those in forgotten:
+            self._forgotten.setdefault(those.workers, those.times)
+
+    def enter(self, version: int, workers: int) -> None:
+        """A world of so many has begun."""
+        if version == self._version:
+            return
+        self._remember()
+        self.workers, self._version = workers, version
+        self._steps.clear()
+        self._seen, self._busy, self._compared = 0, 0.0, False
+
+    def take(self, step: StepReport, busy: float, now: float) -> None:
+        """``busy``: what the members' last steps took of computing, the mean over them; 0 if not known."""
+        if step.world_version != self._version:
+            return  # of a world that is over: its last moments count for nothing
+        self._noise.take(step)
+        self._seen += 1
+        if self._seen > SKIPPED and step.seconds > 0 and step.samples > 0:
+            self._steps.append(step)
+            self._busy, self._last = busy or self._busy, now
+
+    @property
+    def enough(self) -> bool:
+        return _are_enough(_alike(self._steps))
+
+    @property
+    def forgotten(self) -> tuple[Forgotten, ...]:
+        """No more than MOST_OBSERVATIONS, the fewest workers."""
+        counted = sorted(self._forgotten.items())[:MOST_OBSERVATIONS]
+        return tuple(Forgotten(workers, min(times, MOST_TIMES)) for workers, times in counted)
+
+    def observations(self, now: float) -> tuple[Observation, ...]:
+        """By number of workers; no more than MOST_OBSERVATIONS, the newest."""
+        self._compare()
+        present = self._present()
+        if present:
+            self._forget_slower(present, now)
+        found = {n: replace(each, age=max(0.0, now - at)) for n, (at, each) in self._known.items()}
+        if present:
+            found.pop(self.workers, None)
+            found[self.workers] = replace(present, age=max(0.0, now - self._last))
+        newest = sorted(found.values(), key=lambda each: each.age)[:MOST_OBSERVATIONS]
+        return tuple(sorted(newest, key=lambda each: each.workers))
+
+    def _present(self) -> Observation | None:
+        alike = _alike(self._steps)
+        if len(alike) < FEWEST and not _are_enough(alike):
+            return None
+        seen = summarize(self.workers, alike)
+        return replace(seen, busy=min(self._busy, seen.seconds), noise=self._noise.scale)
+
+    def _remember(self) -> None:
+        self._compare()
+        if present := self._present():
+            self._known.pop(self.workers, None)
+            self._known[self.workers] = self._last, present
+        while len(self._known) > MOST_OBSERVATIONS:
+            del self._known[next(iter(self._known))]
+
+    def _forget_slower(self, present: Observation, now: float) -> None:
+        """Else nobody would try them again, as what is measured is believed as measured."""
+        for workers, (at, each) in list(self._known.items()):
+            slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
+            if slower and now - at > min(BELIEVED * 2 ** self._forgotten[workers], LONGEST_BELIEVED):
+                del self._known[workers]
+                self._forgotten[workers] += 1
+
+    def _compare(self) -> None:
+        """With what was known of others, and once in each world of as many workers."""
+        if not (self._known and (present := self._present())):
+            return
+        if any(_is_impossible(present, before) for _, before in self._known.values()):
+            self._drop()
+        if self._compared or self.workers not in self._known:
+            return
+        self._compared = True
+        _, before = self._known[self.workers]
+        other_batch = present.samples != before.samples
+        if other_batch or abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._known.clear()
+        self._forgotten.clear()
+        self.dropped = True
+
+
+def _is_impossible(one: Observation, other: Observation) -> bool:
+    """As where the first epoch reads its data from afar, and the next ones don't."""
+    few, many = sorted((one, other), key=lambda each: each.workers)
+    if few.workers == many.workers:
+        return False
+    smaller = math.ceil(few.samples / few.workers) / math.ceil(many.samples / many.workers)
+    return math.log(few.seconds / many.seconds) > math.log(smaller) + CONTRADICTION
+
+
+class _Noise:
+    """The gradient noise scale, tr(S) / |G|^2 in samples: a ratio of running means, as AdaptDL takes it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._variance = self._square = 0.0
+
+    def take(self, step: StepReport) -> None:
+        if step.gradient_variance or step.gradient_square:
+            self._count += 1
+            share = max(1 / self._count, NOISE_SHARE)
+            self._variance += share * (step.gradient_variance - self._variance)
+            self._square += share * (step.gradient_square - self._square)
+
+    @property
+    def scale(self) -> float:
+        """0 if it is not known yet."""
+        if self._count < FEWEST or self._variance <= 0:
+            return 0.0
+        return min(self._variance / max(self._square, 1e-300), MOST_NOISE)
+
+
+def _alike(steps: Collection[StepReport]) -> list[StepReport]:
+    """Those of the usual size, without others as at the end of an epoch; none if steps have no usual size."""
+    if not steps:
+        return []
+    samples = statistics.mode(step.samples for step in steps)
+    alike = [step for step in steps if step.samples == samples]
+    return alike if len(alike) >= USUAL * len(steps) else []
+
+
+def _are_enough(alike: Sequence[StepReport]) -> bool:
+    long = len(alike) >= FEWEST / 2 and sum(step.seconds for step in alike) >= LONG
+    return len(alike) >= ENOUGH or long
+
+
+def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
+    """Of steps of one size."""
+    seconds = sorted(step.seconds for step in alike)
+    cut = int(len(seconds) * TRIMMED)
+    kept = seconds[cut : len(seconds) - cut]
+    low, high = seconds[round(0.16 * (len(seconds) - 1))], seconds[round(0.84 * (len(seconds) - 1))]
+    return Observation(workers, alike[0].samples, statistics.fmean(kept), len(alike), math.log(high / low) / 2)

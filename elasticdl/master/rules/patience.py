@@ -1,0 +1,102 @@
+"""How long a member may make no progress: learnt from how long this job's members did without, and went on.
+
+There are two limits. At the first a member is *named*: it shows its stack, and people are told. That harms nothing. At the
+second it is *given up*: killed and replaced, which is wrong where it would have gone on. So the second is far longer, and
+follows what was learnt only in so far as it is no longer than `UNLEARNT_GIVE_UP`.
+
+What was learnt counts once the job has come through a whole epoch with what ends it (an evaluation, a checkpoint), or, where
+epochs are not told, once a member has trained for `LONG_ENOUGH`. The first steps of a member in a world, with which
+compilers are busy, neither teach anything nor are they judged by what was learnt. Nor is what comes after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticdl.master.state.values import StepReport
+from elasticdl.master.state.worker_record import Pulse
+
+# Times in seconds.
+NAME_FACTOR, NAME_FLOOR = 5.0, 10.0  # of the longest gap; heartbeats and noise are shorter than the floor
+UNLEARNT_NAME = 120.0
+MOVING_NAME_FLOOR = 60.0  # for one whose stack moves
+GIVE_UP_FACTOR, GIVE_UP_FLOOR = 20.0, 60.0
+UNLEARNT_GIVE_UP = 300.0
+# For one whose stack moves: it does something, which may be a validation of the user's own.
+GIVE_UP_MOVING = 3600.0
+LONG_ENOUGH = 1800.0
+FIRST_STEPS = 3  # of a member in a world
+
+
+class Patience:
+    def __init__(self, given: float | None) -> None:
+        """``given``: after so long a member is given up, whatever was learnt."""
+        self.given = given
+        self.longest = 0.0  # gap that a member came through
+        self._together_since: float | None = None  # all members wait in a collective
+        self._first_epoch: int | None = None
+        self._learnt_at: float | None = None  # when that was the case
+        self.ending = False  # what is left to do was not done before: a last evaluation, an export
+
+    def moved(self, pulse: Pulse, now: float) -> None:
+        """A member goes on, ``pulse`` being as it was while it did not."""
+        gap = now - pulse.moved
+        if pulse.steps < FIRST_STEPS or pulse.waiting:
+            return
+        pulse.trained += gap
+        self.longest = max(self.longest, gap)
+        if pulse.trained >= LONG_ENOUGH:
+            self._learn(now)
+
+    def waited(self, pulses: Sequence[Pulse | None], now: float) -> None:
+        """To be called regularly with those of all members of a world that stands, with none of another: a collective takes long
+        as well, from when the last has come to it."""
+        since = None
+        if pulses and all(pulse and pulse.waiting and pulse.steps >= FIRST_STEPS for pulse in pulses):
+            since = max(pulse.moved for pulse in pulses if pulse)
+        if pulses and self._together_since not in (None, since):
+            self.longest = max(self.longest, now - self._together_since)
+        self._together_since = since
+
+    def forgive(self, absence: float) -> None:
+        """The master was away: what it has not seen teaches nothing."""
+        if self._together_since is not None:
+            self._together_since += absence
+
+    def stepped(self, steps: tuple[StepReport, ...], total_steps: int, now: float) -> None:
+        """``total_steps``: of the whole job; 0 if that is not known."""
+        if not steps:
+            return
+        last = steps[-1]
+        if self._first_epoch is None:  # the first report may be of many epochs, none of which was seen by this master
+            self._first_epoch = last.epoch
+        if last.epoch > self._first_epoch:
+            self._learn(now)
+        self.ending = last.step >= total_steps > 0
+
+    def _learn(self, now: float) -> None:
+        if self._learnt_at is None:
+            self._learnt_at = now
+
+    def until_named(self, pulse: Pulse | None) -> float:
+        """Seconds without progress."""
+        return min(self._named(pulse), self.until_given_up(pulse))
+
+    def until_named_though_it_moves(self, pulse: Pulse | None) -> float:
+        return min(max(4 * self._named(pulse), MOVING_NAME_FLOOR), self.until_given_up(pulse))
+
+    def until_given_up(self, pulse: Pulse | None) -> float:
+        if self.given is not None:
+            return self.given
+        if not self._knows(pulse):
+            return UNLEARNT_GIVE_UP
+        return min(UNLEARNT_GIVE_UP, max(GIVE_UP_FLOOR, GIVE_UP_FACTOR * self.longest))
+
+    def _named(self, pulse: Pulse | None) -> float:
+        return max(NAME_FLOOR, NAME_FACTOR * self.longest) if self._knows(pulse) else UNLEARNT_NAME
+
+    def _knows(self, pulse: Pulse | None) -> bool:
+        if self._learnt_at is None or self.ending or pulse is None or pulse.steps < FIRST_STEPS:
+            return False
+        # A step is told at once, and that a member is through with what came before it only by its next heartbeat.
+        return pulse.heard > self._learnt_at

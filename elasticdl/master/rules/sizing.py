@@ -1,0 +1,206 @@
+"""What the job knows of how it scales: what it says of it, and how many workers it wants.
+
+Steps are measured, and the curve is fitted, outside of the core (`elasticdl.master.shell.scaling_observer`); it arrives here
+as an event. What `Sizing` holds may be lost without harm.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.worker_target import Situation, WorkerTarget
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
+from elasticdl.master.state.lifecycle import DONE, LIVE
+from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.sharing import PRIOR_EXPONENT, Claim, Sharing, gains_of
+from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.speedup import Curve
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
+
+# What a change costs is the median of so many pauses, or this many seconds before there was any.
+PAUSES_KEPT = 32
+UNKNOWN_PAUSE = 1.0
+# The journal has advice again after so many seconds, if a speedup has changed by this part.
+ADVICE_SECONDS = 30.0
+MATERIAL = 0.1
+
+
+class Sizing:
+    """It reads the workers' records and the training, and never changes them."""
+
+    def __init__(self, settings: Settings, past: JobSnapshot, rendezvous: Rendezvous, training: Training) -> None:
+        self._rendezvous = rendezvous
+        self._training = training
+        self._curve = Curve()
+        self._learnt = past.learnt
+        self._policy: WorkerTarget | None = None
+        if settings.scale_policy == "efficiency":
+            self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
+        self._sharing = Sharing() if settings.share_queue else None
+        self._job = settings.job_name
+        self._recalled = past.learnt.rejections  # until it is known whether they are of a job like this
+        self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
+        self._present, self._step_seconds = 0, 0.0  # workers that were last measured, and what a step takes them
+        self._work = -1.0  # that is left, as last known
+        self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
+        self._told = Learnt()  # the workers
+        self._held, self._waits_since = 0, 0.0  # places, and since when workers have waited without a further one
+
+    # ---- what is so ----
+
+    @property
+    def target(self) -> int:
+        """Workers that the policy wants; 0 if there is none."""
+        return self._policy.target if self._policy else 0
+
+    def decision(self, limits: WorkerRange) -> str:
+        """Why as many workers are wanted."""
+        _, reason = self.most(limits)
+        if self._sharing and reason == self._sharing.reason:
+            return reason
+        return self._policy.reason if self._policy else ""
+
+    @property
+    def advice(self) -> str:
+        return self._curve.advice(self._present)
+
+    @property
+    def learnt(self) -> Learnt:
+        return self._learnt
+
+    def most(self, limits: WorkerRange) -> tuple[int, str]:
+        """How many workers there may be, and why no more."""
+        most, reason = self._most_alone(limits)
+        most = max(limits.minimum, most)
+        if self._sharing:
+            there = self._rendezvous.live + len(self._rendezvous.of(*DONE))
+            most, reason = self._sharing.bound(most, limits.minimum, reason, there)
+        return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
+
+    def _most_alone(self, limits: WorkerRange) -> tuple[int, str]:
+        """If there were no other jobs."""
+        if self._policy is None or self._policy.target >= limits.maximum:
+            return limits.maximum, f"the job was scaled to at most {limits.maximum}"
+        return self._policy.target, self._policy.reason
+
+    def allowed(self, limits: WorkerRange) -> WorkerRange:
+        """The range within which the policy lets the job be."""
+        most, _ = self.most(limits)
+        return WorkerRange(minimum=limits.minimum, maximum=max(limits.minimum, most))
+
+    # ---- other jobs ----
+
+    def claim(self, limits: WorkerRange, now: float) -> list[Instruction]:
+        """What the other jobs of the queue are to know, again and again."""
+        if self._sharing is None:
+            return []
+        self._sharing.wait(now)
+        return [i.PublishClaim(self._claim(limits, now))]
+
+    def see(self, others: Sequence[Claim], limits: WorkerRange, now: float) -> list[Instruction]:
+        if self._sharing is None or not self._sharing.see(self._claim(limits, now), others, now):
+            return []
+        return [Record("decision", {"workers": self._sharing.share, "reason": self._sharing.reason})]
+
+    def _claim(self, limits: WorkerRange, now: float) -> Claim:
+        wanted = max(limits.minimum, self._most_alone(limits)[0])
+        held, waiting = self._rendezvous.places()
+        if held != self._held or not waiting:
+            self._held, self._waits_since = held, now
+        waited, gains = round(now - self._waits_since, 1), gains_of(self._curve, wanted)
+        return Claim(self._job, held, waiting, limits.minimum, wanted, self._work_left(now), gains, waited)
+
+    def _work_left(self, now: float) -> float:
+        """Seconds for one worker; negative if not known. It stays as it was while the world changes, or has not been measured:
+        shares would change with each pause."""
+        training, members = self._training, len(self._rendezvous.active_members())
+        here = self._curve.at(members)
+        if here and members == self._present:
+            steps = training.total_steps - training.step if training.total_steps else -1
+            self._work = steps * self._step_seconds * here.speedup
+        elif not self._present and members and (left := training.time_left(now)) >= 0:
+            self._work = left * members**PRIOR_EXPONENT
+        return self._work
+
+    # ---- what happens ----
+
+    def notice(self, event: e.NoticeReported, now: float) -> list[Instruction]:
+        """A worker has something for the journal."""
+        told = {**event.fields, "worker": event.worker_id}
+        learnt = told.pop("learnt", "")
+        if event.event == "pause":
+            self._pauses.append(told["total"])
+        return [Record(event.event, told), *(self._recall(learnt) if learnt else [])]
+
+    def _recall(self, text: str) -> list[Instruction]:
+        """A worker goes on from a checkpoint that says this."""
+        try:
+            learnt = Learnt.from_json(text)
+        except ValueError as error:
+            reason = f"what the checkpoint says of how the job scales can't be used: {error}"
+            return [Record("warning", {"message": reason})]
+        # It is in the next checkpoint, too, though this job may be over before it has learnt.
+        if self._learnt == Learnt():
+            self._learnt, self._recalled = learnt, learnt.rejections
+        return [i.Recall(learnt), *self._tell()]
+
+    def learn(
+        self, event: e.ScalingLearnt, limits: WorkerRange, now: float, *, suspected: bool = False
+    ) -> list[Instruction]:
+        """``suspected``: a member looks slow."""
+        self._curve, self._present = event.curve, event.workers
+        self._step_seconds = sum(each.seconds for each in event.observations if each.workers == event.workers)
+        stable = self._rendezvous.world is not None and self._rendezvous.change is None
+        members = len(self._rendezvous.active_members()) if stable and not suspected else 0
+        out = self._decide(self._policy, event, limits, members, now) if self._policy else []
+        rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
+        self._learnt = Learnt(event.observations, rejections, event.forgotten)
+        return [*out, *self._tell(), *self._advise(now)]
+
+    def _tell(self) -> list[Instruction]:
+        """Any worker may write the next checkpoint; those that connect later are told then."""
+        there = tuple(record.worker_id for record in self._rendezvous.of(*LIVE) if record.connected)
+        if not there or not self._learnt.differs(self._told):
+            return []
+        self._told = self._learnt
+        return [i.TellLearnt(there, self._learnt.to_json())]
+
+    def _decide(
+        self, policy: WorkerTarget, event: e.ScalingLearnt, limits: WorkerRange, members: int, now: float
+    ) -> list[Instruction]:
+        observed = {each.workers for each in event.observations}
+        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it. That a single
+        # number is not there means less: that it was slower than fewer is forgotten long before its back-off is over.
+        policy.recall(() if event.dropped else self._recalled, now)
+        self._recalled = ()
+        situation = Situation(
+            limits=limits,
+            present=members,
+            measured=event.workers == members,
+            incomplete=self._rendezvous.live != members,
+            observed=observed,
+            pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
+            time_left=self._training.time_left(now),
+            now=now,
+        )
+        changed = policy.decide(event.curve, situation)
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
+
+    def _advise(self, now: float) -> list[Instruction]:
+        text = self.advice
+        if not text:
+            return []
+        if self._advised is not None:
+            at, present, curve = self._advised
+            recent = now - at < ADVICE_SECONDS or not self._curve.differs(curve, MATERIAL)
+            if recent and present == self._present:
+                return []
+        self._advised = now, self._present, self._curve
+        return [Record("advice", {"text": text, "curve": self._curve.published()})]

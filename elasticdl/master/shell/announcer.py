@@ -1,0 +1,179 @@
+"""What a person should find with `kubectl describe job`: events on the Job, best effort.
+
+Nothing waits for them, and they stop nothing. `notice_of` chooses from the journal; `Digest` sees to it that they are few,
+whatever happens to the job: what can't be told yet waits, and later ones of the same reason take its place and count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from elasticdl.kube.api_error import ApiError
+from elasticdl.master.shell.observer import Observer
+from elasticdl.places.pods.judge import ON_ITS_WAY
+
+FINISH_SECONDS = 5.0
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+BURST = 6
+SECONDS_EACH = 20.0
+LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
+
+_log = logging.getLogger(__name__)
+# Causes for which a person should know that a worker left.
+_LEFT = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Times in seconds since the epoch."""
+
+    reason: str
+    message: str
+    first: float
+    last: float
+    warning: bool = False
+    count: int = 1
+
+
+def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
+    """What an entry of the journal is worth, if anything; some of what is in it came from workers."""
+
+    def notice(reason: str, message: str, *, warning: bool = False) -> Notice:
+        return Notice(reason, message, now, now, warning)
+
+    match event, fields:
+        case "job_started", {"workers": workers}:
+            return notice("JobStarted", f"asking for {workers} workers")
+        case "master_restarted", {"world": world, "missing": [*missing]}:
+            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
+            return notice("MasterRestarted", f"a new master has taken over at world {world}{lost}")
+        case "world_formed", {"world": world, "members": [*members], "reason": why}:
+            size = f"{len(members)} worker{'s' if len(members) != 1 else ''}"
+            return notice("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
+        case "worker_pending", {"worker": worker, "reason": str(why)} if not why.startswith(ON_ITS_WAY):
+            return notice("WorkerPending", f"worker {worker}: {why}")
+        case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
+            return notice(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
+        case "phase", {"phase": "waiting", "reason": why}:
+            return notice("WaitingForWorkers", str(why), warning=True)
+        case "job_finished", {"phase": str(phase), "reason": why}:
+            return notice(f"Job{phase.capitalize()}", str(why) or f"the job has {phase}", warning=phase == "failed")
+    return None
+
+
+class Digest:
+    """At most `BURST` at once, and one every `SECONDS_EACH` in the long run. Times are passed in."""
+
+    def __init__(self, now: float) -> None:
+        self._held: dict[str, Notice] = {}
+        self._room = float(BURST)
+        self._as_of = now
+
+    def add(self, notice: Notice) -> None:
+        older = self._held.get(notice.reason)
+        if older:
+            notice = replace(notice, first=older.first, count=older.count + notice.count)
+        self._held[notice.reason] = notice
+
+    def wait(self, now: float) -> float:
+        """Seconds until `take` has something; infinite if there is nothing."""
+        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
+        self._as_of = now
+        return max(0.0, (1.0 - self._room) * SECONDS_EACH) if self._held else math.inf
+
+    def take(self, now: float) -> Notice | None:
+        """The one that has waited longest, if one may be told."""
+        if self.wait(now) > 0:
+            return None
+        self._room -= 1.0
+        return self._held.pop(next(iter(self._held)))
+
+    def rest(self) -> list[Notice]:
+        """All, at the end of the job; they are one of each reason."""
+        held, self._held = list(self._held.values()), {}
+        return held
+
+
+def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of an event about ``subject``, which is a reference to an object."""
+    message = notice.message
+    while len(message.encode()) > LONGEST:
+        message = message[: -max(1, len(message) // 20)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
+        "involvedObject": dict(subject),
+        "reason": notice.reason,
+        "message": message,
+        "type": "Warning" if notice.warning else "Normal",
+        "count": notice.count,
+        "firstTimestamp": datetime.fromtimestamp(notice.first, UTC).strftime(TIME),
+        "lastTimestamp": datetime.fromtimestamp(notice.last, UTC).strftime(TIME),
+        "source": {"component": "elasticdl"},
+    }
+
+
+def _ids(workers: Sequence[Any]) -> str:
+    return ", ".join(map(str, workers))
+
+
+class Announcer(Observer):
+    """Events about ``subject``, a reference to an object, while `announcing`."""
+
+    def __init__(self, create: Callable[[dict[str, Any]], object], subject: Mapping[str, str]) -> None:
+        """``create`` makes an event; it blocks, and raises `ApiError`."""
+        self._create = create
+        self._subject = subject
+        self._digest = Digest(time.monotonic())
+        self._news = asyncio.Event()
+        self._over = False
+        self._failed = False
+
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        if notice := notice_of(event, fields, time.time()):
+            self._digest.add(notice)
+            self._news.set()
+
+    @asynccontextmanager
+    async def announcing(self) -> AsyncIterator[None]:
+        """At the end what is left is told, for as long as `FINISH_SECONDS`."""
+        task = asyncio.create_task(self._work())
+        try:
+            yield
+        finally:
+            self._over = True
+            self._news.set()
+            done, _ = await asyncio.wait({task}, timeout=FINISH_SECONDS)
+            task.cancel()
+            if done and (error := task.exception()):
+                _log.error("telling the cluster what happens has failed", exc_info=error)
+
+    async def _work(self) -> None:
+        while not self._over:
+            seconds = self._digest.wait(time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                    await self._news.wait()
+            self._news.clear()
+            if notice := self._digest.take(time.monotonic()):
+                await self._tell(notice)
+        for notice in self._digest.rest():
+            await self._tell(notice)
+
+    async def _tell(self, notice: Notice) -> None:
+        try:
+            await asyncio.to_thread(self._create, make_event(notice, self._subject))
+        except ApiError as failure:
+            level = logging.DEBUG if self._failed else logging.WARNING
+            self._failed = True
+            _log.log(level, "can't tell the cluster that %s: %s; going on without", notice.reason, failure)

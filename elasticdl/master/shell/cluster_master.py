@@ -1,0 +1,244 @@
+"""`python -m elasticdl.master.shell.cluster_master --job_folder DIR`: the master of a job on a Kubernetes cluster, in a pod.
+
+It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
+backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
+them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from elasticdl.common import environment as variables
+from elasticdl.common.channel import identify
+from elasticdl.common.credentials import Role, TlsFolder
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import read_journal
+from elasticdl.job.quantities import parse_priority
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.client import Client, connect
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests.job_objects import EXIT_LEFT
+from elasticdl.kube.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
+from elasticdl.kube.manifests.pod import TEMPLATE_FILE
+from elasticdl.master.shell.access import TlsAccess
+from elasticdl.master.shell.announcer import Announcer
+from elasticdl.master.shell.metrics import MetricsServer, Prometheus
+from elasticdl.master.shell.neighbours import Neighbours
+from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.servicer import Server
+from elasticdl.master.shell.state_config_map import ClusterState, request
+from elasticdl.master.state.events import NeighboursSeen
+from elasticdl.master.state.instructions import EndJob, Phase
+from elasticdl.places.base import Report
+from elasticdl.places.pods.judge import crash_loop
+from elasticdl.places.pods.launcher import KILL_GRACE, KubernetesLauncher, Patience
+from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
+from elasticdl.proto import elasticdl_pb2 as pb
+
+STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
+_LOOPBACKS = ("127.0.0.1", "[::1]")
+_log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """Another master has the job, or will soon have it; the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The pod that this master is in."""
+
+    namespace: str
+    uid: str
+    address: str
+    tls: TlsFolder
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Pod:
+        """
+        Raises:
+            UserError: a variable is missing.
+        """
+        names = (variables.NAMESPACE, variables.POD_UID, variables.HOST, variables.TLS)
+        if missing := [name for name in names if name not in environ]:
+            raise UserError(f"{missing[0]} is not set: a cluster's master is started by `elasticdl train`")
+        namespace, uid, address, folder = (environ[name] for name in names)
+        return cls(namespace, uid, address, TlsFolder(Path(folder)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.shell.cluster_master", description=__doc__)
+    parser.add_argument("--job_folder", required=True, type=Path, help="folder with job.json and worker.json")
+    folder = parser.parse_args(argv).job_folder
+    try:
+        pod = Pod.from_env(os.environ)
+        with tempfile.TemporaryDirectory(prefix="elasticdl-") as scratch:
+            return asyncio.run(run(pod, folder, Path(scratch)))
+    except (UserError, JobFailedError) as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_CODES[Phase.FAILED]
+    except (RelievedError, UnreachableError) as error:
+        _log.warning("%s", error)
+        return EXIT_LEFT
+
+
+async def run(pod: Pod, folder: Path, scratch: Path) -> int:
+    """Returns the exit code. The job's name is taken from the certificate, so it is known if the specification is damaged.
+
+    Raises:
+        UserError: the job has failed for it.
+        JobFailedError: masters before this one have crashed again and again.
+        RelievedError: the master was told to leave.
+        UnreachableError: the cluster does not answer.
+    """
+    name = identify(pod.tls, serves=True).job
+    job_dir = JobDir(scratch / name)
+    job_dir.path.mkdir()
+    client = connect(Place(pod.namespace), own_account=True)
+    job = await request(partial(client.read, "Job", master_name(name)), "read the job")
+    owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
+    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def relieve(reason: str) -> None:
+        if not relieved.done():
+            relieved.set_result(reason)
+
+    replaced = partial(relieve, "another master has taken over")
+    state = ClusterState(client, name, pod.uid, replaced, job_dir.journal)
+    announcer = Announcer(client.create, owner.about(pod.namespace))
+    with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
+        async with announcer.announcing():
+            try:
+                masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
+                if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
+                    raise JobFailedError(why)
+                spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
+                log_as(name, spec)
+                end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
+                status = job_dir.status.read_text()
+            except (UserError, JobFailedError) as error:
+                announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
+                failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
+                await state.claim()
+                await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
+                await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
+                raise
+        await state.finish(status, end.phase)
+    return EXIT_CODES[end.phase]
+
+
+def _read_template(path: Path) -> dict[str, Any]:
+    try:
+        template: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"can't read the workers' template {path}: {error}") from None
+    return template
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    spec: JobSpec
+    pod: Pod
+    template: Mapping[str, Any]
+    job_dir: JobDir
+    owner: Owner
+
+    async def serve(
+        self, client: Client, state: ClusterState, announcer: Announcer, relieved: asyncio.Future[str]
+    ) -> EndJob:
+        """Until the job has ended.
+
+        Raises:
+            RelievedError: the master was told to leave.
+        """
+        launchers: list[KubernetesLauncher] = []
+        queue = self.spec.share_queue
+        neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
+        job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
+        priority = parse_priority(self.spec.worker_pod_priority)
+        pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
+
+        def make_launcher(report: Report) -> KubernetesLauncher:
+            launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
+            return launchers[0]
+
+        def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
+            state.status = lambda: _unless_over(status())
+            return [announcer, *neighbours, *self._metrics(status)]
+
+        @asynccontextmanager
+        async def lifespan(post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(state.keeping_journal())
+                for each in neighbours:
+                    await stack.enter_async_context(each.sharing(post))
+                yield
+
+        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
+        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
+        awaited: set[asyncio.Future[Any]] = {serving, relieved}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return serving.result()
+        for launcher in launchers:
+            await launcher.detach()  # before the end of `serve` could end the workers
+        serving.cancel()
+        await asyncio.wait({serving})
+        raise RelievedError(f"leaving the job to another master: {relieved.result()}")
+
+    def _server(self) -> Server:
+        address = self.pod.address
+        server = Server(f"[{address}]" if ":" in address else address, TlsAccess.load(self.pod.tls))
+        port = server.bind(MASTER_PORT)
+        # A port-forward comes in there; in a pod of its own network nobody else can have the port.
+        reached = [server.listen(loopback, port) for loopback in _LOOPBACKS]
+        if not any(reached):
+            _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
+        return server
+
+    def _metrics(self, status: Callable[[], pb.JobStatus]) -> list[Observer]:
+        """If the port is taken, the job goes on without metrics."""
+        loop, journal = asyncio.get_running_loop(), self.job_dir.journal
+
+        async def answer() -> pb.JobStatus:
+            return status()
+
+        def ask() -> pb.JobStatus:
+            return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
+
+        metrics = Prometheus(ask, read_journal(journal) if journal.exists() else ())
+        try:
+            return [metrics, MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics.exposition)]
+        except OSError as error:
+            _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
+            return []
+
+
+def _unless_over(status: pb.JobStatus) -> str:
+    """The status that is seen between two masters. The end of a job is shown only after everything else is done."""
+    return "" if Phase(status.phase).final else json_format.MessageToJson(status, indent=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The journal's writer, and its readers that follow it over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticdl.job.journal import STEPS, dump_entry
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing.
+
+    ``recorded`` is told of each.
+    """
+
+    def __init__(
+        self, path: Path, recorded: Callable[[str, Mapping[str, Any]], None] = lambda event, fields: None
+    ) -> None:
+        self._path = path
+        self._recorded = recorded
+        self._file = path.open("a")
+        self._followers: set[asyncio.Queue[str | None]] = set()
+        self._failed = False
+        self._closed = False
+
+    def append(self, event: str, fields: Mapping[str, Any]) -> None:
+        line = dump_entry({"time": time.time(), "event": event, **fields})
+        _log.log(logging.DEBUG if event == STEPS else logging.INFO, "%s %s", event, fields)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._failed:
+                _log.error("can't write the journal %s: %s; going on without it", self._path, error.strerror)
+            self._failed = True
+        for queue in self._followers:
+            queue.put_nowait(line)
+        self._recorded(event, fields)
+
+    async def entries(self, *, follow: bool) -> AsyncIterator[str]:
+        """The lines so far and, when following, those to come until the journal is closed."""
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
+        past = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if follow and not self._closed:  # no await since the file was read, so nothing falls between
+            self._followers.add(queue)
+        else:
+            queue.put_nowait(None)
+        try:
+            for line in past:
+                yield line.rstrip("\n")
+            while (entry := await queue.get()) is not None:
+                yield entry
+        finally:
+            self._followers.discard(queue)
+
+    def close(self) -> None:
+        """No more entries; those who follow come to their end."""
+        self._closed = True
+        self._file.close()
+        for queue in self._followers:
+            queue.put_nowait(None)

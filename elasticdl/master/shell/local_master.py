@@ -1,0 +1,173 @@
+"""`python -m elasticdl.master.shell.local_master --job_dir DIR`: the master of one local job, from first to last.
+
+It is on loopback, with a token in the job's directory, and stopped by signals.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake (one line on stderr, nothing was started), 130 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from elasticdl.common.credentials import Token
+from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
+from elasticdl.common.errors import UserError
+from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
+from elasticdl.common.tether import die_with_parent
+from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.access import TokenAccess
+from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.saver import Nowhere
+from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.servicer import Server
+from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import EndJob, Phase
+from elasticdl.places.base import Launcher, Report
+from elasticdl.places.devices import Slot, Slots, find_gpus
+from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.places.local import LocalLauncher, WorkerCommand
+from elasticdl.places.preload import modules_to_preload
+
+# Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
+PARENT_GONE = signal.SIGUSR1
+
+_log = logging.getLogger(__name__)
+
+LauncherFactory = Callable[[Report], Launcher]
+# Gets ready to launch workers, which are told how to reach the master.
+Prepare = Callable[[MasterAddress], LauncherFactory]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.shell.local_master", description=__doc__)
+    parser.add_argument("--job_dir", required=True, type=Path, help="the job's directory, which holds job.json")
+    parser.add_argument(
+        "--die_with_parent", type=int, metavar="PID", help="stop the job when this process, the caller, ends"
+    )
+    parser.add_argument("--temporary", metavar="FOLDER", help="the job's TMPDIR, removed at the end")
+    parser.add_argument("--held", action="store_true", help="get ready, and begin when a line comes on stdin")
+    parser.add_argument(
+        "--stdout_apart", action="store_true", help="what workers print on stdout has a file beside their logs"
+    )
+    args = parser.parse_args(argv)
+    job_dir = JobDir(args.job_dir.absolute())
+    try:
+        if args.die_with_parent:
+            # Until there is a job to stop; by way of what removes the folder.
+            signal.signal(PARENT_GONE, lambda *_: sys.exit(EXIT_CODES[Phase.STOPPED]))
+            die_with_parent(PARENT_GONE)
+            if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+                return EXIT_CODES[Phase.STOPPED]
+        spec = read_spec(job_dir)
+        log_as(job_dir.name, spec)
+        prepare = partial(local_launcher, spec, job_dir, stdout_apart=args.stdout_apart)
+        end = asyncio.run(serve_here(spec, job_dir, prepare, held=args.held))
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    finally:
+        if args.temporary:  # the command that would do it may be gone
+            shutil.rmtree(args.temporary, ignore_errors=True)
+    return EXIT_CODES[end.phase]
+
+
+async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: bool = False) -> EndJob:
+    """Run the job to its end on this machine. Only its files remain.
+
+    ``held``: begin when a line comes on stdin.
+
+    Raises:
+        UserError: the port is taken, or stdin ended, before anything was started.
+    """
+    token = secrets.token_urlsafe()
+    server = Server(LOOPBACK, TokenAccess(Token(token)))
+    address = MasterAddress.of_this_process(f"{LOOPBACK}:{server.bind(spec.port)}", token)
+
+    make_launcher = prepare(address)
+    if held and not await asyncio.to_thread(sys.stdin.readline):
+        raise UserError("the command that started the job is gone")
+
+    @asynccontextmanager
+    async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+        with stopped_by_signals(post):
+            job_dir.write_master(address)
+            yield
+
+    try:
+        platform = Platform(server, make_launcher, Nowhere(), lifespan, lambda status: [LogMarks(job_dir)])
+        return await serve(spec, job_dir, platform)
+    finally:
+        job_dir.master.unlink(missing_ok=True)
+
+
+def local_launcher(
+    spec: JobSpec, job_dir: JobDir, master: MasterAddress, *, stdout_apart: bool = False
+) -> LauncherFactory:
+    """Workers are processes of this machine: the user's own command, or the worker of this package."""
+    threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
+    # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
+    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
+    inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
+
+    def environment(worker_id: int, slot: Slot) -> dict[str, str]:
+        worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
+        return {**inherited, **slot.environment, **worker.to_env()}
+
+    argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+    server = _fork_server(spec, argv, environment(0, Slot(0, {})), job_dir.master_log)
+
+    def make(report: Report) -> Launcher:
+        slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
+        out = job_dir.worker_out if stdout_apart else None
+        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log, out), slots, report, server)
+
+    return make
+
+
+def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
+    """Already importing; None where workers have to be started plainly, or would gain nothing."""
+    if spec.start_method == "spawn":
+        return None
+    try:
+        server = ForkServer(argv, environment, modules_to_preload(spec), log)
+        server.start()
+    except CannotFork as reason:
+        if str(reason):
+            _log.warning("workers are started plainly, which takes longer: %s", reason)
+        return None
+    except OSError as error:
+        _log.warning("workers are started plainly, which takes longer: %s", error.strerror or error)
+        return None
+    return server
+
+
+def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:
+    """The first SIGTERM or SIGINT, or the parent's death, stops the job with a checkpoint; a second signal stops it at once."""
+    requests = itertools.count()
+
+    def stop(name: str) -> None:
+        first = next(requests) == 0
+        post(e.StopRequested(f"the master got {name}", checkpoint=first, now=not first))
+
+    def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
+        post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
+
+    stops = {number: partial(stop, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+    return handling({**stops, PARENT_GONE: orphaned})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Makes the marks in the logs of a job of this machine: see `elasticdl.job.log_marks`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.log_marks import Mark
+from elasticdl.master.shell.observer import Observer
+
+# Of the time that passes, at most one part in so many goes into looks at the logs, of which there may be thousands.
+PARTS_OF_TIME = 20
+
+
+class LogMarks(Observer):
+    """A mark is there before the members of a new world are told of it, and so before any of them prints in it."""
+
+    def __init__(self, job: JobDir, clock: Callable[[], float] = time.time) -> None:
+        self._job = job
+        self._clock = clock
+        self._file = job.marks.open("a")
+        self._sizes: dict[int, dict[str, int]] = {}  # of the logs of those workers that are there
+        self._next_look = 0.0
+
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        began = self._clock()
+        members = fields["members"] if event == "world_formed" else ()
+        if event == "worker_launched":
+            self._sizes[fields["worker"]] = {}
+        whole = bool(members) or began >= self._next_look
+        sizes: dict[str, int] = {}
+        for worker in [each for each in self._sizes if whole or each == fields.get("worker")]:
+            sizes |= self._grown(worker)
+        if event == "worker_left":
+            self._sizes.pop(fields["worker"], None)
+        if sizes or whole:
+            self._file.write(Mark(began, sizes, members, whole).to_line() + "\n")
+            self._file.flush()
+        if whole:
+            now = self._clock()
+            self._next_look = now + PARTS_OF_TIME * (now - began)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _grown(self, worker_id: int) -> dict[str, int]:
+        known = self._sizes[worker_id]
+        paths = (self._job.worker_log(worker_id), self._job.worker_out(worker_id))
+        now = {path.name: _size(path) for path in paths}
+        grown = {name: size for name, size in now.items() if known.get(name) != size}
+        known |= now
+        return grown
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

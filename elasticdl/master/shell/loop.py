@@ -1,0 +1,207 @@
+"""The one task that owns the job's state, and the one that acts for it.
+
+`Loop` decides: it takes events from a `Mailbox` and puts what `Job.step` wants into a queue. It acts: it carries the queue
+out in order, and waits where the state must be saved first. So a store that does not answer holds up what must not be
+done unsaved, while events, heartbeats among them, are still taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elasticdl.master.core.job import Job
+from elasticdl.master.shell.convert import to_message
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.saver import StateSaver
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.places.base import Launcher
+
+TICK_SECONDS = 0.1
+# Numbers that only grow are saved this often.
+SAVE_SECONDS = 5.0
+# For so long the store may take until it is said that the job waits for it.
+PATIENCE = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Mailbox:
+    """Where everybody leaves events, in order; only `Loop` takes them out."""
+
+    def __init__(self) -> None:
+        # A mark among the events is set when all before it is acted upon.
+        self.events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
+        self._closed = False
+
+    def post(self, event: e.Event) -> None:
+        self.events.put_nowait(event)
+
+    async def settled(self) -> None:
+        """Wait until everything that was posted before is acted upon and saved, or never will be."""
+        if not self._closed:
+            mark = asyncio.Event()
+            self.events.put_nowait(mark)
+            await mark.wait()
+
+    def close(self) -> None:
+        """Nobody takes any more; those who wait for what they have posted go on."""
+        self._closed = True
+        while not self.events.empty():
+            if isinstance(event := self.events.get_nowait(), asyncio.Event):
+                event.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the loop acts through."""
+
+    launcher: Launcher
+    sessions: Sessions
+    journal: Journal
+    saver: StateSaver
+    observer: Observer
+    clock: Callable[[], float]
+    wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
+
+
+# What is to be carried out, waited for until it is saved, or set since all before it is done.
+Pending = i.Instruction | asyncio.Future[None] | asyncio.Event
+
+
+class Loop:
+    def __init__(self, job: Job, ports: Ports, mailbox: Mailbox) -> None:
+        self._job = job
+        self._ports = ports
+        self._mailbox = mailbox
+        self.pending: asyncio.Queue[Pending] = asyncio.Queue()
+        self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
+        self._saved_at = ports.clock()
+
+    async def run(self) -> i.EndJob:
+        """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
+        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
+        deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
+        try:
+            await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)
+            if deciding.done():
+                deciding.result()
+            return await acting
+        finally:
+            for task in (deciding, acting):
+                task.cancel()
+            await asyncio.wait({deciding, acting})
+            self._mailbox.close()
+            while not self.pending.empty():
+                if isinstance(mark := self.pending.get_nowait(), asyncio.Event):
+                    mark.set()
+            await self._ports.saver.close()
+
+    # ---- to decide ----
+
+    async def _decide_all(self) -> None:
+        running = asyncio.get_running_loop()
+        timer = running.call_soon(self._mailbox.post, e.Tick())
+        try:
+            while True:
+                event = await self._mailbox.events.get()
+                if isinstance(event, asyncio.Event):
+                    self.pending.put_nowait(event)
+                    continue
+                if isinstance(event, e.Tick):
+                    timer = running.call_later(TICK_SECONDS, self._mailbox.post, e.Tick())
+                self.decide(event)
+        finally:
+            timer.cancel()
+
+    def decide(self, event: e.Event) -> None:
+        """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
+        now = self._ports.clock()
+        _log.debug("%s", event)
+        for instruction in self._job.step(event, now):
+            if isinstance(instruction, i.SaveState):
+                self.pending.put_nowait(self._save(now))
+            elif isinstance(instruction, i.UNSAVED) and not self._precedes_its_world(instruction):
+                self._tell(instruction)
+            else:
+                if isinstance(instruction, i.PublishWorld):
+                    self._unpublished.append(instruction.world.version)
+                self.pending.put_nowait(instruction)
+        if now - self._saved_at >= SAVE_SECONDS:
+            # If saving mere numbers fails, so does the next that is waited for.
+            self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
+
+    def _save(self, now: float) -> asyncio.Future[None]:
+        self._saved_at = now
+        return self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+
+    def _precedes_its_world(self, instruction: i.Instruction) -> bool:
+        """Nobody is told that a world changes or is broken before he is told that world."""
+        if not isinstance(instruction, i.AnnounceChange | i.BreakWorld):
+            return False
+        return instruction.world_version in self._unpublished
+
+    # ---- to act ----
+
+    async def _act_all(self) -> i.EndJob:
+        while not isinstance(act := await self.pending.get(), i.EndJob):
+            if isinstance(act, asyncio.Event):
+                act.set()
+            elif isinstance(act, asyncio.Future):
+                await self._until_saved(act)
+            else:
+                await self.act(act)
+        return act
+
+    async def _until_saved(self, saved: asyncio.Future[None]) -> None:
+        done, _ = await asyncio.wait({saved}, timeout=PATIENCE)
+        if not done:
+            self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
+            await asyncio.wait({saved})
+            self._mailbox.post(e.StateSaveStalled(""))
+        saved.result()
+
+    async def act(self, instruction: i.Instruction) -> None:
+        """Carry one out; what precedes it in `pending` has to be done."""
+        ports = self._ports
+        match instruction:
+            case i.LaunchWorker(worker_id, away_from=away_from):
+                await ports.launcher.launch(worker_id, away_from)
+            case i.TerminateWorker(worker_id):
+                ports.launcher.terminate(worker_id)
+            case i.KillWorker(worker_id):
+                ports.launcher.kill(worker_id)
+            case i.PublishWorld(world, ids):
+                self._unpublished.remove(world.version)
+                ports.sessions.begin_world(world.version, world.worker_ids)
+                ports.sessions.send(ids, to_message(instruction))
+                if len(ids) == 1:  # told again: it may also have missed entries
+                    ports.sessions.replay(ids[0])
+            case i.AdoptWorld(world):
+                ports.sessions.begin_world(world.version, world.worker_ids)
+            case _:
+                self._tell(instruction)
+
+    def _tell(self, instruction: i.Instruction) -> None:
+        match instruction:
+            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids) | i.TellLearnt(ids):
+                self._ports.sessions.send(ids, to_message(instruction))
+            case i.DrainWorker(worker_id) | i.DumpStacks(worker_id):
+                self._ports.sessions.send((worker_id,), to_message(instruction))
+            case i.ReadStacks(worker_id):
+                self._ports.launcher.read_stacks(worker_id)
+            case i.ReadLog(worker_id):
+                self._ports.launcher.read_log(worker_id)
+            case i.Record(name, fields):
+                self._ports.journal.append(name, fields)
+            case i.NewSteps(steps, pace):
+                self._ports.observer.trained(steps, pace)
+            case i.PublishClaim(claim):
+                self._ports.observer.claimed(claim)
+            case i.Recall(learnt):
+                self._ports.observer.recalled(learnt)

@@ -1,0 +1,93 @@
+"""Saves a master's state where it outlives the master."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from elasticdl.master.state.snapshot import Snapshot
+
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class SnapshotStore(Protocol):
+    """A place for the state of one job's master. Only one master at a time can write there."""
+
+    async def load(self) -> Snapshot | None:
+        """What an earlier master saved last, None if there was none.
+
+        Raises:
+            UserError: there is something that can't be read, or is no snapshot.
+        """
+        return None
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Replace what is there, wholly or not at all.
+
+        Raises:
+            OSError: it can't be saved now; it is tried again.
+        """
+
+
+class Nowhere(SnapshotStore):
+    """For a master that can have no successor, since its workers end with it."""
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Nobody would read it."""
+
+
+class StateSaver:
+    """Saves the newest snapshot, in the background; what fails is tried again until it is closed."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._newest: Snapshot | None = None  # not yet being saved
+        self._waiting: list[asyncio.Future[None]] = []
+        self._saving: asyncio.Task[None] | None = None
+        self.problem = ""  # why the last attempt failed, if it did
+
+    def save(self, snapshot: Snapshot) -> asyncio.Future[None]:
+        """Done once this one, or a newer one, is saved.
+
+        The future raises what the store raised, unless that was an OSError.
+        """
+        saved = asyncio.get_running_loop().create_future()
+        self._newest = snapshot
+        self._waiting.append(saved)
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save())
+        return saved
+
+    async def close(self) -> None:
+        """Wait (bounded) until the last one is saved."""
+        if self._saving:
+            await asyncio.wait({self._saving}, timeout=CLOSE_SECONDS)
+            self._saving.cancel()
+            await asyncio.wait({self._saving})
+        for future in self._waiting:
+            future.cancel()
+
+    async def _save(self) -> None:
+        while self._newest is not None:
+            snapshot, self._newest = self._newest, None
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self._store.save(snapshot)
+            except OSError as error:
+                if not self.problem:
+                    _log.error("can't save the job's state, and try again: %s", error)
+                self.problem = str(error)
+                self._newest, self._waiting = self._newest or snapshot, [*waiting, *self._waiting]
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - raised again where the future is waited for
+                for future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                self.problem = ""
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)

@@ -1,0 +1,194 @@
+"""Puts a master together around its core, and runs a job from its first event to its summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+from pydantic import ValidationError
+
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.folders import require_writable_folders
+from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.core.job import Job
+from elasticdl.master.shell.convert import to_status
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.loop import Loop, Mailbox, Ports
+from elasticdl.master.shell.observer import Observer, Observers
+from elasticdl.master.shell.saver import SnapshotStore, StateSaver
+from elasticdl.master.shell.scaling_observer import ScalingObserver
+from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.shell.step_log import StepLog
+from elasticdl.master.shell.summary import achieved, write_summary
+from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import EndJob, Phase
+from elasticdl.master.state.learnt import Learnt
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.state.training import Training
+from elasticdl.master.state.values import Settings
+from elasticdl.places.base import Launcher, Report
+from elasticdl.proto import elasticdl_pb2 as pb
+
+HEARTBEATS_PER_TIMEOUT = 5
+SLOWEST_HEARTBEAT = 5.0
+# For the store to take the first snapshot.
+START_SECONDS = 120.0
+EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
+EXIT_USER_ERROR = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What differs between a master on this machine and one on a cluster.
+
+    ``lifespan`` is entered while the job runs and the master can be called; through what it is given it may post events.
+    """
+
+    server: Server  # its port is taken
+    make_launcher: Callable[[Report], Launcher]
+    store: SnapshotStore
+    lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
+    # Observers of the place; what they are given makes the status, on the event loop only.
+    make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
+
+
+def read_spec(job_dir: JobDir) -> JobSpec:
+    """
+    Raises:
+        UserError: it is not there, or says what it must not.
+    """
+    try:
+        return JobSpec.from_json(job_dir.spec.read_text())
+    except OSError as error:
+        raise UserError(f"can't read the job's specification {job_dir.spec}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{job_dir.spec}: {where}: {first['msg']}") from None
+
+
+def log_as(name: str, spec: JobSpec) -> None:
+    logging.basicConfig(level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def handling(signals: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Meanwhile signals of this process are handled on its event loop."""
+    loop = asyncio.get_running_loop()
+    for number, handler in signals.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
+    """Run the job to its end. If an earlier master has died, go on where it was. Only files of the job remain.
+
+    Raises:
+        UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
+        UnreachableError: the store does not take the first snapshot.
+    """
+    past = await platform.store.load()
+    if past is None:  # a pod may see other folders than the machine on which the job was submitted
+        require_writable_folders(spec)
+    started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
+    began = time.monotonic() - (time.time() - started)
+    job = Job(Settings.from_spec(spec), past.job if past else None)
+
+    def wrap(state: JobSnapshot) -> Snapshot:
+        return Snapshot(state, started, generation)
+
+    def status() -> pb.JobStatus:
+        now = time.monotonic()
+        return to_status(job_dir.name, job, now, now - began)
+
+    saver = StateSaver(platform.store)
+    await _save_generation(saver, wrap(job.snapshot()))
+    mailbox, sessions = Mailbox(), Sessions()
+    running = asyncio.get_running_loop()
+
+    def post_from_thread(event: e.Event) -> None:
+        running.call_soon_threadsafe(mailbox.post, event)
+
+    scaling = ScalingObserver(spec, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
+    # The last to hear, as it adds to what the others hear.
+    steps = StepLog(lambda event, fields: journal.append(event, fields), time.time, started, job.training.counted)
+    observers = Observers([*_tensorboard(spec), scaling, *platform.make_observers(status), steps])
+    journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
+    launcher = platform.make_launcher(mailbox.post)
+    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
+    heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
+
+    def welcome() -> pb.Welcome:
+        stands = ("epoch", "epoch_steps") if job.view().phase is Phase.RUNNING else ()
+        return pb.Welcome(
+            job_name=job_dir.name,
+            heartbeat_interval=heartbeat_interval,
+            generation=generation,
+            learnt=job.learnt.to_json(),
+            **{name: getattr(job.training, name) for name in stands},
+        )
+
+    try:
+        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        await platform.server.start(servicer)
+        if past is None:
+            about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
+            journal.append("job_started", about)
+        async with platform.lifespan(mailbox.post):
+            end = await Loop(job, ports, mailbox).run()
+            await launcher.close()
+        steps.flush()
+        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
+        # In a thread, as reading a long journal takes seconds, in which the job's status may be asked for.
+        await asyncio.to_thread(_write_summary, spec, job_dir, end, job.training, time.monotonic() - began)
+        write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
+        return end
+    finally:
+        await launcher.detach()  # only a decided end takes the workers along
+        observers.close()
+        ended.set()
+        journal.close()
+        await platform.server.close()
+
+
+async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
+    """From now on no other master will have this one's number.
+
+    Raises:
+        UnreachableError: it can't be saved.
+    """
+    try:
+        await asyncio.wait_for(saver.save(first), START_SECONDS)
+    except TimeoutError:
+        await saver.close()
+        problem = saver.problem or "it takes long"
+        raise UnreachableError(f"can't save the job's state within {START_SECONDS:g} s: {problem}") from None
+
+
+def _tensorboard(spec: JobSpec) -> list[Observer]:
+    if not spec.tensorboard_log_dir:
+        return []
+    from elasticdl.master.shell.tensorboard import TensorBoard  # takes seconds to import
+
+    return [TensorBoard(spec.tensorboard_log_dir)]
+
+
+def _write_summary(spec: JobSpec, job_dir: JobDir, end: EndJob, training: Training, wall_time: float) -> None:
+    if spec.output:
+        try:
+            write_summary(spec.output, end, training, job_dir.journal, wall_time)
+        except OSError as error:
+            _log.error("can't write summary.json to %s: %s", spec.output, error)

@@ -1,0 +1,163 @@
+"""The master's gRPC service. Handlers only translate and post; nothing here decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+from pydantic import ValidationError
+
+from elasticdl.common.channel import SERVER_OPTIONS
+from elasticdl.common.errors import UserError
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.shell.access import Access, Context, Guard
+from elasticdl.master.shell.convert import connected, to_event
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.loop import Mailbox
+from elasticdl.master.shell.sessions import Outbox, Sessions
+from elasticdl.master.state import events as e
+from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
+
+WATCH_SECONDS = 0.25
+# How long open calls may take to bring their last messages across.
+CLOSE_SECONDS = 2.0
+LAST_WORDS = ("finished", "failed")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Servicer(pb_grpc.MasterServicer):
+    mailbox: Mailbox
+    sessions: Sessions
+    status: Callable[[], pb.JobStatus]
+    ended: asyncio.Event  # the status will not change any more
+    journal: Journal
+    welcome: Callable[[], pb.Welcome]
+
+    async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
+        worker_id = first.hello.worker_id
+        outbox = self.sessions.open(worker_id)
+        outbox.put(pb.MasterMessage(welcome=self.welcome()))
+        self.sessions.replay(worker_id)
+        self.mailbox.post(connected(first.hello))
+        reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
+        try:
+            async for message in outbox.messages():
+                await context.write(message)
+            if outbox.replaced:
+                await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
+            if reader.done() and not reader.cancelled() and (error := reader.exception()):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            if self.sessions.close(worker_id, outbox):
+                self.mailbox.post(e.WorkerDisconnected(worker_id))
+
+    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
+        """Post what the worker says; its last word closes the session."""
+        try:
+            async for message in messages:
+                body = message.WhichOneof("body")
+                if body == "kv_put":
+                    self.sessions.put(worker_id, message.kv_put)
+                    continue
+                self.mailbox.post(to_event(worker_id, message))
+                if body in LAST_WORDS:
+                    await self.mailbox.settled()
+                    outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
+            await self.mailbox.settled()  # a worker may end once its session has
+        finally:
+            if not outbox.replaced:
+                outbox.close()
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
+        return self.status()
+
+    async def Watch(self, request: pb.StatusRequest, context: Context) -> None:
+        """The status, again after each change, and at last as it is when the job has ended."""
+        shown = pb.JobStatus()
+        while not self.ended.is_set():
+            status = self.status()
+            if _without_clock(status) != _without_clock(shown):
+                shown = status
+                await context.write(status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), WATCH_SECONDS)
+        await context.write(self.status())
+
+    async def Events(self, request: pb.EventsRequest, context: Context) -> None:
+        async for line in self.journal.entries(follow=request.follow):
+            await context.write(pb.JournalEntry(json=line))
+
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
+        status = self.status()
+        if status.phase in ("stopping", "succeeded", "failed", "stopped"):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the job is {status.phase}")
+        try:
+            workers = WorkerRange(minimum=request.min_workers, maximum=request.max_workers)
+        except ValidationError:
+            text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
+        self.mailbox.post(e.ScaleRequested(workers))
+        await self.mailbox.settled()
+        return pb.ScaleReply(message=f"{status.job_name}: workers now {workers}, before {before}")
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
+        reason = request.reason or "told to stop"
+        self.mailbox.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
+        await self.mailbox.settled()
+        return pb.StopReply()
+
+
+class Server:
+    """The listening socket with the service behind it."""
+
+    def __init__(self, host: str, access: Access) -> None:
+        self._host = host
+        self._access = access
+        self._server = grpc.aio.server(interceptors=[Guard(access)], options=SERVER_OPTIONS)
+
+    def bind(self, port: int) -> int:
+        """Take the port, 0 for any free one; returns the port taken.
+
+        Raises:
+            UserError: it is not to be had.
+        """
+        bound = self.listen(self._host, port)
+        if bound == 0:
+            raise UserError(f"port {port} of {self._host} is taken: choose another --port, or 0 for any free one")
+        return bound
+
+    def listen(self, host: str, port: int) -> int:
+        """At this address, too; returns the port taken, 0 if it is not to be had."""
+        try:
+            return self._access.add_port(self._server, f"{host}:{port}")
+        except RuntimeError:
+            return 0
+
+    async def start(self, servicer: Servicer) -> None:
+        pb_grpc.add_MasterServicer_to_server(servicer, self._server)
+        await self._server.start()
+
+    async def close(self) -> None:
+        await self._server.stop(CLOSE_SECONDS)
+
+
+def _without_clock(status: pb.JobStatus) -> pb.JobStatus:
+    """The status without the numbers that change as time passes."""
+    copy = pb.JobStatus()
+    copy.CopyFrom(status)
+    for name in ("elapsed", "time_left", "samples_per_second"):
+        copy.ClearField(name)
+    if copy.loss != copy.loss:  # NaN is unlike itself
+        copy.ClearField("loss")
+    return copy

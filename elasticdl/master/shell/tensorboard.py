@@ -1,0 +1,80 @@
+"""TensorBoard scalars of a job."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from elasticdl.master.shell.observer import PAUSE_PARTS, Observer
+from elasticdl.master.state.values import Pace, StepReport
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _not_installed(name: str) -> Iterator[None]:
+    """Meanwhile the module can't be imported, unless it has been."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# It imports PyTorch for tensors, of which a master has none: most of the time that a master would take to start.
+with _not_installed("torch"):
+    from tensorboardX import SummaryWriter
+
+
+class TensorBoard(Observer):
+    """Writes what workers report. A folder that can't be written is reported once and stops nothing."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._failed = False
+        self._step = 0
+        self._world_size = 0
+
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        match event:
+            case "world_formed" | "master_restarted":
+                self._world_size = len(fields["members"])
+            case "pause":
+                self._write({f"pause/{part}": fields[part] for part in PAUSE_PARTS if part in fields}, self._step)
+            case "evaluation":
+                metrics = fields.get("metrics", {})
+                self._write({f"evaluation/{name}": value for name, value in metrics.items()}, fields.get("step", 0))
+
+    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
+        for report in steps:
+            self._step = report.step
+            scalars: dict[str, float] = {"world_size": self._world_size}
+            if report.samples:
+                scalars |= {"loss": report.loss, "learning_rate": report.learning_rate}
+            if report.samples and report.seconds > 0:
+                scalars["samples_per_second"] = report.samples / report.seconds
+            if pace.busy:
+                scalars |= {"seconds/busy": pace.busy, "seconds/waited": pace.waited}
+            self._write(scalars, report.step)
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+    def _write(self, scalars: Mapping[str, Any], step: int) -> None:
+        if self._failed:
+            return
+        try:
+            self._writer = self._writer or SummaryWriter(self._folder)
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            self._failed = True
+            _log.error("can't write TensorBoard scalars to %s: %s; going on without", self._folder, error)

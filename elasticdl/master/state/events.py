@@ -1,0 +1,266 @@
+"""What can happen to a job: everything that the core is ever told.
+
+Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job.Job.step` alone acts on them. Any
+event may come late, twice or out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.learnt import Forgotten
+from elasticdl.master.state.sharing import Claim
+from elasticdl.master.state.speedup import Curve, Observation
+from elasticdl.master.state.values import Member
+from elasticdl.master.state.values import StepReport as StepReport
+from elasticdl.master.state.values import StepTimes as StepTimes
+
+
+class ExitCause(StrEnum):
+    """Why a worker's process is gone. A launcher reports what it saw; the last three are the fleet's judgement."""
+
+    CLEAN = "clean"  # it ended by itself with exit code 0
+    CRASHED = "crashed"  # a non-zero exit code, or a signal of its own making (SIGSEGV, SIGABRT)
+    OUT_OF_MEMORY = "out_of_memory"  # it took more memory than it may
+    KILLED = "killed"  # ended from outside, by a signal or by the launcher that was told to: SIGKILL, SIGTERM
+    PREEMPTED = "preempted"  # its place was given to something more urgent
+    EVICTED = "evicted"  # its node was drained or ran short of something
+    NODE_LOST = "node_lost"  # its node is gone or does not answer
+    DELETED = "deleted"  # somebody else than the launcher took it away
+    DRAINED = "drained"  # it was told to leave
+    FROZEN = "frozen"  # the master had given it up
+    FINISHED = "finished"  # its training was complete
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent(Event):
+    """Something that happened to one worker, or that it said."""
+
+    worker_id: int
+
+
+# ---- from a worker's session ----
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConnected(WorkerEvent):
+    """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
+
+    After a reconnection a worker repeats what is still true: that it asks for a world, leaves, or has finished.
+    """
+
+    host: str
+    pid: int
+    world_version: int = 0
+    step: int = 0
+    members: tuple[Member, ...] = ()  # of that world, by rank
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDisconnected(WorkerEvent):
+    """The session ended, for whatever reason; the process may or may not be alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived(WorkerEvent):
+    world_version: int
+    step: int
+    progress: int
+    waiting: bool
+    times: StepTimes | None = None
+    ending: bool = False  # it has returned from its training
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequested(WorkerEvent):
+    """The worker is in no world (any more) and ready for the next."""
+
+    left_world: int
+    step: int
+    has_state: bool
+    broken: bool = False
+    reason: str = ""
+    epoch: int = 0  # that it stands in
+    synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining(WorkerEvent):
+    """The worker leaves: it got SIGTERM, or was told to.
+
+    ``lingers``: it alone holds the state, and trains on until another has it. Then it says so again without ``lingers``.
+    """
+
+    reason: str
+    lingers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFinished(WorkerEvent):
+    step: int
+    epochs: int
+    metrics: Mapping[str, float]
+    together: bool = False  # as have all the members of its world
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed(WorkerEvent):
+    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better. ``trained``: this worker
+    has made a step of the job."""
+
+    users: bool
+    message: str
+    traceback: str = ""
+    trained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported(WorkerEvent):
+    steps: tuple[StepReport, ...]
+    total_steps: int
+    total_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReported(WorkerEvent):
+    """Something for the journal; "pause": time that a survivor did not train."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+# ---- from a launcher ----
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker that an earlier master launched; without a host it has no place yet."""
+
+    worker_id: int
+    host: str = ""
+    pid: int = 0
+    over: bool = False  # its process has ended; a WorkerExited follows
+    doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFound(Event):
+    """The workers that were there when this master started, also those that have ended. Always the first event."""
+
+    workers: tuple[FoundWorker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPending(WorkerEvent):
+    """This worker can't run yet; the launcher goes on trying. ``node``: where its place is, if it waits only for its start."""
+
+    reason: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlaced(WorkerEvent):
+    """The worker's process has been started. ``node``: of a cluster, on which it is."""
+
+    host: str
+    pid: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited(WorkerEvent):
+    """The worker's process is gone. With code 0 it ended by itself, even if it was told to.
+
+    ``output`` is the end of what it printed.
+    """
+
+    cause: ExitCause
+    code: int
+    detail: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksFound(WorkerEvent):
+    """The answer to `ReadStacks`, and to `ReadLog`. ``text``: with the dump that the worker has left, if any. ``state``: in
+    words, if its process can't run, or why nothing is known. ``has_session``: it runs, has left nothing, and believes that it
+    has a session."""
+
+    text: str
+    state: str = ""
+    has_session: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherFailed(Event):
+    """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
+
+    reason: str
+
+
+# ---- from other jobs ----
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursSeen(Event):
+    """What the other jobs of the queue claim at present."""
+
+    claims: tuple[Claim, ...]
+
+
+# ---- from those who measure ----
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingLearnt(Event):
+    """How fast the job is with how many workers, from the steps so far.
+
+    ``workers``: how many made the newest steps, and enough of them to judge by. ``dropped``: the steps contradict what an
+    earlier job or master had measured, or it is of another batch.
+    """
+
+    workers: int
+    observations: tuple[Observation, ...]
+    curve: Curve
+    forgotten: tuple[Forgotten, ...] = ()
+    dropped: bool = False
+
+
+# ---- from the store ----
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaveStalled(Event):
+    """The state could not be saved yet; what follows it waits, and it is tried again until there is no ``problem``."""
+
+    problem: str
+
+
+# ---- from commands and timers ----
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested(Event):
+    workers: WorkerRange
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    reason: str
+    checkpoint: bool = True
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time has passed."""

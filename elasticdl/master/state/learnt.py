@@ -1,0 +1,76 @@
+"""What a job has learnt of how it scales: for the next master, and in checkpoints for a job that goes on from one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from elasticdl.job.spec import MOST_WORKERS
+from elasticdl.master.state.speedup import Amount, Observation
+
+FORMAT = 1
+# Numbers of workers that are kept: what a cluster keeps of a job has to be small.
+MOST_OBSERVATIONS = 32
+MATERIAL = 0.05
+# The time for which a number is believed stops growing long before so many doublings.
+MOST_TIMES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A number of workers that did not pay."""
+
+    workers: int
+    left: Amount  # seconds in which it is not tried again
+    backoff: Amount  # of which so many were at first; the next time twice as many
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A number of workers that was slower than fewer were, which was believed for a while; the next time for twice as long."""
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+    times: Annotated[int, Field(ge=1, le=MOST_TIMES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    observations: Annotated[tuple[Observation, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
+    rejections: Annotated[tuple[Rejection, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
+    forgotten: Annotated[tuple[Forgotten, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
+
+    def differs(self, other: Learnt) -> bool:
+        """Whether it is worth being told again: other numbers of workers, or another speed."""
+        mine, others = ({o.workers: o.seconds for o in each.observations} for each in (self, other))
+        rejected, before = ({(r.workers, r.backoff) for r in each.rejections} for each in (self, other))
+        if mine.keys() != others.keys() or rejected != before:
+            return True
+        return any(abs(seconds - others[workers]) > MATERIAL * others[workers] for workers, seconds in mine.items())
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
+
+    @classmethod
+    def from_json(cls, text: str) -> Learnt:
+        """
+        Raises:
+            ValueError: it is none, or one of another version of this package; one line.
+        """
+        try:
+            content = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        found = content.pop("format", None) if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"it has format {found}, not {FORMAT}")
+        try:
+            return _ADAPTER.validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_ADAPTER = TypeAdapter(Learnt)

@@ -1,0 +1,245 @@
+"""The rendezvous: when a new world is formed, of whom, and in which order.
+
+Rules
+1. A change begins at once when a member is lost, leaves, or says that its world broke; and, when standbys wait and there
+   is room, after a window in which others may arrive.
+2. Members are told: to leave together after their step (planned), or at once (broken). A loss during a planned change
+   makes it a broken one.
+3. When no member is left that has not asked, the next world is made of all who have asked and have a session. We wait for
+   named workers, never for a number of them, so a death can't block it.
+4. With fewer than the minimum nothing is published; those who asked keep their state and wait. Nor is anything
+   published while one that leaves is ahead of all who have asked, since it may be about to say that it has finished; nor
+   without the state while one that was cut off, and is not yet given up, may have it.
+5. Those who hold state come first, the most advanced leading, of two at one step that of the later world; then by old
+   rank, then by id.
+6. Once a member has finished, newcomers are no longer let in; survivors of a late loss still are, however few.
+
+Who is dead or stuck is judged elsewhere. This module reads the records and never changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.instructions import AnnounceChange, BreakWorld
+from elasticdl.master.state.lifecycle import DONE, IN_WORLD, WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.values import Member, World
+from elasticdl.master.state.worker_record import NotificationLevel, WorkerRecord
+
+REASONS_SHOWN = 3
+# Standbys wait at most so many windows for others, however steadily those arrive.
+LONGEST_WAIT_IN_WINDOWS = 5
+# A broken world is normally left well within this, seconds.
+RECOVERY_FROM_BREAK = 1.0
+NOBODY = -1
+_S = WorkerState
+
+
+@dataclass(slots=True)
+class Change:
+    """The forming of a world."""
+
+    since: float
+    broken: bool
+    reported_reason: str  # what a survivor noticed; shown if no cause is known
+    causes: dict[int, str] = field(default_factory=dict)  # by worker; NOBODY for what no single one caused
+    had_too_few: bool = False
+
+    @property
+    def reason(self) -> str:
+        shown = list(self.causes.values())[:REASONS_SHOWN] or [self.reported_reason]
+        more = len(self.causes) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+
+
+class Rendezvous:
+    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float, past: JobSnapshot) -> None:
+        self._records = records
+        self._join_window = join_window
+        self.version = past.world.version if past.world else 0  # of the newest world that anybody has heard of
+        self.together = past.together  # one said that all members of its world have finished
+        self.world: World | None = None
+        self.change: Change | None = None  # none is under way
+        self.shortage = ""  # why no world can be formed, if so
+
+    # ---- what is so ----
+
+    def of(self, *states: WorkerState) -> list[WorkerRecord]:
+        return [record for record in self._records.values() if record.state in states]
+
+    def active_members(self) -> list[WorkerRecord]:
+        """Those who train, or leave their world and have not asked for the next."""
+        return self.of(_S.MEMBER)
+
+    def places(self) -> tuple[int, int]:
+        """Workers that have a place, those that leave among them, and such as wait for one.
+
+        One that is being started has its place, though its image may take minutes. So may one that was just asked for: if
+        not, that is told in moments.
+        """
+        there = [record for record in self._records.values() if record.state is not _S.COMPLETED]
+        held = sum(bool(record.pid or record.node) or record.state is _S.STARTING for record in there)
+        return held, sum(record.state is _S.PENDING and not record.node for record in there)
+
+    @property
+    def live(self) -> int:
+        """Workers that are there, or on their way, and not leaving."""
+        return sum(record.live for record in self._records.values())
+
+    def standbys(self) -> list[WorkerRecord]:
+        """Those with a session, by how long they have waited."""
+        return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=lambda r: r.queued_at)
+
+    def lingering(self) -> list[WorkerRecord]:
+        return [record for record in self._records.values() if record.lingers]
+
+    def finished(self) -> list[WorkerRecord]:
+        """Those of the present world, whether their processes are gone or not."""
+        return [record for record in self.of(*DONE) if self._was_in(record)]
+
+    @property
+    def broken(self) -> bool:
+        """The present world is broken, and the next is being formed."""
+        return self.change is not None and self.change.broken
+
+    @property
+    def ending(self) -> bool:
+        """A member has finished: no more newcomers."""
+        return self.together or (self.world is not None and bool(self.finished()))
+
+    @property
+    def complete(self) -> bool:
+        """Everybody who is left has finished; rank 0 among them, unless one said that all have, in whichever world."""
+        if self.of(*IN_WORLD):
+            return False
+        leader = self.world.members[0].worker_id if self.world else None
+        return self.together or any(record.worker_id == leader for record in self.finished())
+
+    @property
+    def reopened(self) -> bool:
+        """Some have finished, but rank 0 was lost before it had: nobody wrote the result."""
+        return self.ending and self.change is not None and not self.of(*IN_WORLD) and not self.complete
+
+    def recovering_from_break(self, now: float) -> bool:
+        """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
+        change = self.change
+        return bool(change and change.broken and now - change.since < RECOVERY_FROM_BREAK and self.active_members())
+
+    def rank_of(self, record: WorkerRecord) -> int:
+        """In the present world; -1 if it was never in it."""
+        return self.world.worker_ids.index(record.worker_id) if self.world and self._was_in(record) else -1
+
+    def alone(self, record: WorkerRecord) -> bool:
+        """Nobody else holds the state."""
+        inside = self.of(*IN_WORLD)
+        return record in inside and len(inside) == 1
+
+    def leaves_others(self, record: WorkerRecord) -> bool:
+        """Others may still be in its world, and would wait for it."""
+        others = (r for r in self.of(_S.MEMBER, _S.DRAINING) if r is not record)
+        return self._was_in(record) and any(self._was_in(other) for other in others)
+
+    def retention_order(self) -> list[int]:
+        """Those to keep first when there are too many: by rank, but slow ones last, then the standbys by age."""
+        inside = sorted(self.of(*IN_WORLD), key=lambda r: (r.slow is not None, r.rank))
+        return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
+
+    def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
+        """Why a world of these would go on from less than there is, and whom to wait for."""
+        newest = max((record.advance for record in ready if record.has_state), default=None)
+        leaving = [record for record in self.of(_S.DRAINING) if record.world_version]
+        if newest is None and leaving:
+            return "waits for a worker that leaves: it may be writing the state"
+        # Those who have asked, and whose session is lost; if they do not come back they are given up.
+        absent = [r for r in self.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
+        absent += [r for r in self.of(_S.INITIALIZING) if r.ready]  # asked an earlier master, and will ask this one
+        if newest is None and (self.of(_S.EXCLUDED) or absent):
+            return "waits for a worker that was cut off: it may have the state"
+        if newest and any(record.connected and record.advance > newest for record in leaving):
+            return "waits for a worker that leaves: it may have finished"
+        return ""
+
+    # ---- what follows ----
+
+    def begin(self, now: float, reported_reason: str = "", *, broken: bool = False) -> Change:
+        """Begin a change, or join the one under way; a broken world makes a planned change a broken one."""
+        self.change = self.change or Change(now, broken, reported_reason)
+        self.change.broken = self.change.broken or broken
+        return self.change
+
+    def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
+        """Begin a change if standbys wait, there is room, and others have had time to arrive."""
+        standbys = self.standbys()
+        if self.change is None and not standbys and self.world is None:
+            self.shortage = ""  # who was ready is gone
+        if self.change or not standbys or self.ending:
+            return
+        members = self.active_members()
+        room = limits.maximum - sum(not member.lingers for member in members)
+        ready = len(members) + len(standbys)
+        if room > 0 and ready < limits.minimum and not members:
+            self.shortage = _too_few(ready, limits)
+        elif room > 0 and self._window_over(standbys, now, room):
+            self.begin(now).causes[NOBODY] = self._describe(standbys)
+
+    def notice(self) -> AnnounceChange | BreakWorld | None:
+        """What is to be told of the change under way, and to whom."""
+        change, world = self.change, self.world
+        if change is None or world is None:
+            return None
+        level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
+        audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
+        untold = [r.worker_id for r in self.of(*audience) if self._was_in(r) and r.notified < level]
+        tell = BreakWorld if change.broken else AnnounceChange
+        return tell(tuple(untold), world.version, change.reason) if untold else None
+
+    def next_world(self, now: float, limits: WorkerRange) -> World | None:
+        """If one can be formed now; else `shortage` says why not, unless members are waited for."""
+        change = self.change
+        if change is None or self.active_members():
+            return None
+        ending, standbys = self.ending, self.standbys()
+        rejoining = [record for record in self.of(_S.REJOINING) if record.connected]
+        ready = rejoining if ending else [*rejoining, *standbys]
+        if len(ready) < (1 if ending else limits.minimum):
+            change.had_too_few = True
+            self.shortage = _too_few(len(ready), limits)
+            return None
+        if awaited := self._awaited_state(ready):
+            self.shortage = awaited
+            return None
+        maximum = limits.maximum + len(self.lingering())
+        if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):
+            return None
+        chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]
+        members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch, r.synced_in) for r in chosen)
+        return World(self.version + 1, members, change.reason)
+
+    def adopt(self, world: World) -> None:
+        """This is the present world."""
+        self.world, self.version = world, max(self.version, world.version)
+        self.change, self.shortage = None, ""
+
+    def _was_in(self, record: WorkerRecord) -> bool:
+        """Whether the last world it was in is the present one."""
+        return self.world is not None and record.world_version == self.world.version
+
+    def _window_over(self, standbys: list[WorkerRecord], now: float, room: int) -> bool:
+        if len(standbys) >= room or not standbys:
+            return True
+        earliest, latest = standbys[0].queued_at, standbys[-1].queued_at
+        return now >= min(latest + self._join_window, earliest + LONGEST_WAIT_IN_WINDOWS * self._join_window)
+
+    def _describe(self, standbys: list[WorkerRecord]) -> str:
+        if self.world is None:
+            return "the first workers are ready"
+        ids = sorted(record.worker_id for record in standbys)
+        shown = ", ".join(map(str, ids[:REASONS_SHOWN])) + (", ..." if len(ids) > REASONS_SHOWN else "")
+        return f"worker {shown} joins" if len(ids) == 1 else f"workers {shown} join"
+
+
+def _too_few(ready: int, limits: WorkerRange) -> str:
+    return f"{ready} of at least {limits.minimum} workers ready"

@@ -1,0 +1,281 @@
+"""How jobs of one queue share a cluster, without anybody above them.
+
+Each job publishes a claim: the places that it holds, and what each further worker would bring it. Each reads the claims of the
+others and works out the same division of the places that are known, so each knows its own share, and whom its last worker
+would help more. One job at a time has one worker more than there is a known place for: it waits in the cluster's own queue
+for the next place that becomes free.
+
+A division begins with the fewest workers of each job. Then each place goes to the job that it brings most: the speedup that it
+adds, over the square root of the work that is left. Speedups alone would be AdaptDL's measure, work alone that of the shortest
+remaining time first; between the two lies what is best for the mean completion time (Berg et al., heSRPT, 2020).
+
+A place that is given up is not always one that the other job can take: its workers may need another kind of node, or it never
+gets enough of them. So a job that waits in vain is left alone after a while, and neither holds up others nor costs them places.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from elasticdl.job.spec import MOST_WORKERS
+from elasticdl.master.state.speedup import Curve
+
+Count = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
+# Until it is measured, a job is taken to scale as N^0.8.
+PRIOR_EXPONENT = 0.8
+# A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
+STICKINESS = 1.2
+# A place on its way from one job to another is counted by none of them, or by both: what was seen most often in so long counts.
+MEMORY_SECONDS = 20.0
+# While nobody waits, nobody knows how much room there is: jobs ask for as many places again, at least for so many.
+LEAST_PROBE = 4
+CALM_SECONDS = 10.0
+# A job that got no place in so long though it waited can't use those that there are. It is tried again after so long.
+PATIENCE, AGAIN = 60.0, 600.0
+# A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
+UNSEEN_SECONDS = 10.0
+UNSEEN = "asks for no more until it has seen the other jobs of its queue"
+# A job that is over within so long has no more places: its workers would start for little, and others stop for them.
+WORTHWHILE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one job says to the others of its queue."""
+
+    job: str
+    held: Count  # places; those of workers that leave count until these are gone
+    waiting: Count  # workers for which there is no place
+    minimum: Count
+    wanted: Count  # the most that it would take
+    left: Annotated[float, Field(allow_inf_nan=False)]  # seconds of work for one worker; negative if that is not known
+    # What the first worker brings, the second, ...: speedup over one. There may be fewer than ``wanted``.
+    gains: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(max_length=MOST_WORKERS)]
+    # Seconds in which workers have waited, and it got no place.
+    waited: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """It has its fewest."""
+        return self.held >= self.minimum
+
+    @property
+    def vain(self) -> bool:
+        """It would not take what others give up for it; for PATIENCE at a time, once in each AGAIN, it is given the chance."""
+        return self.waited % AGAIN >= PATIENCE
+
+    @property
+    def hopes(self) -> bool:
+        """It does not run yet, and may do so with what others give up."""
+        return not (self.runs or self.vain)
+
+    @property
+    def is_over_soon(self) -> bool:
+        return self.runs and 0 <= self.left < WORTHWHILE_SECONDS * sum(self.gains[: self.held])
+
+    def gain(self, number: int) -> float:
+        """Of the worker that is the ``number``-th, from 1."""
+        return self.gains[number - 1] if number <= len(self.gains) else 0.0
+
+    def worth(self, number: int, usual: float = 1.0) -> float:
+        """What the ``number``-th worker counts for among jobs; ``usual``: the work of a job that does not know what is left."""
+        left = self.left if self.left >= 0 else usual
+        return self.gain(number) / math.sqrt(max(left, 1.0))
+
+    def describe(self, number: int) -> str:
+        left = f"{self.left:.0f} s of work" if self.left >= 0 else "unknown work"
+        return f"{self.gain(number):.2f} with {left} left"
+
+    def to_json(self) -> str:
+        return _ADAPTER.dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Claim:
+        """
+        Raises:
+            ValueError: it is none; one line.
+        """
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"claim: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_ADAPTER = TypeAdapter(Claim)
+
+
+def gains_of(curve: Curve, most: int) -> tuple[float, ...]:
+    """What each of ``most`` workers adds, the first of them 1; none adds more than the one before it.
+
+    Where the next adds less than those after it, as where only an eighth worker makes the largest part of the batch smaller, each
+    of them counts for the mean of all: who divides places one by one would stop there. Nor has a curve of large numbers all points.
+    """
+    levels = {point.workers: point.speedup for point in curve}
+    if len(levels) < 2:
+        return tuple(round(n**PRIOR_EXPONENT - (n - 1) ** PRIOR_EXPONENT, 4) for n in range(1, most + 1))
+    last = min((workers for workers in levels if workers >= most), default=max(levels))
+    gains = [levels[1]]
+    while (here := len(gains)) < last:
+        further = (more for more in levels if here < more <= last)
+        _, there = max(((levels[more] - levels[here]) / (more - here), more) for more in further)
+        gains += [(levels[there] - levels[here]) / (there - here)] * (there - here)
+    return tuple(round(gain, 4) for gain in (*gains[:most], *[0.0] * (most - len(gains))))
+
+
+def divide(claims: Iterable[Claim], places: int, probes: int = 0) -> dict[str, int]:
+    """Of each job, the workers that it is to have. One for whose fewest there is no room waits, and takes no place.
+
+    ``probes``: so many are asked for beyond the places that are known; not by a job that has a place to give up first. Pure, and
+    the same whoever calls it: ties go by name.
+    """
+    division = _Division(claims, places)
+    division.give_fewest()
+    division.give_places()
+    division.ask_beyond(probes)
+    return division.shares
+
+
+class _Division:
+    def __init__(self, claims: Iterable[Claim], places: int) -> None:
+        self.shares: dict[str, int] = {}
+        self._claims = sorted(
+            claims,
+            key=lambda claim: (not claim.runs, claim.held == 0, claim.left if claim.left >= 0 else math.inf, claim.job),
+        )
+        known = [claim.left for claim in self._claims if claim.left >= 0]
+        self._usual = statistics.median(known) if known else 1.0
+        self._places = places  # that nobody has yet
+        # For the next worker of each job that may have one: what it brings, negative, as the best comes first.
+        self._candidates: list[tuple[float, str, Claim]] = []
+
+    def give_fewest(self) -> None:
+        awaited = False  # somebody is to have its fewest, and has not got them yet
+        for claim in self._claims:
+            self.shares[claim.job] = claim.minimum
+            if claim.runs or (claim.hopes and claim.minimum <= self._places):
+                taken, awaited = claim.minimum, awaited or not claim.runs
+                # One that waited in vain before has no more than its fewest until it runs.
+                if claim.runs or claim.waited < PATIENCE:
+                    self._offer(claim)
+            elif claim.held <= self._places and not awaited:
+                taken = claim.held
+            else:  # of two that have a part of their fewest each, none would ever run
+                taken = self.shares[claim.job] = min(claim.held, self._places)
+            self._places = max(0, self._places - taken)
+
+    def give_places(self) -> None:
+        """Each to the job that it brings most; one that waits in vain has no more than it holds."""
+        passed: list[tuple[float, str, Claim]] = []
+        while self._places and self._candidates:
+            best = _, job, claim = heapq.heappop(self._candidates)
+            if claim.vain and self.shares[job] >= claim.held:
+                passed.append(best)
+                continue
+            self.shares[job] += 1
+            self._places -= 1
+            self._offer(claim)
+        self._candidates += passed
+
+    def ask_beyond(self, probes: int) -> None:
+        self._candidates = [each for each in self._candidates if self.shares[each[1]] >= each[2].held]
+        heapq.heapify(self._candidates)
+        while probes and self._candidates:
+            _, job, claim = heapq.heappop(self._candidates)
+            self.shares[job] += 1
+            if claim.waited < PATIENCE:  # else it goes on waiting, and it is another's turn, too
+                probes -= 1
+                self._offer(claim)
+
+    def _offer(self, claim: Claim) -> None:
+        """Its next worker may have a place."""
+        number = self.shares[claim.job] + 1
+        if number > claim.wanted or (number > claim.held and claim.is_over_soon) or claim.gain(number) <= 0:
+            return
+        sticks = STICKINESS if number <= claim.held else 1.0
+        heapq.heappush(self._candidates, (-sticks * claim.worth(number, self._usual), claim.job, claim))
+
+
+class Sharing:
+    """One job's view of its queue. Times are passed in, seconds."""
+
+    def __init__(self) -> None:
+        self.share: int | None = None  # workers that this job is to have; None: it has not seen the others yet
+        self.reason = UNSEEN
+        self._until: float | None = None  # it waits for a first look at the others; None: it has not begun to
+        self._waits = True
+        self.yields = False  # the share is less than its fewest, for others to have theirs
+        self._held: deque[tuple[float, int]] = deque()  # places that were known lately, and when
+        self._places = 0  # as of the last look
+        self._crowded_at = -math.inf
+        self._seen = 0  # the share as of the last look, which another look has to confirm
+
+    def see(self, own: Claim, others: Sequence[Claim], now: float) -> bool:
+        """What the queue looks like; whether the share is another now."""
+        claims = [own, *(claim for claim in others if claim.job != own.job)]
+        self._held.append((now, sum(claim.held for claim in claims)))
+        while now - self._held[0][0] > MEMORY_SECONDS:
+            self._held.popleft()
+        counts = Counter(held for _, held in self._held)
+        places = max(counts, key=lambda held: (counts[held], held))
+        if any(claim.hopes for claim in claims):  # what was given up for it is still there
+            places = max(places, self._places)
+        if any(claim.waiting for claim in claims):
+            self._crowded_at = now
+        calm = now - self._crowded_at >= CALM_SECONDS
+        if calm:  # nobody gives up places for others, so these are new, and no job lets go at once what it has just got
+            places = max(places, self._held[-1][1])
+        self._places = places
+        probe = max(LEAST_PROBE, places) if calm else 1
+        shares = divide(claims, places, probe)
+        before, share = self.share, shares[own.job]
+        agrees = before is None or (share - before) * (self._seen - before) > 0  # with what was seen the last time
+        self._seen = share
+        if share == before or agrees:
+            self.yields = share < own.minimum
+        if share == before or not agrees:
+            return False
+        self.share, self.reason = share, self._explain(own, claims, shares, places)
+        return True
+
+    def wait(self, now: float) -> None:
+        """To be called again and again. It gives up waiting for a first look if that takes too long."""
+        if self._until is None:
+            self._until = now + UNSEEN_SECONDS
+        self._waits = now < self._until
+
+    def bound(self, most: int, minimum: int, reason: str, there: int = 0) -> tuple[int, str]:
+        """The most workers of this job, and why no more, if without its neighbours it would be ``most``.
+
+        ``there``: how many it has. Before it has seen the others it must not ask for more: they would take the workers
+        that it launches, and lets go again at the first look, for places, and give up some of theirs.
+        """
+        if self.share is None:
+            held = max(minimum, there)
+            return (held, self.reason) if self._waits and held < most else (most, reason)
+        if self.share >= most:
+            return most, reason
+        return self.share if self.yields else max(minimum, self.share), self.reason
+
+    def _explain(self, own: Claim, claims: Sequence[Claim], shares: Mapping[str, int], places: int) -> str:
+        said = f"{shares[own.job]} of {places} places that the jobs of its queue have"
+        if shares[own.job] < own.minimum:
+            return f"{said}, less than its fewest, which are {own.minimum}: others have theirs first"
+        if shares[own.job] >= own.wanted:
+            return said
+        if own.gain(shares[own.job] + 1) <= 0:
+            return f"{said}: a further one would bring nothing"
+        others = [claim for claim in claims if claim is not own and shares[claim.job]]
+        if not others:
+            return said
+        last = min(others, key=lambda claim: (claim.worth(shares[claim.job]), claim.job))
+        further = f"a further one would bring {own.describe(shares[own.job] + 1)}"
+        return f"{said}: {further}; the last of {last.job} brings {last.describe(shares[last.job])}"

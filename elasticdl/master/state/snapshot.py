@@ -1,0 +1,121 @@
+"""What a master must know to take the place of another.
+
+It is saved outside of the master (`elasticdl.master.shell.saver`) before anything is done that a successor must know
+of. Where the training stands is not in it: workers know that, and tell. Fields with ``compare=False`` do no harm if they
+are a little old, so a snapshot that differs only in these equals the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.learnt import Learnt
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.values import Outcome, Phase, World
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CrashSnapshot:
+    at_start: int = 0  # in a row, by workers that had reached no world
+    in_training: int = 0
+    steps_since: int = 0
+    most: int = 0  # workers that are tried to be had, as more could not start; 0: as many as are wanted
+    given_up: str = ""  # why, for people
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """Of a worker whose process is not known to be gone."""
+
+    worker_id: int
+    state: WorkerState
+    reason: str
+    world_version: int = 0
+    ready: bool = False
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class TrainingSnapshot:
+    """The numbers that are shown, and which steps are in them."""
+
+    epochs_done: int = 0
+    begun: bool = False  # a step was made, whether or not anybody still holds what came of it
+    epoch: int = field(default=0, compare=False)
+    epoch_steps: int = field(default=0, compare=False)  # of this epoch, as far as they were seen
+    total_epochs: int = field(default=0, compare=False)
+    step: int = field(default=0, compare=False)
+    total_steps: int = field(default=0, compare=False)
+    samples: int = field(default=0, compare=False)
+    loss: float = field(default=math.nan, compare=False)
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
+    collective: str = field(default="", compare=False)  # what sums gradients
+    diverged: bool = field(default=False, compare=False)
+    counted: int = field(default=0, compare=False)  # the last step whose loss is in the sum
+    epoch_loss: tuple[float, int] = field(default=(0.0, 0), compare=False)  # sum over samples, and their number
+    newest: tuple[int, int] = field(default=(0, 0), compare=False)  # world and step of the last report taken
+    # The step after which the workers' states were compared last, and of how many they were one.
+    compared_step: int = field(default=0, compare=False)
+    compared_workers: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """The state of the core."""
+
+    limits: WorkerRange
+    next_id: int = 0
+    finished: tuple[int, ...] = ()  # whether their processes are gone or not
+    together: bool = False  # the members of the world said that all of them have finished
+    world: World | None = None  # the last; perhaps nobody has heard of it
+    phase: Phase = Phase.PENDING
+    outcome: Outcome | None = None
+    training: TrainingSnapshot = field(default_factory=TrainingSnapshot)
+    workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
+    crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
+    target: int = 0  # workers that the policy wants; 0 if there is none
+    learnt: Learnt = field(default=Learnt(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one master leaves to the next."""
+
+    job: JobSnapshot
+    started: float  # when the first master of the job did; seconds since the epoch
+    generation: int = 1  # how many masters the job has had, this one included
+
+    def without_workers(self, gone: Collection[int]) -> Snapshot:
+        """For an older snapshot, if it is known by other means who has gone since."""
+        workers = tuple(worker for worker in self.job.workers if worker.worker_id not in gone)
+        return replace(self, job=replace(self.job, workers=workers))
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
+
+    @classmethod
+    def from_json(cls, text: str) -> Snapshot:
+        """
+        Raises:
+            ValueError: this is no snapshot, or one of another version of this package; one line.
+        """
+        content = json.loads(text)
+        found = content.pop("format", None) if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise ValueError(f"a snapshot has format {FORMAT}, not {found}: another version of elasticdl wrote it")
+        try:
+            return _ADAPTER.validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"snapshot: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_ADAPTER = TypeAdapter(Snapshot)

@@ -1,0 +1,101 @@
+"""How fast a job trains with how many workers, compared with one: what was measured, and what is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from elasticdl.job.spec import MOST_WORKERS
+
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # it may not be known, which is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Ordinary steps with one number of workers."""
+
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+    samples: Count  # of a step
+    seconds: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]  # of a step, the mean without the extremes
+    steps: Count  # that were measured
+    spread: Amount  # robust standard deviation of the logarithm of one step's seconds
+    busy: Amount = 0.0  # seconds of a step in which the members computed, the mean over them
+    age: Amount = 0.0  # seconds since the last of these steps
+    noise: Amount = 0.0  # gradient noise scale in samples
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of a curve: with so many workers the job trains ``speedup`` times as fast as with one.
+
+    ``low`` to ``high`` holds it with a probability of 80 %. ``gain``: by how much it is more than with one worker less.
+    """
+
+    workers: int
+    speedup: float
+    low: float
+    high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+
+    @property
+    def efficiency(self) -> float:
+        """The part of one worker's work alone that each of these does."""
+        return self.speedup / self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """By rising number of workers, from 1; of large numbers not all are there. Empty if nothing is known."""
+
+    points: tuple[Point, ...] = ()
+    noise: float = 0.0  # gradient noise scale in samples, if statistical efficiency is in the speedup; else 0
+    _by_workers: dict[int, Point] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_workers", {point.workers: point for point in self.points})
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def at(self, workers: int) -> Point | None:
+        return self._by_workers.get(workers)
+
+    def published(self) -> list[dict[str, Any]]:
+        """For the journal and for other programs."""
+        numbers = ("speedup", "low", "high", "gain")
+        return [
+            {"workers": point.workers, **{name: round(getattr(point, name), 3) for name in numbers}} for point in self
+        ]
+
+    def differs(self, other: Curve, share: float) -> bool:
+        """Whether the two know other numbers of workers, or one of them has another speedup by more than this share."""
+        if self._by_workers.keys() != other._by_workers.keys():
+            return True
+        return any(abs(p.speedup - q.speedup) > share * q.speedup for p, q in zip(self, other, strict=True))
+
+    def advice(self, present: int) -> str:
+        """What so many workers bring, and one more; empty if that is not known."""
+        here, more = self.at(present), self.at(present + 1)
+        if here is None:
+            return ""
+        said = [f"{_short(here.speedup)}x of one ({_short(here.low)}-{_short(here.high)})"] if present > 1 else []
+        if more is not None:
+            adds = f"{_short(more.gain)}x ({_short(more.gain_low)} to {_short(more.gain_high)})"
+            said.append(f"a {ordinal(present + 1)} would add {adds}")
+        worth = ", counting that samples of larger batches are worth less" if self.noise else ""
+        return f"{present} worker{'s' if present > 1 else ''}: {'; '.join(said)}{worth}" if said else ""
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _short(number: float) -> str:
+    return f"{round(number, 1) + 0.0:.1f}"  # -0.0 becomes 0.0

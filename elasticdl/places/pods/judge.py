@@ -1,0 +1,273 @@
+"""What a pod says of its worker: whether it waits, runs or has ended, and why.
+
+The condition `DisruptionTarget` says who ended a pod. Where it is missing, that is gathered from the pod's reason, the
+events about it and what its node last told. The first line that fits decides:
+
+| what is seen | the cause |
+| --- | --- |
+| the container was `OOMKilled` | out of memory |
+| `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted` |
+| the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
+| event `Preempted`; `Evicted` | preempted; evicted |
+| it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
+| it was deleted, not ready, and the node never told of its end | node lost |
+| it was deleted by us; by somebody else | killed; deleted |
+| anything else | as its exit code says |
+
+A Job starts another master whatever became of the last one, as it may have been lost with its node. One that starts looks
+at its predecessors, and ends a job whose masters crash again and again (`crash_loop`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from elasticdl.common.reason import flat
+from elasticdl.kube.manifests.names import CONTAINER
+from elasticdl.kube.manifests.pod_status import image_trouble
+from elasticdl.master.state.events import ExitCause
+from elasticdl.places.local import judge_exit
+
+Object = Mapping[str, Any]
+
+MOST_CRASHES = 5
+# A master that ran for longer than this was able to work; the next one starts the count anew.
+SOON_SECONDS = 600.0
+_NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
+_DISRUPTIONS = {
+    "PreemptionByScheduler": ExitCause.PREEMPTED,
+    "PreemptionByKubeScheduler": ExitCause.PREEMPTED,  # its name in the first releases
+    "EvictionByEvictionAPI": ExitCause.EVICTED,
+    "TerminationByKubelet": ExitCause.EVICTED,
+    "DeletionByPodGC": ExitCause.NODE_LOST,
+}
+_TAINT = ("DeletionByTaintManager", "TaintManagerEviction")
+_REASONS = {
+    "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
+    "Evicted": ExitCause.EVICTED,
+    "NodeLost": ExitCause.NODE_LOST,
+    "NodeShutdown": ExitCause.EVICTED,
+    "Terminated": ExitCause.EVICTED,
+    "UnexpectedAdmissionError": ExitCause.EVICTED,
+    "NodeAffinity": ExitCause.EVICTED,
+    "NodePorts": ExitCause.EVICTED,
+}
+_OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
+_EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
+# So begin the reasons of a pod that waits for nothing in particular.
+ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
+_QUIET = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """It does not run yet. ``image``: for one that can't be pulled, or started; ``lasting``: until a person mends it.
+    ``node``: on which it has its place; empty if it waits for one."""
+
+    reason: str
+    image: bool = False
+    lasting: bool = False
+    node: str = ""
+
+    @property
+    def on_its_way(self) -> bool:
+        """It waits for nothing in particular."""
+        return self.reason.startswith(ON_ITS_WAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    host: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    cause: ExitCause
+    code: int
+    detail: str
+    output: str = ""
+    # An event that is still to come may say otherwise, or more.
+    open: bool = False
+
+
+Verdict = Waiting | Running | Ended
+
+
+def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
+    """What a pod that is there says. ``told``: it is us who had it ended."""
+    main, phase = _main_status(pod), _status(pod).get("phase")
+    # With further containers in it a pod is not over before those are, which may be never.
+    alone = len(pod["spec"].get("containers") or ()) < 2
+    if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
+        return judge_end(pod, events, told=told, gone=False)
+    if "running" in main:
+        host = _status(pod).get("podIP") or _status(pod).get("hostIP") or ""
+        return Running(str(host), str(pod["spec"].get("nodeName") or ""))
+    return _judge_wait(pod, events)
+
+
+def is_doubtful(pod: Object) -> bool:
+    """Whether it is to end, or its node does not answer, so that the worker may never be heard of again."""
+    return _deleted(pod) or _silent(pod)
+
+
+def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
+    """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
+    end = _main_status(pod).get("terminated")
+    code = _NO_CODE if end is None else int(end.get("exitCode", 1))
+    output = str((end or {}).get("message") or "") if code > 0 else ""
+    if (end or {}).get("reason") == "OOMKilled":
+        return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
+    if found := _disruption(pod, events, end is None):
+        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not _preemption(events))
+    if gone or _deleted(pod):
+        if end is None and _silent(pod):
+            return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
+        if told:
+            return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}", open=True)
+    if end is None:
+        return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
+    return _by_code(pod, end, code, output)
+
+
+def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
+    """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
+    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
+    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
+    crashes = list(itertools.takewhile(_crashed_soon, ended))
+    if len(crashes) < MOST_CRASHES:
+        return ""
+    verdict = judge_end(crashes[0], (), told=False, gone=False)
+    said = verdict.output.strip().splitlines()[-1:]
+    return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
+
+
+def _crashed_soon(pod: Object) -> bool:
+    cause = judge_end(pod, (), told=False, gone=False).cause
+    seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
+    return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
+
+
+def _end(pod: Object) -> Object:
+    """How its container ended; empty if it has not, or nobody saw it."""
+    end: Object = _main_status(pod).get("terminated") or {}
+    return end if end.get("startedAt") and end.get("finishedAt") else {}
+
+
+def _finished(pod: Object) -> datetime:
+    return datetime.fromisoformat(_end(pod)["finishedAt"])
+
+
+def _silent(pod: Object) -> bool:
+    """It runs, for all that is known, and is not ready: nobody can reach its node to ask."""
+    return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)
+
+
+def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[ExitCause, str] | None:
+    """Who took the pod's place away; ``unseen``: no node has told of its end."""
+    condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
+    taint = ExitCause.NODE_LOST if unseen else ExitCause.EVICTED
+    if condition.get("status") == "True":
+        reason = str(condition.get("reason"))
+        cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
+        preemption = _preemption(events) if cause is ExitCause.PREEMPTED else {}
+        return cause, _preemptor(pod, preemption) or flat(condition.get("message") or reason)
+    reason = str(status.get("reason") or "")
+    if reason in _REASONS or reason.startswith(_OUT_OF):
+        return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
+    for event in reversed(events):
+        if event.get("reason") in _EVENTS:
+            return _EVENTS[event["reason"]], _preemptor(pod, event) or flat(event.get("message") or event["reason"])
+        if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
+            return taint, f"{_node(pod)} got a taint that it does not tolerate"
+    return None
+
+
+def _preemption(events: Sequence[Object]) -> Object:
+    """What the scheduler has told of it; empty if nothing, or nothing yet."""
+    return next((each for each in reversed(events) if each.get("reason") == "Preempted"), {})
+
+
+def _preemptor(pod: Object, event: Object) -> str:
+    """Who is told to have taken its place; empty if nobody. The event's text has but a number."""
+    other = event.get("related") or {}
+    kind, namespace = str(other.get("kind") or "Pod").lower(), other.get("namespace", "default")
+    return f"Preempted by {kind} {namespace}/{other['name']} on {_node(pod)}" if other.get("name") else ""
+
+
+def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
+    cause, detail = judge_exit(code, output)
+    if cause is ExitCause.CRASHED:
+        metadata = pod["metadata"]
+        if end.get("reason") in ("ContainerCannotRun", "StartError"):
+            return Ended(cause, code, f"can't start it: {flat(output)}")
+        detail += f"; its log: kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+    return Ended(cause, code, detail, output)
+
+
+def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
+    scheduled = _condition(pod, "PodScheduled")
+    if not _scheduled(pod):
+        if scheduled.get("reason") == "SchedulingGated":
+            return Waiting("it waits in its queue")
+        if message := scheduled.get("message"):
+            return Waiting(flat(message))
+        return Waiting(ON_ITS_WAY[0])
+    status, node = _status(pod), str(pod["spec"]["nodeName"])
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason", "")), flat(waiting.get("message") or "")
+        if trouble := image_trouble(waiting):
+            return Waiting(trouble.reason, image=True, lasting=trouble.lasting, node=node)
+        if reason and reason not in _QUIET:
+            return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
+    for event in reversed(events):
+        if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
+            why = flat(event.get("message") or event["reason"])
+            return Waiting(f"it can't be started on {_node(pod)}: {why}", node=node)
+    return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)
+
+
+def _main_status(pod: Object) -> Object:
+    """The state of the container that is the worker; empty if nothing is known of it."""
+    for container in _status(pod).get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            state = container.get("state") or {}
+            return {key: value for key, value in state.items() if value is not None}
+    return {}
+
+
+def _condition(pod: Object, kind: str) -> Object:
+    return next((each for each in _status(pod).get("conditions") or () if each.get("type") == kind), {})
+
+
+def _status(pod: Object) -> Object:
+    status: Object = pod.get("status") or {}
+    return status
+
+
+def _scheduled(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def _deleted(pod: Object) -> bool:
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def _node(pod: Object) -> str:
+    return f"node {pod['spec'].get('nodeName', '?')}"
+
+
+def _memory(pod: Object) -> str:
+    for container in pod["spec"].get("containers") or ():
+        limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+        if container.get("name") == CONTAINER and limit:
+            return f"it took more memory than its limit of {limit}"
+    return "its node was out of memory"

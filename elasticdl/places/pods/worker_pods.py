@@ -1,0 +1,167 @@
+"""The pods of a job's workers: how they are made, and what is asked of the cluster about them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.common import environment as variables
+from elasticdl.common.credentials import Role
+from elasticdl.job.quantities import Priority
+from elasticdl.kube.client import Client
+from elasticdl.kube.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, selector, state_name, worker_name
+from elasticdl.kube.watch import Source
+
+Manifest = dict[str, Any]
+LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
+# What is over is kept for its log.
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The Job of the master: when it is deleted, so are the workers.
+
+    ``state_uid``: of the job's state, if that goes with the Job. It then is the workers' controller, without which
+    `kubectl drain` takes pods for somebody's own. The Job can't be: it would disown pods that it did not start.
+    """
+
+    name: str
+    uid: str
+    state_uid: str = ""
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any], state: Mapping[str, Any]) -> Owner:
+        made = job["metadata"]
+        goes_along = any(each["uid"] == made["uid"] for each in state["metadata"].get("ownerReferences") or ())
+        return cls(made["name"], made["uid"], state["metadata"]["uid"] if goes_along else "")
+
+    def reference(self) -> Manifest:
+        return {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": self.uid}
+
+    def references(self, job: str) -> list[Manifest]:
+        """Those of the workers of a job."""
+        state = {"apiVersion": "v1", "kind": "ConfigMap", "name": state_name(job), "uid": self.state_uid}
+        return [self.reference(), *([{**state, "controller": True}] if self.state_uid else [])]
+
+    def about(self, namespace: str) -> dict[str, str]:
+        """The reference of an event about it."""
+        return {**self.reference(), "namespace": namespace}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPods:
+    """What the pods of a job's workers are made from.
+
+    A share of the workers gets the priority class: those in the first places, counted from the most workers there may
+    be. A worker takes the first place that is free, so the places of the minimum are filled first and kept filled with
+    pods of that class, however many were replaced.
+    """
+
+    job: str
+    namespace: str
+    owner: Owner
+    template: Mapping[str, Any]
+    most: int
+    priority: Priority | None = None
+
+    def manifest(self, worker_id: int, place: int, away_from: str = "") -> Manifest:
+        """``away_from``: a node to avoid, if the scheduler finds another."""
+        metadata, spec = self.template["metadata"], self.template["spec"]
+        made: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                **metadata,
+                "name": worker_name(self.job, worker_id),
+                "namespace": self.namespace,
+                "labels": {**metadata["labels"], WORKER_LABEL: str(worker_id), PLACE_LABEL: str(place)},
+                "ownerReferences": self.owner.references(self.job),
+            },
+            "spec": {**spec, "containers": [_numbered(container, worker_id) for container in spec["containers"]]},
+        }
+        if self.priority and place < self.urgent:
+            made["spec"]["priorityClassName"] = self.priority.class_name
+        if away_from:
+            made["spec"]["affinity"] = _avoiding(away_from, spec.get("affinity") or {})
+        return made
+
+    @property
+    def urgent(self) -> int:
+        """The number of places whose workers get the priority class."""
+        share = self.priority.share if self.priority else 0.0
+        return math.ceil(round(share * self.most, 6))  # 0.7 of 10 are 7
+
+    def owns(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is a worker of this very job: not of another one that had its name, nor somebody's own."""
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        number = labels.get(WORKER_LABEL, "")
+        owners = {self.owner.uid, self.owner.state_uid}  # of two, one that is gone is taken from the pod
+        return (
+            any(owner["uid"] in owners for owner in metadata.get("ownerReferences") or ())
+            and number.isdecimal()
+            and metadata["name"] == worker_name(self.job, int(number))
+            and labels.get(PLACE_LABEL, "0").isdecimal()
+        )
+
+
+class WorkerPodApi:
+    """The pods of one job's workers, and the events about any pod: those of a job can't be chosen, having no labels.
+
+    Every method blocks, and raises `ApiError`.
+    """
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._selector = selector(job, Role.WORKER)
+        self.pods: Source = Source(client, "Pod", label_selector=self._selector)
+        self.events: Source = Source(client, "Event", field_selector="involvedObject.kind=Pod")
+
+    def create(self, manifest: Manifest) -> Manifest:
+        return self._client.create(manifest)
+
+    def read(self, name: str) -> Manifest:
+        return self._client.read("Pod", name)
+
+    def log(self, name: str, seconds: float) -> str:
+        """The end of its container's log; ``seconds``: to connect, and for each part of it to come."""
+        answer = self._client.log(name, tail=LOG_LINES, seconds=seconds)
+        # The answer may begin in time, and break off or stop in the middle.
+        with contextlib.closing(answer), self._client.translated(f"read the log of {name}"):
+            return bytes(answer.read()).decode(errors="replace")
+
+    def delete(self, name: str, grace: int | None) -> bool:
+        """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
+        return self._client.delete("Pod", name, grace)
+
+    def delete_all(self, grace: int) -> None:
+        """Those that are not over."""
+        self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
+
+
+def worker_id_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"][WORKER_LABEL])
+
+
+def place_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
+
+
+def _avoiding(node: str, affinity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's own affinity, and one away from this node that outweighs it, where nodes are only preferred."""
+    of_nodes = affinity.get("nodeAffinity") or {}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    others = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]}
+    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": others}]
+    return {**affinity, "nodeAffinity": {**of_nodes, preferred: terms}}
+
+
+def _numbered(container: Mapping[str, Any], worker_id: int) -> Mapping[str, Any]:
+    if container["name"] != CONTAINER:
+        return container
+    number = {"name": variables.WORKER_ID, "value": str(worker_id)}
+    return {**container, "env": [number, *container.get("env", [])]}

@@ -1,0 +1,65 @@
+"""Which modules a job's workers are forked with: those of the framework that its program imports, and ours on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from elasticdl.common.python_command import UnclearCommand, program_of
+from elasticdl.job.spec import JobSpec
+from elasticdl.places.fork_server import CannotFork
+from elasticdl.places.program import imports_of, imports_of_module
+
+_TRITON = "elasticdl.common.triton_first:import_triton"
+# By what a script imports. PyTorch's first optimizer would import its compiler.
+OF_SCRIPTS = {
+    "torch": ("torch", "torch._dynamo"),
+    "tensorflow": (_TRITON, "tensorflow"),
+    "keras": (_TRITON, "keras"),
+    "lightning": ("torch", "torch._dynamo", "lightning.pytorch"),
+    "pytorch_lightning": ("torch", "torch._dynamo", "pytorch_lightning"),
+    "transformers": ("transformers",),
+    "elasticdl.elastic.torch": ("torch", "torch._dynamo", "elasticdl.elastic.torch"),
+    "elasticdl.elastic.lightning": ("torch", "torch._dynamo", "elasticdl.elastic.lightning"),
+    "elasticdl.elastic.transformers": ("torch", "torch._dynamo", "elasticdl.elastic.transformers"),
+    "elasticdl.elastic.keras": ("elasticdl.elastic.keras",),
+}
+_OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.connection")
+_KERAS = ("elasticdl.worker.frameworks:import_keras", *_OF_WORKERS)
+OF_ZOO_MODULES = {
+    "torch": ("elasticdl.worker.frameworks:import_torch", "torch._dynamo", *_OF_WORKERS),
+    "tensorflow": _KERAS,
+    "keras": _KERAS,
+}
+
+
+def modules_to_preload(spec: JobSpec) -> Sequence[str]:
+    """In the order in which they are to be imported, as `elasticdl.common.template` takes them.
+
+    Raises:
+        CannotFork: nothing is known to be imported, or the workers can't be forked.
+    """
+    if spec.command:
+        try:
+            program = program_of(spec.command)
+        except UnclearCommand as error:
+            raise CannotFork(str(error)) from None
+        found = _among(OF_SCRIPTS, imports_of(program))
+    else:
+        folder = Path(spec.model_zoo).resolve()
+        found = _among(OF_ZOO_MODULES, imports_of_module(_module(spec.model_def, folder), [folder], folder))
+    if not found:
+        raise CannotFork("")
+    return found
+
+
+def _among(table: dict[str, tuple[str, ...]], names: Collection[str]) -> Sequence[str]:
+    wanted = [key for key in table if any(name == key or name.startswith(f"{key}.") for name in names)]
+    return list(dict.fromkeys(module for key in wanted for module in table[key]))
+
+
+def _module(model_def: str, folder: Path) -> str:
+    """Without the function that may stand at its end."""
+    path = folder.joinpath(*model_def.split("."))
+    is_module = path.is_dir() or path.with_name(f"{path.name}.py").is_file()
+    return model_def if is_module else model_def.rpartition(".")[0]
