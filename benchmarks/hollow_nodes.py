@@ -28,11 +28,11 @@ from kubernetes import client, config
 
 from benchmarks.clusters import GPU
 from benchmarks.scale_host import CHANNELS, Worker
+from elasticdl.common.backoff import Backoff
 from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
-from elasticdl.kube.retry import Backoff
 from elasticdl.kube.watch import Receiver, Watch
 from elasticdl.places.pods.worker_pods import WorkerPodApi, worker_id_of
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc

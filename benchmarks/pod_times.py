@@ -16,8 +16,8 @@ from typing import Any
 from kubernetes import client
 
 from benchmarks.processes import Failed
+from elasticdl.common.backoff import Backoff
 from elasticdl.kube.client import Client
-from elasticdl.kube.retry import Backoff
 from elasticdl.kube.watch import Receiver, Source, Watch
 
 Times = Mapping["Fact", float]

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from kubernetes import client
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kube.retry import Backoff
 from elasticdl.kube.watch import Receiver, Source, Watch
 
 Pod = dict[str, Any]

@@ -8,7 +8,6 @@ import pytest
 from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, PODS, RUNNING, condition, event, pod, terminated, waiting
 
-from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.state.events import (
@@ -452,14 +451,3 @@ def test_logs_that_do_not_come_hold_up_nobody(play, monkeypatch):
             scene.pods.nodes_answer.set()
 
     play(story)
-
-
-def test_delays_double_up_to_a_bound_and_differ():
-    backoff = Backoff(random.Random(3), first=1.0, longest=8.0)
-    delays = [backoff.delay() for _ in range(6)]
-    for delay, bound in zip(delays, [1, 2, 4, 8, 8, 8], strict=True):
-        assert bound / 2 <= delay <= bound
-    assert len(set(delays)) == 6
-    assert backoff.delay(at_least=60) == 60
-    backoff.reset()
-    assert backoff.delay() <= 1
