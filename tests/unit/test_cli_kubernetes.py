@@ -179,6 +179,49 @@ def test_an_image_that_no_waiting_helps_is_not_waited_for():
     assert following(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
+def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
+    made = parts(gang=True, queue="volcano=lab", num_workers="3")
+    (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
+    assert (group["apiVersion"], group["spec"]) == (
+        "scheduling.volcano.sh/v1beta1",
+        {"minMember": 3, "queue": "lab"},
+    )
+    assert group["metadata"]["name"] == made.worker["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
+    for others in ({}, {"queue": "volcano=lab"}, {"queue": "kueue=lab", "gang": True, "num_workers": "3"}):
+        assert "PodGroup" not in {each["kind"] for each in job_objects.companions(parts(**others))}
+
+
+class WithoutVolcano:
+    """A cluster that takes whatever it knows."""
+
+    namespace = "lab"
+
+    def __init__(self):
+        self.made = []
+
+    def may(self, *_):
+        return True
+
+    def serves(self, group):
+        return group != "scheduling.volcano.sh"
+
+    def create(self, manifest, *, dry_run=False):
+        self.made.append(manifest)
+        return manifest
+
+
+def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
+    place, said = WithoutVolcano(), []
+    made = parts(gang=True, queue="volcano=lab", num_workers="3")
+    Submission(place, made, said.append).within_rights().check()
+    assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
+    assert "PodGroup" not in {each["kind"] for each in place.made}
+    (worker,) = [
+        each for each in place.made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"
+    ]
+    assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
+
+
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     made = parts(envs="TOKEN=hush")
     holders = [each for each in job_objects.companions(made) if "aHVzaA==" in json.dumps(each)]

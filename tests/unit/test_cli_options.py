@@ -219,7 +219,7 @@ def test_workers_are_a_number_or_a_range():
         ),
         (
             ["--image", "i", "--gang", "--num_workers", "2-4"],
-            "--gang trains with all workers or none: give --num_workers one number, not 2-4",
+            "--num_workers 2-4: --gang trains with all workers or none: give one number of workers, not 2-4",
         ),
         (
             ["--image", "i", "--job_name", "7b"],

@@ -4,6 +4,8 @@ import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.job.quantities import Priority
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods, place_of, worker_id_of
@@ -408,3 +410,9 @@ def test_a_worker_may_be_kept_from_a_node_and_the_users_own_affinity_stays():
     ]
     assert own["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == ["first"]
     assert "affinity" not in PODS.manifest(1, 0)["spec"]
+
+
+def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
+    spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, worker_pod(spec, "lab"), most=1)
+    assert "affinity" not in pods.manifest(1, 0, "node-b")["spec"]

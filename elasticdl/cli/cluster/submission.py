@@ -23,8 +23,8 @@ from elasticdl.kube.client import Client, Object
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import Parts
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
-from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
+from elasticdl.kube.manifests.names import VOLCANO_GROUP, without_name
+from elasticdl.kube.manifests.pod import finish_master_pod, finish_pod, master_pod, volcano_group, worker_pod
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -67,10 +67,11 @@ class Submission:
     say: Callable[[str], None]
 
     def within_rights(self) -> Submission:
-        """The same, with no right for the master that the user can't give it."""
-        if self.parts.spec.service_account or self.client.may("create", "events"):
-            return self
-        return replace(self, parts=replace(self.parts, announces=False))
+        """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
+        spec = self.parts.spec
+        announces = bool(spec.service_account) or self.client.may("create", "events")
+        groups = volcano_group(spec) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
+        return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
 
     def check(self) -> None:
         """Whether the cluster would take it all; nothing is made.
@@ -180,8 +181,10 @@ class Submission:
     def _try_workers(self) -> None:
         urgent = parse_priority(self.parts.spec.worker_pod_priority)  # of some or all of them
         priority = {"priorityClassName": urgent.class_name} if urgent else {}
+        # Volcano refuses a pod whose group is not there, and that is made with the rest.
+        alone = {"metadata": {"annotations": {VOLCANO_GROUP: None}}}
         try:
-            self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
+            self._try_pod(merge(self.parts.worker, {**alone, "spec": priority}), Role.WORKER)
         except NotDoneError as error:
             if not error.by_quota:
                 raise

@@ -21,7 +21,7 @@ from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.journal import STEPS, parse_entry
-from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
 

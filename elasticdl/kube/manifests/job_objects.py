@@ -15,7 +15,7 @@ from elasticdl.job.quantities import parse_envs
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.merge import Manifest
-from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE
+from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE, volcano_group
 
 # Masters that may fail; by the policy below one that is lost with its node does not count. A crash is tried again after up
 # to six minutes. A master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for
@@ -43,6 +43,8 @@ class Parts:
     certificates: Mapping[Role, TlsFiles]
     # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
     announces: bool = True
+    # Whether the cluster knows Volcano's groups.
+    groups: bool = True
 
 
 def make_service(spec: JobSpec) -> Manifest:
@@ -93,6 +95,9 @@ def companions(parts: Parts) -> list[Manifest]:
         claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
         labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
         made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
+    if parts.groups and (group := volcano_group(spec)):
+        head = _head(parts, "PodGroup", names.group_name(job), "scheduling.volcano.sh/v1beta1")
+        made.append({**head, "spec": group})
     # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
     # out. Metrics may be collected from any namespace; the certificate decides who gets them.
     own = {"matchLabels": {names.JOB_LABEL: job}}

@@ -142,7 +142,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         )
 
     try:
-        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome, spec.why_not_scaled_to)
         await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}

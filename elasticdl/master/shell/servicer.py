@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from elasticdl.common.channel import SERVER_OPTIONS
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import WorkerRange
+from elasticdl.job.worker_range import WorkerRange
 from elasticdl.master.shell.access import Access, Context, Guard
 from elasticdl.master.shell.convert import connected, to_event
 from elasticdl.master.shell.journal_file import Journal
@@ -38,6 +38,7 @@ class Servicer(pb_grpc.MasterServicer):
     ended: asyncio.Event  # the status will not change any more
     journal: Journal
     welcome: Callable[[], pb.Welcome]
+    why_not: Callable[[WorkerRange], str]  # a job may not have so many workers; empty if it may
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -106,6 +107,8 @@ class Servicer(pb_grpc.MasterServicer):
         except ValidationError:
             text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if why := self.why_not(workers):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.mailbox.post(e.ScaleRequested(workers))
         await self.mailbox.settled()
