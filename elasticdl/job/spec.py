@@ -18,6 +18,7 @@ from elasticdl.job.worker_range import MOST_WORKERS as MOST_WORKERS
 from elasticdl.job.worker_range import WorkerRange as WorkerRange
 from elasticdl.job.worker_range import Workers, why_not_in_range
 
+
 class OptionGroup(BaseModel):
     """Options that belong together. The docstring of a group is its title in the help, that of a field its description."""
 

@@ -62,7 +62,9 @@ class ServedMaster:
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            await server.start(Servicer(self, sessions, lambda: status, ended, journal, lambda: welcome, lambda workers: ""))
+            await server.start(
+                Servicer(self, sessions, lambda: status, ended, journal, lambda: welcome, lambda workers: "")
+            )
         finally:
             self._up.set()
         await self._over.wait()

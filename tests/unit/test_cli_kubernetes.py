@@ -216,9 +216,7 @@ def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
     Submission(place, made, said.append).within_rights().check()
     assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
     assert "PodGroup" not in {each["kind"] for each in place.made}
-    (worker,) = [
-        each for each in place.made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"
-    ]
+    (worker,) = [each for each in place.made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
     assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
 
 

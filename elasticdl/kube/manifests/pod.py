@@ -78,7 +78,11 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
 
 def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:
     """Metadata and further keys of the pod's spec, by which a queueing scheduler knows the workers."""
-    queue, size, group = quantities.parse_queue(spec.queue), str(spec.num_workers.minimum), names.group_name(spec.job_name)
+    queue, size, group = (
+        quantities.parse_queue(spec.queue),
+        str(spec.num_workers.minimum),
+        names.group_name(spec.job_name),
+    )
     if queue is None:
         return {}, {}
     if queue.scheduler == quantities.KUEUE:
