@@ -287,7 +287,7 @@ def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_clu
     core = client.CoreV1Api(own_cluster.client())
     spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
     parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(job_objects.make_job(parts, parallelism=0))
+    job = place.create(job_objects.make_job(parts, submitted=True))
     for manifest in job_objects.companions(parts):
         place.create(job_objects.owned(manifest, job))
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}

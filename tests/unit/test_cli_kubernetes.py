@@ -28,6 +28,8 @@ from elasticdl.kube.client import Client
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -218,6 +220,48 @@ def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
     assert "PodGroup" not in {each["kind"] for each in place.made}
     (worker,) = [each for each in place.made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
     assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
+
+
+def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_file_stays():
+    assert job_objects.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
+    assert job_objects.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts(ttl=0), submitted=True)["spec"]
+    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts())["spec"]
+
+
+def test_a_file_of_objects_has_no_ttl(tmp_path, capsys):
+    argv = ["train", "--image", "i", "--model_def", "m", "--ttl", "60", "--yaml", str(tmp_path / "job.yaml")]
+    assert main(argv) == 2
+    assert capsys.readouterr().err == (
+        "elasticdl train: --ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: "
+        "leave it out\n"
+    )
+    assert not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "master"),
+    [
+        ({}, None),
+        ({"worker_pod_priority": "high"}, "high"),
+        ({"worker_pod_priority": "high=0.5"}, "high"),
+        ({"worker_pod_priority": "high=0"}, None),
+        ({"worker_pod_priority": "high", "master_pod_priority": "higher"}, "higher"),
+        ({"worker_pod_template": "spec: {priorityClassName: high}"}, "high"),
+        ({"worker_pod_template": "spec: {priorityClassName: high}", "master_pod_priority": "higher"}, "higher"),
+        ({"pod_template": "spec: {priorityClassName: high}"}, "high"),
+    ],
+)
+def test_a_master_is_as_urgent_as_its_workers(tmp_path, options, master):
+    for name in [name for name in options if "template" in name]:
+        (tmp_path / name).write_text(options[name])
+        options = {**options, name: str(tmp_path / name)}
+    assert parts(**options).master["spec"].get("priorityClassName") == master
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
 
 
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():

@@ -32,7 +32,7 @@ TRAIN_FLAGS = """
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
---image_timeout --node_timeout --recovery_timeout --restart_policy
+--image_timeout --node_timeout --recovery_timeout --ttl --restart_policy
 --pod_template --master_pod_template --worker_pod_template --cluster_spec --service_account --gang --no_gang --queue --share_queue --elastic --no_elastic
 --yaml --dry_run --detach
 """
@@ -46,7 +46,7 @@ RUN_FLAGS = """
 --image --image_name --namespace --kube_context
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
---image_timeout --node_timeout --recovery_timeout --restart_policy
+--image_timeout --node_timeout --recovery_timeout --ttl --restart_policy
 --pod_template --master_pod_template --worker_pod_template --cluster_spec --service_account --gang --no_gang --queue --share_queue --elastic --no_elastic
 --yaml --dry_run --detach
 """

@@ -270,7 +270,7 @@ def _delete_once(client: Client, name: str) -> list[str]:
         try:
             listed = client.list(kind, label_selector=f"{_ANY_JOB}={name}")
         except NotDoneError as error:
-            if error.by_rights and kind in _WITH_MORE_RIGHTS or error.status == ABSENT and kind in _NOT_EVERYWHERE:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
                 continue
             raise
         for metadata in (each["metadata"] for each in listed):

@@ -59,6 +59,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     """
     refuse_variables(parse_envs(spec.envs))
     refuse_variables({each.name: "" for each in parse_secret_envs(spec.env_from_secret)})
+    if yaml and spec.ttl != JobSpec.model_fields["ttl"].default:
+        raise UserError(
+            "--ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: leave it out"
+        )
     place = Place(spec.namespace, spec.kube_context)
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)

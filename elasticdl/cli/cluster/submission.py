@@ -24,7 +24,14 @@ from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import Parts
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
 from elasticdl.kube.manifests.names import VOLCANO_GROUP, without_name
-from elasticdl.kube.manifests.pod import finish_master_pod, finish_pod, master_pod, volcano_group, worker_pod
+from elasticdl.kube.manifests.pod import (
+    as_urgent,
+    finish_master_pod,
+    finish_pod,
+    master_pod,
+    volcano_group,
+    worker_pod,
+)
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -48,11 +55,13 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     def adapted(pod: Manifest, role: Role) -> Manifest:
         return cluster_spec.adapt_pod(with_pod_templates(pod, spec, role))
 
+    worker = finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER)
+    master = finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec)
     return Parts(
         spec=spec,
         namespace=namespace,
-        master=finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec),
-        worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
+        master=as_urgent(master, worker),
+        worker=worker,
         service=cluster_spec.adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
     )
@@ -80,7 +89,7 @@ class Submission:
             UserError: it would not.
         """
         spec = self.parts.spec
-        for manifest in (job_objects.make_job(self.parts, parallelism=0), *job_objects.companions(self.parts)):
+        for manifest in (job_objects.make_job(self.parts, submitted=True), *job_objects.companions(self.parts)):
             try:
                 self._make(manifest, dry_run=True)
             except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
@@ -114,7 +123,7 @@ class Submission:
         """
         begun: list[Manifest] = []
         try:
-            job = self._make_one(job_objects.make_job(self.parts, parallelism=0), begun)
+            job = self._make_one(job_objects.make_job(self.parts, submitted=True), begun)
             for manifest in job_objects.companions(self.parts):
                 pause()
                 self._make_one(job_objects.owned(manifest, job), begun)

@@ -66,10 +66,16 @@ def make_service(spec: JobSpec) -> Manifest:
     }
 
 
-def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
-    """``parallelism`` 0: nothing is started yet."""
+def make_job(parts: Parts, *, submitted: bool = False) -> Manifest:
+    """``submitted``: it is made first and starts nothing yet, and is to own all the rest, which goes with it after its end.
+
+    What somebody applies from a file has no owner: if the Job went by itself, the rest would stay, and whoever keeps the
+    cluster as the file says would start the Job again.
+    """
+    ttl = {"ttlSecondsAfterFinished": parts.spec.ttl} if submitted and parts.spec.ttl else {}
     spec = {
-        "parallelism": parallelism,
+        "parallelism": 0 if submitted else 1,
+        **ttl,
         "completions": 1,
         "backoffLimit": BACKOFF_LIMIT,
         "podFailurePolicy": _FAILURE_POLICY,

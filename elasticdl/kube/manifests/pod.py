@@ -45,8 +45,17 @@ def master_pod(spec: JobSpec) -> Manifest:
         _of_the_pod(variables.NAMESPACE, "metadata.namespace"),
         _of_the_pod(variables.POD_UID, "metadata.uid"),
     )
-    priority = {"priorityClassName": spec.master_pod_priority} if spec.master_pod_priority else {}
+    workers = quantities.parse_priority(spec.worker_pod_priority)
+    # Were it less urgent than its workers, it would be the first to be preempted, for a worker of its own perhaps.
+    name = spec.master_pod_priority or (workers.class_name if workers and workers.share else "")
+    priority = {"priorityClassName": name} if name else {}
     return make_pod(spec, Role.MASTER, MASTER_COMMAND, env, pod_spec={**_identity(spec), **priority})
+
+
+def as_urgent(master: Manifest, worker: Manifest) -> Manifest:
+    """The master's pod with the class that a template gives the workers' alone, if it has none itself."""
+    name = worker["spec"].get("priorityClassName")
+    return merge({"spec": {"priorityClassName": name}}, master) if name else master
 
 
 def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:

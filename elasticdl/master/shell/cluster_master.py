@@ -2,8 +2,8 @@
 
 It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
 
-Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
-backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
+Exit codes: 0 succeeded, or stopped on request: the Job is complete. 1 failed, 2 the user's mistake: after these the Job
+starts no other, as its backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
 them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
 """
 
@@ -145,7 +145,12 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
         await state.finish(status, end.phase)
-    return EXIT_CODES[end.phase]
+    return exit_code(end.phase)
+
+
+def exit_code(phase: Phase) -> int:
+    """Of the master's container, by which its Job is complete or failed. Whoever had it stopped has got what was asked for."""
+    return 0 if phase is Phase.STOPPED else EXIT_CODES[phase]
 
 
 def _read_template(path: Path) -> dict[str, Any]:

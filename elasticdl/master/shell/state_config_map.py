@@ -104,14 +104,14 @@ class ClusterState:
         await self._write({MEMORY: snapshot.to_json(), **status})
 
     async def finish(self, status: str, phase: Phase) -> None:
-        """The job is over, ``status`` is its last: unless it succeeded, have the Job start no other master.
+        """The job is over, ``status`` is its last: if it failed, have the Job start no other master.
 
         Raises:
             UnreachableError: the cluster does not take it.
         """
         write = partial(self._write, {STATUS: status})
         await retry(write, "write down how the job has ended", Backoff(random.Random()), PATIENCE)
-        if phase is not Phase.SUCCEEDED:
+        if phase is Phase.FAILED:
             change = {"spec": {"backoffLimit": 0}}
             await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
