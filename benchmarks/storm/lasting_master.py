@@ -210,7 +210,7 @@ class LastingLauncher:
         self._report(WorkerExited(worker_id, cause, code, detail))
 
 
-class FileStore:
+class FileStore(SnapshotStore):
     """See `elasticdl.master.shell.saver.SnapshotStore`."""
 
     def __init__(self, path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
         ("pods/log",): ["get"],
         ("events",): ["create", "list", "watch"],
-        ("configmaps", "j-state"): ["get", "patch"],
+        ("configmaps", "j-state", "j-journal"): ["get", "patch"],
         ("jobs", "j-master"): ["get", "patch"],
     }
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.job.journal import STEPS, join_steps, thinned
-from elasticdl.master.shell import state_config_map
-from elasticdl.master.shell.state_config_map import ClusterState
+from elasticdl.kube.manifests import packed_state
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.events import StepReport
 from elasticdl.master.state.values import Pace
@@ -132,36 +131,21 @@ def test_the_loss_of_two_is_their_mean_over_samples():
 # ---- in the ConfigMap ----
 
 
-def test_steps_push_nothing_out_of_the_config_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_config_map, "LONG_BYTES", LONG)
-    path = tmp_path / "journal.jsonl"
-    state = ClusterState(None, "j", "me", lambda: None, path)
+def test_steps_push_nothing_out_of_the_config_map(monkeypatch):
+    monkeypatch.setattr(packed_state, "LONG_BYTES", LONG)
     book = Book()
-    journal = path.open("a")
-    first = json.dumps({"time": 0.0, "event": "job_started", "job": "j"})
-    journal.write(first + "\n")
-    told, most = 0, 0
+    lines, told = [json.dumps({"time": 0.0, "event": "job_started", "job": "j"}) + "\n"], 0
     for hour in range(24 * 14):
         for tick in range(40):
             book.now = hour * 3600.0 + tick * 90
             book.train(hour * 40 + tick + 1, loss=1 / (1 + book.now) + tick * 1e-3, seconds=0.0123 * (tick + 1))
         book.log.recorded("phase", {})
-        journal.writelines(
-            json.dumps({"time": book.now, "event": STEPS, **entry}) + "\n" for entry in book.entries[told:]
-        )
+        lines += [json.dumps({"time": book.now, "event": STEPS, **entry}) + "\n" for entry in book.entries[told:]]
         told = len(book.entries)
-        journal.flush()
-        most = max(most, len(state._pack_journal()))
     assert told > 3000
-    assert state._bunch > 1, "so much had to be joined"
-    assert most < 2.5 * LONG
-    assert state._kept_from == 0
-
-
-def test_steps_alone_are_no_reason_to_write(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    state = ClusterState(None, "j", "me", lambda: None, path)
-    path.write_text(json.dumps({"event": STEPS, "step": 1}) + "\n")
-    assert not state._has_news()
-    path.write_text(path.read_text() + json.dumps({"event": "pause"}) + "\n")
-    assert state._has_news()
+    assert len(packed_state.pack("".join(lines))) > 2.5 * LONG
+    packed = packed_state.pack_journal("".join(lines), 10 * LONG)
+    assert len(packed) < 2.5 * LONG
+    kept = packed_state.unpack_state({"binaryData": {packed_state.JOURNAL: packed}}).journal.splitlines(keepends=True)
+    assert kept[0] == lines[0]
+    assert len(kept) < told / 2, "so much had to be joined"

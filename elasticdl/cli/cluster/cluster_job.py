@@ -113,8 +113,9 @@ class ClusterJob:
 
     def state(self) -> State:
         found = self.client.find("ConfigMap", names.state_name(self.name))
+        older = self.client.find("ConfigMap", names.journal_name(self.name)) if found else None
         try:
-            return unpack_state(found) if found else State()
+            return unpack_state(found, older) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 

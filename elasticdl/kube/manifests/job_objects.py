@@ -96,7 +96,7 @@ def companions(parts: Parts) -> list[Manifest]:
     without_envs = spec.model_copy(update={"envs": ""})
     data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
-    made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    made += [_head(parts, "ConfigMap", name(job)) for name in (names.state_name, names.journal_name)]
     if spec.share_queue:
         claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
         labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
@@ -141,14 +141,14 @@ def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Man
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
         _rule("", "pods/log", ["get"]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
-        _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
+        _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
 
 
-def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manifest:
+def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
     made: Manifest = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
-    return {**made, "resourceNames": [only]} if only else made
+    return {**made, "resourceNames": list(only)} if only else made
 
 
 def _account(parts: Parts) -> list[Manifest]:

@@ -57,6 +57,11 @@ def state_name(job: str) -> str:
     return f"{job}-state"
 
 
+def journal_name(job: str) -> str:
+    """Of the ConfigMap with the older part of the journal."""
+    return f"{job}-journal"
+
+
 def group_name(job: str) -> str:
     """By which a queueing scheduler knows the workers of a gang."""
     return f"{job}-workers"

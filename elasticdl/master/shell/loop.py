@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from elasticdl.places.base import Launcher
 
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
-SAVE_SECONDS = 5.0
+SAVE_SECONDS = 15.0
 # For so long the store may take until it is said that the job waits for it.
 PATIENCE = 1.0
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
+    news_seconds: Callable[[], float] = lambda: math.inf  # what happens, and need not be saved first, is saved as soon
 
 
 # What is to be carried out, waited for until it is saved, or set since all before it is done.
@@ -82,6 +84,7 @@ class Loop:
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
         self._saved_at = ports.clock()
+        self._has_news = False  # the journal has entries that are not saved
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
@@ -92,6 +95,9 @@ class Loop:
             if deciding.done():
                 deciding.result()
             return await acting
+        except asyncio.CancelledError:  # it is to leave the job to another master, which is to know all of it
+            self._save(self._ports.clock())
+            raise
         finally:
             for task in (deciding, acting):
                 task.cancel()
@@ -132,12 +138,12 @@ class Loop:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
-        if now - self._saved_at >= SAVE_SECONDS:
+        if now - self._saved_at >= (min(SAVE_SECONDS, self._ports.news_seconds()) if self._has_news else SAVE_SECONDS):
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
-        self._saved_at = now
+        self._saved_at, self._has_news = now, False
         return self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
 
     def _precedes_its_world(self, instruction: i.Instruction) -> bool:
@@ -199,6 +205,7 @@ class Loop:
                 self._ports.launcher.read_log(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
+                self._has_news = True
             case i.NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)
             case i.PublishClaim(claim):

@@ -108,7 +108,8 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     job = Job(Settings.from_spec(spec), past.job if past else None)
 
     def wrap(state: JobSnapshot) -> Snapshot:
-        return Snapshot(state, started, generation)
+        length = job_dir.journal.stat().st_size if job_dir.journal.exists() else 0
+        return Snapshot(state, started, generation, length)
 
     def status() -> pb.JobStatus:
         now = time.monotonic()
@@ -128,7 +129,9 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     observers = Observers([*_tensorboard(spec), scaling, *platform.make_observers(status), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post)
-    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
+    ports = Ports(
+        *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
+    )
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:

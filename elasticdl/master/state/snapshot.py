@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -92,11 +92,7 @@ class Snapshot:
     job: JobSnapshot
     started: float  # when the first master of the job did; seconds since the epoch
     generation: int = 1  # how many masters the job has had, this one included
-
-    def without_workers(self, gone: Collection[int]) -> Snapshot:
-        """For an older snapshot, if it is known by other means who has gone since."""
-        workers = tuple(worker for worker in self.job.workers if worker.worker_id not in gone)
-        return replace(self, job=replace(self.job, workers=workers))
+    journal_bytes: int | None = None  # length of the journal at this moment; None: all that there is
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})
