@@ -13,6 +13,7 @@ from elasticdl.master.shell import state_config_map
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.events import StepReport
+from elasticdl.master.state.snapshot import TrainingSnapshot
 from elasticdl.master.state.values import Pace
 
 LONG = 20_000  # bytes, instead of what takes weeks to come together
@@ -26,7 +27,11 @@ class Book:
     def __init__(self, started=0.0, counted=0):
         self.now = started
         self.entries = []
-        self.log = StepLog(self.append, lambda: self.now, started, counted)
+        self.told = []
+        past = TrainingSnapshot(counted=counted)
+        self.log = StepLog(
+            self.append, lambda _, fields: self.told.append(fields), lambda: self.now, started, None, past
+        )
 
     def append(self, event, fields):
         assert event == STEPS
@@ -56,6 +61,9 @@ def test_the_longer_a_job_runs_the_rarer_entries_become():
         book.train(second + 1)
     assert 5_000 < len(book.entries) < 6_000
     assert book.entries[-1]["steps"] in (99, 100, 101)
+    assert len(book.told) == 100_000, "those who count them hear of them each second"
+    book.log.flush()
+    assert sum(entry["steps"] for entry in book.told) == sum(entry["steps"] for entry in book.entries) == 100_000
 
 
 def test_the_first_step_in_a_world_counts_without_the_pause_before_it():
@@ -156,12 +164,3 @@ def test_steps_push_nothing_out_of_the_config_map(tmp_path, monkeypatch):
     assert state._bunch > 1, "so much had to be joined"
     assert most < 2.5 * LONG
     assert state._kept_from == 0
-
-
-def test_steps_alone_are_no_reason_to_write(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    state = ClusterState(None, "j", "me", lambda: None, path)
-    path.write_text(json.dumps({"event": STEPS, "step": 1}) + "\n")
-    assert not state._has_news()
-    path.write_text(path.read_text() + json.dumps({"event": "pause"}) + "\n")
-    assert state._has_news()

@@ -190,7 +190,6 @@ class Master:
         @asynccontextmanager
         async def lifespan(post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(state.keeping_journal())
                 for each in neighbours:
                     await stack.enter_async_context(each.sharing(post))
                 yield

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 class Journal:
     """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing.
 
-    ``recorded`` is told of each.
+    ``recorded`` is told of each, but for steps.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Journal:
             self._failed = True
         for queue in self._followers:
             queue.put_nowait(line)
-        self._recorded(event, fields)
+        if event != STEPS:  # of which observers hear sooner
+            self._recorded(event, fields)
 
     async def entries(self, *, follow: bool) -> AsyncIterator[str]:
         """The lines so far and, when following, those to come until the journal is closed."""

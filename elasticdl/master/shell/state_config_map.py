@@ -7,17 +7,15 @@ writes no more. A write that may or may not have been done is done again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UserError
-from elasticdl.job.journal import STEPS, read_journal, thinned
+from elasticdl.job.journal import thinned
 from elasticdl.kube.api_error import CONFLICT, ApiError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import master_name, state_name
@@ -26,8 +24,8 @@ from elasticdl.kube.retry import retry
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 
-# The journal alone is written so often at most, and less often the longer it is.
-JOURNAL_SECONDS = 1.0
+# For new entries of the journal alone it is written so often at most, and less often the longer the journal is.
+NEWS_SECONDS = 1.0
 BYTES_PER_SECOND = 100_000
 # A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
 MOST_BYTES = 600_000
@@ -92,16 +90,18 @@ class ClusterState:
             snapshot = Snapshot.from_json(state.memory) if state.memory else None
             whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
             self._journal.write_text(whole + newline)
-            # The journal may be newer than the snapshot; whoever left according to it must not be missed again.
-            gone = {entry["worker"] for entry in read_journal(self._journal) if entry["event"] == "worker_left"}
         except ValueError as error:
             raise UserError(f"what an earlier master has left can't be read: {error}") from None
-        return snapshot.without_workers(gone) if snapshot else None
+        return snapshot
 
     async def save(self, snapshot: Snapshot) -> None:
-        """With the journal so far, which explains it. Raises OSError if it can't be done now."""
+        """With the journal of the same moment. Raises OSError if it can't be done now."""
         status = {STATUS: text} if (text := self.status()) else {}
-        await self._write({MEMORY: snapshot.to_json(), **status})
+        await self._write({MEMORY: snapshot.to_json(), **status}, snapshot.journal_bytes)
+
+    @property
+    def news_seconds(self) -> float:
+        return max(NEWS_SECONDS, self._size / BYTES_PER_SECOND)
 
     async def finish(self, status: str, phase: Phase) -> None:
         """The job is over, ``status`` is its last: unless it succeeded, have the Job start no other master.
@@ -115,57 +115,34 @@ class ClusterState:
             change = {"spec": {"backoffLimit": 0}}
             await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
-    @asynccontextmanager
-    async def keeping_journal(self) -> AsyncIterator[None]:
-        """While it is open, what is added to the journal's file is written soon."""
-        task = asyncio.create_task(self._keep_journal())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def _keep_journal(self) -> None:
-        while True:
-            await asyncio.sleep(max(JOURNAL_SECONDS, self._size / BYTES_PER_SECOND))
-            if self._has_news():
-                with contextlib.suppress(OSError):  # the next time, then
-                    await self._write({})
-
-    def _has_news(self) -> bool:
-        """Whether anything has been added but steps, which the next snapshot takes along."""
-        with self._journal.open() as file:
-            file.seek(self._read)
-            return any(f'"event": "{STEPS}"' not in line for line in file)
-
-    async def _write(self, data: dict[str, str]) -> None:
-        """What could not be loaded stays as it is."""
+    async def _write(self, data: dict[str, str], end: int | None = None) -> None:
+        """With the journal up to this byte. What could not be loaded stays as it is."""
         async with self._writing:
             # In a thread, as compressing takes a tenth of a second or more.
-            packed = await asyncio.to_thread(self._pack_journal) if self._journal.exists() else ""
+            packed = await asyncio.to_thread(self._pack_journal, end) if self._journal.exists() else ""
             await self._patch({"data": data, **({"binaryData": {JOURNAL: packed}} if packed else {})})
 
-    def _pack_journal(self) -> str:
-        """The journal so far, less a line that is still being written, and less the oldest if it is too long."""
-        packed = self._pack_from(self._read)
+    def _pack_journal(self, end: int | None = None) -> str:
+        """The journal up to ``end``, less a line that is still being written, and less the oldest if it is too long."""
+        packed = self._pack(self._read, end)
         if len(packed) > self._join_at:
             self._bunch = BUNCHES[self._bunch > 1]
             self._packer = Packer()
-            packed = self._pack_from(self._kept_from)
+            packed = self._pack(self._kept_from, self._read)
             self._join_at = len(packed) + LONG_BYTES
         while len(packed) > MOST_BYTES:
             self._kept_from = self._middle()
             self._packer = Packer()
-            packed = self._pack_from(self._kept_from)
+            packed = self._pack(self._kept_from, self._read)
         self._size = len(packed)
         return packed
 
-    def _pack_from(self, start: int) -> str:
-        """Add what stands in the journal from this byte on."""
+    def _pack(self, start: int, end: int | None) -> str:
+        """Add what stands in the journal from one byte to the other."""
         with self._journal.open("rb") as file:
             file.seek(start)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        text = (whole + newline).decode()
+            whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")
+        text = (whole + newline).decode(errors="replace")
         self._packer.add("".join(thinned(text.splitlines(keepends=True), self._bunch)) if self._bunch > 1 else text)
         self._read = start + len(whole + newline)
         return self._packer.packed()
