@@ -21,14 +21,18 @@ from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import ApiError
+from elasticdl.master.shell import journal_file
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import saver as saver_module
 from elasticdl.master.shell import serve as serve_module
 from elasticdl.master.shell import state_config_map as state_module
+from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.serve import Platform, serve
+from elasticdl.master.shell.servicer import SharedStatus
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.proto import elasticdl_pb2 as pb
 
 SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",), "share_queue": ""})
 SETTLED = 40  # turns of the event loop
@@ -226,3 +230,49 @@ def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world
     _, entries = journal_of("step", "step", "step", "kill", "step", "step")
     seconds = sum(entry["seconds"] for entry in entries if entry["event"] == "steps")
     assert seconds == pytest.approx(4 * 0.05), json.dumps(entries)
+
+
+def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch):
+    """The loop goes on between two pieces, and what is written meanwhile comes once."""
+    monkeypatch.setattr(journal_file, "CHUNK_BYTES", 64)
+
+    async def run():
+        journal = Journal(tmp_path / "journal.jsonl")
+        for number in range(20):
+            journal.append("warning", {"message": str(number)})
+        turns, read = [], []
+
+        async def others():
+            while True:
+                turns.append(len(read))
+                await asyncio.sleep(0)
+
+        async def write():
+            while len(read) < 10:
+                await asyncio.sleep(0)
+            journal.append("warning", {"message": "20"})
+            journal.close()
+
+        tasks = [asyncio.create_task(others()), asyncio.create_task(write())]
+        async for line in journal.entries(follow=True):
+            read.append(json.loads(line)["message"])
+        tasks[0].cancel()
+        assert read == [str(number) for number in range(21)]
+        assert len(set(turns)) > 5
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_the_status_is_made_once_for_all_who_watch():
+    made, now = [], [0.0]
+
+    def make():
+        made.append(now[0])
+        return pb.JobStatus(phase="running", elapsed=now[0], step=int(now[0] >= 2))
+
+    shown = SharedStatus(make, lambda: now[0])
+    assert [shown.look()[0] for _ in range(50)] == [1] * 50
+    assert made == [0.0]
+    for now[0], change in ((1.0, 1), (2.0, 2), (3.0, 2)):
+        assert shown.look()[0] == change
+    assert shown.look()[1].step == 1

@@ -130,6 +130,23 @@ def test_a_thinned_journal_tells_the_same_sums_and_all_other_entries(entries, bu
     assert still == pytest.approx(lost)
 
 
+@pytest.mark.parametrize("damaged", ["{nonsense", "", '{"event": "steps", "time": 1}', '["steps"]', '{"event": "steps", "time": 1, "steps": 2, "world": 1, "loss": "x"}'])  # fmt: skip
+def test_a_damaged_line_of_a_journal_that_is_thinned_stays_as_it_is(damaged):
+    """It raised, within the saving of the job's state: such a master died again and again."""
+    entry = {"event": STEPS, "time": 1, "step": 1, "world": 1, "steps": 1, "samples": 1, "loss": 1.0, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
+    lines = [json.dumps(entry) + "\n", damaged + "\n", json.dumps({**entry, "time": 2, "step": 2}) + "\n"]
+    assert list(thinned(lines, 8)) == lines
+
+
+@given(st.lists(st.sampled_from(["steps", "steps", "evaluation", "world_formed"]), max_size=30), st.integers(2, 9))
+def test_a_thinned_journal_is_in_the_order_of_time(events, bunch):
+    """It was not where one entry on steps stood before something else and none that it could be joined with came after."""
+    entry = {"step": 1, "world": 1, "steps": 1, "samples": 1, "loss": 1.0, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
+    lines = [json.dumps({**entry, "event": event, "time": time}) + "\n" for time, event in enumerate(events)]
+    times = [json.loads(line)["time"] for line in thinned(lines, bunch)]
+    assert times == sorted(times)
+
+
 def test_the_loss_of_two_is_their_mean_over_samples():
     entry = {"step": 1, "world": 1, "steps": 1, "samples": 10, "loss": 1.0, "learning_rate": 0.1, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
     joined = join_steps(entry, {**entry, "step": 2, "samples": 30, "loss": 3.0})

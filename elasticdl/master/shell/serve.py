@@ -25,7 +25,7 @@ from elasticdl.master.shell.loop import Loop, Mailbox, Ports
 from elasticdl.master.shell.observer import Observer, Observers
 from elasticdl.master.shell.saver import SnapshotStore, StateSaver
 from elasticdl.master.shell.scaling_observer import ScalingObserver
-from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.shell.summary import achieved, write_summary
@@ -156,7 +156,8 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         )
 
     try:
-        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        shown = SharedStatus(status, time.monotonic)
+        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome)
         await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
