@@ -55,6 +55,7 @@ EVENTS = {
     "job_finished": "phase, reason, steps, epochs, samples, metrics",
 }
 STEPS = "steps"
+MOST_BETWEEN = 100  # entries between two on steps that are made one
 LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
 
@@ -121,21 +122,35 @@ def join_steps(first: Entry, second: Entry) -> Entry:
     }
 
 
+def _can_be_joined(entry: Entry) -> bool:
+    """Whether it is as a master writes it: a line may be damaged, or of another version."""
+    numbers = [entry.get(name) for name in ("steps", "samples", "seconds", "again", "waited", "slowest")]
+    known = all(isinstance(number, int | float) for number in numbers) and entry.get("world") is not None
+    return known and isinstance(entry.get("loss"), int | float | None)
+
+
 def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
-    """Lines of a journal in which up to ``bunch`` entries on steps of one world, one after the other, are made one."""
+    """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
     kept: Entry | None = None
-    size = 0
+    size, after = 0, list[str]()  # lines that follow what is kept
     for line in lines:
-        entry = json.loads(line)
-        if entry["event"] != STEPS:
-            if kept is not None and "world" in entry["event"]:
-                yield dump_entry(kept) + "\n"
-                kept = None
-            yield line
+        entry = parse_entry(line)
+        is_bunch = entry is not None and entry["event"] == STEPS and _can_be_joined(entry)
+        if kept is not None and is_bunch and entry and size < bunch and kept["world"] == entry["world"]:
+            yield from after
+            kept, size, after = join_steps(kept, entry), size + 1, []
             continue
-        if kept is not None and (size >= bunch or kept["world"] != entry["world"]):
+        ends = is_bunch or entry is None or entry["event"] == STEPS or "world" in entry["event"]
+        if kept is not None and (ends or len(after) >= MOST_BETWEEN):
             yield dump_entry(kept) + "\n"
-            kept = None
-        kept, size = (entry, 1) if kept is None else (join_steps(kept, entry), size + 1)
+            yield from after
+            kept, after = None, []
+        if is_bunch:
+            kept, size = entry, 1
+        elif kept is not None:
+            after.append(line)
+        else:
+            yield line
     if kept is not None:
         yield dump_entry(kept) + "\n"
+    yield from after

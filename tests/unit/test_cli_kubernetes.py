@@ -27,6 +27,7 @@ from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.packed_state import STATUS, pack
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.state.values import Phase
@@ -322,7 +323,8 @@ class OneJob:
     namespace, server = "lab", "https://cluster"
 
     def __init__(self, status="", master=None, rights=()):
-        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, "data": {"status.json": status}}}
+        state = {"binaryData": {STATUS: pack(status)}} if status else {}
+        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, **state}}
         self._master = master
         self._rights = rights
 

@@ -30,6 +30,7 @@ from elasticdl.master.shell.announcer import (
 )
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.metrics import CONNECTIONS, MetricsServer, Prometheus
+from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.values import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -56,6 +57,12 @@ HISTORY = (
 def collected(metrics):
     lines = [line for line in metrics.exposition().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def train(metrics, steps):
+    log = StepLog(lambda event, fields: None, metrics.recorded, lambda: 1000.0, 0.0)
+    log.trained(steps, Pace())
+    log.flush()
 
 
 def with_history():
@@ -110,7 +117,7 @@ def test_steps_that_are_made_again_count_again():
     metrics = Prometheus(lambda: status, [entry])
     again = [StepReport(step, 0, 0.5, 32, 0.1, 0.1, 2, 32 * step, False) for step in range(61, 71)]
     status.step = 70
-    metrics.trained(again, Pace())
+    train(metrics, again)
     found = collected(metrics)
     assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (100, 3200)
     assert found["elasticdl_step"] == 70
@@ -122,11 +129,11 @@ def test_a_month_old_job_is_told_as_it_is_now():
     past = [{"time": 0.0, "event": "job_started", "job": "j", "workers": "1"}]
     past += [{"time": 1.0, "event": "world_formed", "world": 1, "members": [0], "step": 0}]
     metrics = Prometheus(lambda: STATUS, past, clock=lambda: now[0])
-    productive = []
+    productive, steps = [], StepLog(lambda event, fields: None, metrics.recorded, lambda: now[0], 0.0)
     for minute in range(30):
         for second in range(60):
             now[0] += 1
-            metrics.trained((StepReport(60 * minute + second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
+            steps.trained((StepReport(60 * minute + second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
         productive.append(collected(metrics)["elasticdl_productive_seconds_total"])
     assert {round(later - earlier) for earlier, later in itertools.pairwise(productive)} == {60}
 
@@ -176,7 +183,7 @@ def test_a_job_that_waits_is_seen_to_wait():
 def test_the_last_step_and_slow_workers_are_told():
     status = pb.JobStatus(phase="running", loss=0.25, epoch=3)
     metrics = Prometheus(lambda: status)
-    metrics.trained((StepReport(1, 0, 0.25, 32, 0.125, 0.1, 1, 32, False),), Pace())
+    train(metrics, (StepReport(1, 0, 0.25, 32, 0.125, 0.1, 1, 32, False),))
     for worker in (1, 2, 3):
         fields = {"worker": worker, "host": "n", "phase": "data", "factor": 2.5, "seconds": 0.1}
         metrics.recorded("worker_slow", fields)

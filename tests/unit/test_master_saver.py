@@ -94,8 +94,11 @@ class Desk:
             await asyncio.sleep(0)
 
     def told(self):
+        return [message.WhichOneof("body") for message in self.messages()]
+
+    def messages(self):
         queue = self.outbox._queue
-        return [queue.get_nowait().WhichOneof("body") for _ in range(queue.qsize())]
+        return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 def at_a_desk(history, *, saves=True):
@@ -198,6 +201,36 @@ def test_whoever_waits_for_what_it_posted_goes_on_when_it_is_saved():
         assert settled.done()
 
     at_a_desk(history, saves=False)
+
+
+def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved():
+    async def history(desk):
+        await desk.post(*START)
+        desk.messages()
+        desk.store.gate.clear()
+        for number in (1, 2, 2, 1):
+            await desk.post(e.NoticeReported(0, "checkpoint", {"step": number, "path": "x"}, number))
+        desk.now += SAVE_SECONDS
+        await desk.post(e.Tick())
+        assert [fields["step"] for event, fields in desk.books.entries if event == "checkpoint"] == [1, 2]
+        assert desk.told() == []
+        desk.store.gate.set()
+        await desk.post()
+        assert [message.saved.number for message in desk.messages()] == [2]
+
+    at_a_desk(history)
+
+
+def test_what_a_worker_has_said_is_saved_before_its_session_ends():
+    async def history(desk):
+        await desk.post(*START)
+        before = len(desk.store.saved)
+        await desk.post(e.NoticeReported(0, "checkpoint", {"step": 1, "path": "x"}, 1))
+        assert len(desk.store.saved) == before
+        await asyncio.wait_for(desk.mailbox.settled(), 10)
+        assert len(desk.store.saved) == before + 1
+
+    at_a_desk(history)
 
 
 @pytest.mark.parametrize("where", ["mailbox", "queue"])

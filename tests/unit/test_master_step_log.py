@@ -12,9 +12,10 @@ from elasticdl.job.journal import STEPS, join_steps, thinned
 from elasticdl.kube.manifests import packed_state
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.events import StepReport
+from elasticdl.master.state.snapshot import TrainingSnapshot
 from elasticdl.master.state.values import Pace
 
-LONG = 20_000  # bytes, instead of what takes weeks to come together
+LONG = 10_000  # bytes, instead of what takes weeks to come together
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
 ONE = StepReport(1, 0, 2.0, 32, 0.1, 0.05, 1, 32, False)
 
@@ -25,7 +26,11 @@ class Book:
     def __init__(self, started=0.0, counted=0):
         self.now = started
         self.entries = []
-        self.log = StepLog(self.append, lambda: self.now, started, counted)
+        self.told = []
+        past = TrainingSnapshot(counted=counted)
+        self.log = StepLog(
+            self.append, lambda _, fields: self.told.append(fields), lambda: self.now, started, None, past
+        )
 
     def append(self, event, fields):
         assert event == STEPS
@@ -55,6 +60,9 @@ def test_the_longer_a_job_runs_the_rarer_entries_become():
         book.train(second + 1)
     assert 5_000 < len(book.entries) < 6_000
     assert book.entries[-1]["steps"] in (99, 100, 101)
+    assert len(book.told) == 100_000, "those who count them hear of them each second"
+    book.log.flush()
+    assert sum(entry["steps"] for entry in book.told) == sum(entry["steps"] for entry in book.entries) == 100_000
 
 
 def test_the_first_step_in_a_world_counts_without_the_pause_before_it():
@@ -119,6 +127,23 @@ def test_a_thinned_journal_tells_the_same_sums_and_all_other_entries(entries, bu
         assert sum(after) == pytest.approx(sum(before))
     lost, still = (sum(e["slowest"] * e["steps"] for e in some if e["event"] == STEPS) for some in (entries, thin))
     assert still == pytest.approx(lost)
+
+
+@pytest.mark.parametrize("damaged", ["{nonsense", "", '{"event": "steps", "time": 1}', '["steps"]', '{"event": "steps", "time": 1, "steps": 2, "world": 1, "loss": "x"}'])  # fmt: skip
+def test_a_damaged_line_of_a_journal_that_is_thinned_stays_as_it_is(damaged):
+    """It raised, within the saving of the job's state: such a master died again and again."""
+    entry = {"event": STEPS, "time": 1, "step": 1, "world": 1, "steps": 1, "samples": 1, "loss": 1.0, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
+    lines = [json.dumps(entry) + "\n", damaged + "\n", json.dumps({**entry, "time": 2, "step": 2}) + "\n"]
+    assert list(thinned(lines, 8)) == lines
+
+
+@given(st.lists(st.sampled_from(["steps", "steps", "evaluation", "world_formed"]), max_size=30), st.integers(2, 9))
+def test_a_thinned_journal_is_in_the_order_of_time(events, bunch):
+    """It was not where one entry on steps stood before something else and none that it could be joined with came after."""
+    entry = {"step": 1, "world": 1, "steps": 1, "samples": 1, "loss": 1.0, "seconds": 1, "again": 0, "waited": 0, "slowest": 0}  # fmt: skip
+    lines = [json.dumps({**entry, "event": event, "time": time}) + "\n" for time, event in enumerate(events)]
+    times = [json.loads(line)["time"] for line in thinned(lines, bunch)]
+    assert times == sorted(times)
 
 
 def test_the_loss_of_two_is_their_mean_over_samples():

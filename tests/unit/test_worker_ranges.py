@@ -41,7 +41,7 @@ def scaled(spec, workers):
     """What a master of this job answers, and what it then does."""
     mailbox = Mailbox()
     status = pb.JobStatus(job_name="digits", phase="running", min_workers=4, max_workers=4)
-    servicer = Servicer(mailbox, None, lambda: status, None, None, pb.Welcome, spec.why_not_scaled_to)
+    servicer = Servicer(mailbox, None, lambda: status, None, None, None, pb.Welcome, spec.why_not_scaled_to)
     low, high = workers
     request = pb.ScaleRequest(min_workers=low, max_workers=high)
     try:

@@ -89,6 +89,7 @@ class Pause:
     sync: float
     first_step: float
     steps_torn: int
+    number: int = 0  # as the stream to the master counts what must not be lost
 
     @property
     def total(self) -> float:
@@ -101,6 +102,7 @@ class Notice:
 
     event: str
     fields: Mapping[str, Any]
+    number: int = 0  # as the stream to the master counts what must not be lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             users = failed.cause == pb.Failed.USER
             return e.WorkerFailed(worker_id, users, failed.message, failed.traceback, trained=failed.trained)
         case "pause":
-            return e.NoticeReported(worker_id, "pause", _pause(message.pause))
+            return e.NoticeReported(worker_id, "pause", _pause(message.pause), message.number)
         case "notice":
-            return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice))
+            return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice), message.number)
     raise ValueError(f"a session does not take {body or 'an empty message'} here")
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.convert import to_message
@@ -117,6 +118,8 @@ class Loop:
             while True:
                 event = await self._mailbox.events.get()
                 if isinstance(event, asyncio.Event):
+                    if self._ports.sessions.has_unsaved:
+                        self.pending.put_nowait(self._save(self._ports.clock()))
                     self.pending.put_nowait(event)
                     continue
                 if isinstance(event, e.Tick):
@@ -129,6 +132,8 @@ class Loop:
         """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
         now = self._ports.clock()
         _log.debug("%s", event)
+        if isinstance(event, e.NoticeReported) and not self._ports.sessions.take(event.worker_id, event.number):
+            return
         for instruction in self._job.step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
@@ -143,8 +148,16 @@ class Loop:
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
+        """The state, with the journal, as both are at this moment."""
         self._saved_at, self._has_news = now, False
-        return self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+        saved = self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+        if numbers := self._ports.sessions.saving():
+            saved.add_done_callback(partial(self._tell_saved, numbers))
+        return saved
+
+    def _tell_saved(self, numbers: Mapping[int, int], saved: asyncio.Future[None]) -> None:
+        if not saved.cancelled() and saved.exception() is None:
+            self._ports.sessions.saved(numbers)
 
     def _precedes_its_world(self, instruction: i.Instruction) -> bool:
         """Nobody is told that a world changes or is broken before he is told that world."""

@@ -15,7 +15,7 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -30,12 +30,10 @@ from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
 from elasticdl.job import fields as f
 from elasticdl.job.job_history import JobHistory
-from elasticdl.job.journal import STEPS, Entry
+from elasticdl.job.journal import Entry
 from elasticdl.job.records import Doing
 from elasticdl.master.shell.observer import PAUSE_PARTS, Observer
-from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.values import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PAUSE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)
@@ -82,36 +80,22 @@ class Prometheus(Observer, Collector):
             buckets=PAUSE_BUCKETS,
             registry=self._registry,
         )
-        counted = 0
         for entry in past:
             self._history.take(entry)
             self._count(entry["event"], entry)
-            if entry["event"] == STEPS:
-                counted = max(counted, f.count(entry, "step"))
-                self._steps.inc(f.count(entry, "steps"))
-                self._samples.inc(f.count(entry, "samples"))
-        self._bunches = StepLog(self._take, clock, clock(), counted, share=0)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if event == STEPS:  # these it hears of sooner
-            return
-        self._bunches.recorded(event, fields)
-        self._take(event, fields)
-        self._count(event, fields)
-
-    def _take(self, event: str, fields: Mapping[str, Any]) -> None:
         with self._taking:
             self._history.take({"time": self._clock(), **fields, "event": event})
-
-    def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
-        self._bunches.trained(steps, pace)
-        self._steps.inc(len(steps))
-        self._samples.inc(sum(step.samples for step in steps))
-        for step in steps:
-            self._learning_rate = step.learning_rate if step.samples else math.nan
+        self._count(event, fields)
 
     def _count(self, event: str, fields: Mapping[str, Any]) -> None:
         match event:
+            case "steps":
+                self._steps.inc(f.count(fields, "steps"))
+                self._samples.inc(f.count(fields, "samples"))
+                rate = f.number(fields, "learning_rate")
+                self._learning_rate = math.nan if rate is None else rate
             case "worker_launched":
                 self._launched.inc()
                 self._restarts.inc(fields.get("replaces") is True)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.convert import to_status
@@ -24,7 +25,7 @@ from elasticdl.master.shell.loop import Loop, Mailbox, Ports
 from elasticdl.master.shell.observer import Observer, Observers
 from elasticdl.master.shell.saver import SnapshotStore, StateSaver
 from elasticdl.master.shell.scaling_observer import ScalingObserver
-from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.shell.summary import achieved, write_summary
@@ -106,10 +107,19 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
     began = time.monotonic() - (time.time() - started)
     job = Job(Settings.from_spec(spec), past.job if past else None)
+    sessions = Sessions(past.taken if past else {})
+    steps = StepLog(
+        lambda event, fields: journal.append(event, fields),
+        lambda event, fields: observers.recorded(event, fields),
+        *(time.time, started, past.steps if past else None, job.training),
+    )
 
     def wrap(state: JobSnapshot) -> Snapshot:
+        """Together with what the shell knows at the same moment."""
+        there = {worker.worker_id for worker in state.workers}
+        taken = {worker_id: number for worker_id, number in sessions.taken.items() if worker_id in there}
         length = job_dir.journal.stat().st_size if job_dir.journal.exists() else 0
-        return Snapshot(state, started, generation, length)
+        return Snapshot(state, started, generation, taken, steps.unwritten, length)
 
     def status() -> pb.JobStatus:
         now = time.monotonic()
@@ -117,17 +127,18 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
 
     saver = StateSaver(platform.store)
     await _save_generation(saver, wrap(job.snapshot()))
-    mailbox, sessions = Mailbox(), Sessions()
+    mailbox = Mailbox()
     running = asyncio.get_running_loop()
 
     def post_from_thread(event: e.Event) -> None:
         running.call_soon_threadsafe(mailbox.post, event)
 
     scaling = ScalingObserver(spec, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
-    # The last to hear, as it adds to what the others hear.
-    steps = StepLog(lambda event, fields: journal.append(event, fields), time.time, started, job.training.counted)
+    # The log of steps is the last to hear, as it adds to what the others hear.
     observers = Observers([*_tensorboard(spec), scaling, *platform.make_observers(status), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
+    if unwritten := steps.unwritten.joined:
+        observers.recorded(STEPS, unwritten)
     launcher = platform.make_launcher(mailbox.post)
     ports = Ports(
         *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
@@ -145,7 +156,9 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         )
 
     try:
-        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome, spec.why_not_scaled_to)
+        shown = SharedStatus(status, time.monotonic)
+        refuses = spec.why_not_scaled_to
+        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome, refuses)
         await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}

@@ -19,6 +19,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UserError
 from elasticdl.kube.api_error import ABSENT, FORBIDDEN
 from elasticdl.kube.client import Client
+from elasticdl.kube.fenced import FencedConfigMap, Manifest, NotWrittenError
 from elasticdl.kube.manifests.names import journal_name, master_name, state_name
 from elasticdl.kube.manifests.packed_state import (
     JOURNAL,
@@ -30,7 +31,6 @@ from elasticdl.kube.manifests.packed_state import (
     unpack_state,
 )
 from elasticdl.kube.retry import retry
-from elasticdl.kube.fenced import FencedConfigMap, Manifest, NotWrittenError
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -86,12 +87,23 @@ class JobSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class UnwrittenSteps:
+    """Steps that this state counts, and the journal does not tell yet. ``joined``: its next entry, as far as it has come."""
+
+    joined: Mapping[str, Any] | None = None
+    ordinary: float = 0.0  # seconds of a step, as the last entry has them
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one master leaves to the next."""
+    """What one master leaves to the next. With the journal of the same moment it is the whole truth: nothing in it happens
+    again under the next master, and what came later is told again by those who know it."""
 
     job: JobSnapshot
     started: float  # when the first master of the job did; seconds since the epoch
     generation: int = 1  # how many masters the job has had, this one included
+    taken: Mapping[int, int] = field(default_factory=dict)  # by worker: the number of its last message that was taken
+    steps: UnwrittenSteps = UnwrittenSteps()
     journal_bytes: int | None = None  # length of the journal at this moment; None: all that there is
 
     def to_json(self) -> str:
