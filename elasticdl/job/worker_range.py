@@ -14,7 +14,7 @@ MOST_WORKERS = 10_000
 class WorkerRange(BaseModel):
     """How many workers a job may have, both ends included."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)  # a later version's state may say more
 
     minimum: int = Field(ge=1, le=MOST_WORKERS)
     maximum: int = Field(ge=1, le=MOST_WORKERS)

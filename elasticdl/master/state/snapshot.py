@@ -20,6 +20,8 @@ from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.values import Outcome, Phase, World
 
+# Raised only if an older master would misunderstand what is written. Fields may be added, with a default: who does not know
+# them ignores them, and who misses them takes the default. A test keeps what the first version with this format has written.
 FORMAT = 2
 
 
