@@ -311,17 +311,6 @@ class KubernetesOptions(OptionGroup):
             )
         return self
 
-    @model_validator(mode="after")
-    def _within_limits(self) -> Self:
-        for role in ("master", "worker"):
-            try:
-                quantities.requirements(
-                    getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit")
-                )
-            except ValueError as error:
-                raise ValueError(f"--{role}_resource_request and --{role}_resource_limit: {error}") from None
-        return self
-
 
 class JobSpec(
     JobOptions,

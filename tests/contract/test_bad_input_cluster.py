@@ -28,7 +28,7 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
 MINE = "elasticdl.org/job=digits"
-WHOLE = 13  # objects of a job, but for its pods
+WHOLE = 14  # objects of a job, but for its pods
 # That it takes to make them, and to let the master go.
 REQUESTS = WHOLE + 1
 
@@ -73,6 +73,23 @@ PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n      
         (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
         (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
         (["--env_from_secret", "A=hub/token"], "--env_from_secret: there is no Secret hub in namespace "),
+        # What a cluster says by itself is not said twice.
+        *(
+            ([flag, value], "the cluster refuses the ")
+            for flag, value in (
+                ("--worker_resource_request", "gpus=1"),
+                ("--worker_resource_request", "gpu=0.5"),
+                ("--worker_resource_limit", "memory=1Gi"),
+                ("--master_resource_limit", "memory=1Mi"),
+                ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
+                ("--volume", "host_path=/a,mount_path=/a,type=dir"),
+                ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
+                ("--envs", "2A!=1"),
+                ("--env_from_secret", "My_Secret"),
+                ("--worker_pod_priority", "Not A Class"),
+            )
+        ),
+        (["--volume", "claim_name=My_Claim,mount_path=/d"], "--volume: there is no PersistentVolumeClaim My_Claim in "),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
         (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),

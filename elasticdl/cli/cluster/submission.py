@@ -107,8 +107,8 @@ class Submission:
         queue = parse_queue(spec.queue)
         if queue and not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
             self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
+        self._try_workers()  # first, as the master may have its class from them
         self._try_master()
-        self._try_workers()
         if not self.parts.announces:
             self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
 

@@ -85,7 +85,7 @@ class Loop:
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
         self._saved_at = ports.clock()
-        self._has_news = False  # the journal has entries that are not saved
+        self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
@@ -143,13 +143,16 @@ class Loop:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
-        if now - self._saved_at >= (min(SAVE_SECONDS, self._ports.news_seconds()) if self._has_news else SAVE_SECONDS):
+        if (
+            now - self._saved_at >= SAVE_SECONDS
+            or now - max(self._saved_at, self._news_at) >= self._ports.news_seconds()
+        ):
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at this moment."""
-        self._saved_at, self._has_news = now, False
+        self._saved_at, self._news_at = now, math.inf
         saved = self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
         if numbers := self._ports.sessions.saving():
             saved.add_done_callback(partial(self._tell_saved, numbers))
@@ -218,7 +221,7 @@ class Loop:
                 self._ports.launcher.read_log(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
-                self._has_news = True
+                self._news_at = min(self._news_at, self._ports.clock())
             case i.NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)
             case i.PublishClaim(claim):
