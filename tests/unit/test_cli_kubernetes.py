@@ -29,6 +29,7 @@ from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.packed_state import STATUS, pack
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.kube.manifests.yaml_text import as_yaml
 from elasticdl.master.shell.cluster_master import exit_code
 from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -228,6 +229,15 @@ def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_f
     assert job_objects.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
     assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts(ttl=0), submitted=True)["spec"]
     assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts())["spec"]
+
+
+@pytest.mark.parametrize("word", ["y", "N", "on", "1e3", "0o7", "1_000", ".5", "-1", "null", "~"])
+def test_a_word_in_a_file_of_objects_is_a_word_for_every_reader(word):
+    """PyYAML writes some without quotes that kubectl, by another version of YAML, takes for a truth value or a number."""
+    written = as_yaml([{"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}])
+    assert written.count(f'"{word}"') == 2
+    assert "count: 1\n" in written
+    assert yaml.safe_load(written) == {"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}
 
 
 def test_a_file_of_objects_has_no_ttl(tmp_path, capsys):
