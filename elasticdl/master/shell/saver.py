@@ -38,7 +38,7 @@ class SnapshotStore(Protocol):
         """
 
 
-class Nowhere(SnapshotStore):
+class NoStore(SnapshotStore):
     """For a master that can have no successor, since its workers end with it."""
 
     async def save(self, snapshot: Snapshot) -> None:

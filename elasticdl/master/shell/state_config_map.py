@@ -45,7 +45,7 @@ PART_BYTES = 16_000
 MOST_BYTES = 600_000
 MOST_STATE_BYTES = 1_000_000
 # For the cluster to answer at the beginning, and to take the last status at the end.
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ClusterState:
             return {}
 
     async def _retried(self, ask: Callable[[], Awaitable[T]], what: str = "read the job's state") -> T:
-        return await retry(ask, what, Backoff(random.Random()), PATIENCE)
+        return await retry(ask, what, Backoff(random.Random()), TIMEOUT)
 
     async def load(self) -> Snapshot | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -204,4 +204,4 @@ async def request(ask: Callable[[], T], what: str) -> T:
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), PATIENCE)
+    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), TIMEOUT)
