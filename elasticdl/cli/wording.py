@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from elasticdl.job.jobdir import STOPPED
-from elasticdl.job.journal import Entry, standing
+from elasticdl.job.journal import Entry
+from elasticdl.job.text import metrics_text as metrics_text
+from elasticdl.job.text import plural as plural
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
@@ -24,19 +25,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {_number(value)}" for name, value in sorted(metrics.items()))
-
-
-def _number(value: float | None) -> str:
-    """JSON has no word for a number that is none."""
-    return "nan" if value is None else f"{value:.4g}"
 
 
 def count_of(done: int, total: int) -> str:
@@ -106,47 +94,6 @@ def progress_line(status: pb.JobStatus) -> str:
 def why(worker: pb.WorkerStatus) -> str:
     """Why it is in its state; before that what is the matter with it."""
     return "; ".join(filter(None, (worker.remark, worker.reason)))
-
-
-# The entries that somebody who watches a job wants to see go by.
-_NEWS = {
-    "world_formed": "world {world}: {who}{since}: {reason}",
-    "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
-    "worker_waits": "worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}",
-    "worker_left": "worker {worker} left: {reason}",
-    "evaluation": "evaluation at step {step}: {measured}",
-    "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
-    "checkpoint": "checkpoint at step {step}: {path}",
-    "checkpoint_failed": "warning: no checkpoint at step {step}: {reason}",
-    "resumed": "resumed at step {step} from {path}",
-    "exported": "model written to {path}",
-    "worker_slow": "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it",
-    "worker_recovered": "worker {worker} is no longer slow",
-    "warning": "warning: {message}",
-    "scale_requested": "asked for {wanted}",
-    "advice": "scaling: {text}",
-    "decision": "scaling: {reason}",
-}
-# Those of them that come by each epoch.
-PASSING = ("epoch_finished", "evaluation")
-
-
-def news(entry: Entry) -> str | None:
-    """A line for somebody who watches the job; None if the entry is only for the record."""
-    event = entry.get("event", "")
-    if event not in _NEWS or (event == "worker_left" and not entry.get("code")):
-        return None
-    ids = entry.get("members", [])
-    said = {
-        "since": f" from step {entry['step']}" if entry.get("step") else "",
-        "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
-        "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
-        "measured": metrics_text(entry.get("metrics", {})),
-        "standing": standing(entry) or "at an unknown place: no stack could be had",
-        "counted": entry.get("epoch", 0) + 1,
-        "loss": _number(entry.get("loss")),
-    }
-    return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
 
 
 _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs

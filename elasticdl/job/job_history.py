@@ -9,8 +9,9 @@ from dataclasses import replace
 from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job import fields as f
 from elasticdl.job.bounded import Curve, Foremost
+from elasticdl.job.events import FORMAT, KINDS, PAUSE_PARTS, is_newer
 from elasticdl.job.facts import Changing, Facts
-from elasticdl.job.journal import EVENTS, Entry, parse_entry
+from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.job.lanes import MOST_LANES, Lanes
 from elasticdl.job.records import Doing, History, Mark, PauseRecord, Point, Post, TimeSpent, WorldSpan
 from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
@@ -22,13 +23,8 @@ MOST_MARKS = 2000
 MOST_WARNINGS = 200
 MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
 MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
-PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 FINAL = ("succeeded", "failed", "stopped")
 _KINDS = {"grow": Doing.GROW, "shrink": Doing.SHRINK, "failure": Doing.FAILURE}
-# Journals of jobs, too, that were made before an event was: it says nothing, then.
-_MARKED = frozenset({"evaluation", "checkpoint", "checkpoint_failed", "scale_requested", "decision", "stop_requested",
-                     "master_restarted", "phase", "resumed", "exported", "worker_slow", "worker_recovered", "worker_stuck",
-                     "epoch_finished"})  # fmt: skip
 _AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
 _TROUBLE = {"worker_slow": "slow", "worker_stuck": "stuck", "worker_recovered": ""}
 
@@ -66,6 +62,7 @@ class JobHistory:
         self._damaged = self._went_back = 0
         self._furthest_back = 0.0
         self._cut = False
+        self._format = ""
         self._acts: Mapping[str, Callable[[Entry, float], None]] = {
             "job_started": self._job_started,
             "worker_launched": lambda entry, now: self._become(entry, Post.PENDING, now, f.text(entry, "reason")),
@@ -120,12 +117,12 @@ class JobHistory:
             self._furthest_back = max(self._furthest_back, line.now - time)
         line.advance(time)
         now = line.now
-        self._counts[event if event in EVENTS else ""] += 1
-        if event not in EVENTS and len(self._unknown) < MOST_NAMES:
+        self._counts[event if event in KINDS else ""] += 1
+        if event not in KINDS and len(self._unknown) < MOST_NAMES:
             self._unknown.add(event[:MOST_NAMES])
         if act := self._acts.get(event):
             act(entry, now)
-        if event in _MARKED:
+        if event in KINDS and KINDS[event].marked:
             named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
             said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
             value = {
@@ -184,6 +181,8 @@ class JobHistory:
     def _remarks(self) -> Iterable[str]:
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
+        if is_newer(self._format):
+            yield f"a newer version of elasticdl wrote the journal (format {self._format}, not {FORMAT}): some of it may be misread"
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
@@ -212,6 +211,7 @@ class JobHistory:
         return self._time
 
     def _job_started(self, entry: Entry, now: float) -> None:
+        self._format = f.text(entry, "format")
         self._facts.job = f.text(entry, "job") or self._facts.job
         self._facts.wanted = f.text(entry, "workers")
 
@@ -348,13 +348,13 @@ class JobHistory:
             change.told = True
         last = self._pauses.last
         if last is None or last.world != world:
-            parts = {name: f.seconds(entry, name) for name in PARTS}
+            parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
             self._pauses.add(PauseRecord(world, kind, now, total, 1, f.count(entry, "steps_torn"), parts))
             self._changes[kind] += 1
         else:
             known = replace(last, workers=last.workers + 1)
             if total > last.total:
-                parts = {name: f.seconds(entry, name) for name in PARTS}
+                parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
                 torn = max(last.steps_torn, f.count(entry, "steps_torn"))
                 known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
             self._pauses.amend(known)

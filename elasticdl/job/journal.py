@@ -1,8 +1,7 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `EVENTS` says what else. What a worker has told has the
-``worker`` in whose session it came, too. Status pages,
-plots, summaries and benchmarks are all made from it.
+Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.events` says what else. What a worker has told
+has the ``worker`` in whose session it came, too. Status pages, plots, summaries and benchmarks are all made from it.
 """
 
 from __future__ import annotations
@@ -15,45 +14,6 @@ from typing import Any
 
 Entry = dict[str, Any]
 
-EVENTS = {
-    "job_started": "job, workers (MIN-MAX), specification",
-    "master_restarted": "world, members, missing (worker ids that were expected and have not come), seconds until it knew",
-    "worker_launched": "worker, reason, replaces (whether one that left)",
-    "worker_pending": "worker, reason: asked for, but there is no place for it yet",
-    "worker_started": "worker, host, pid",
-    "worker_ready": "worker: warm, waiting to be let in",
-    "worker_draining": "worker, reason: told to leave, or leaving by itself",
-    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, "
-    "state (of its process, if it can't run; of the master that it tries), "
-    "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
-    "worker_waits": "worker, where (as in train.py:31 in load), seconds: not ready yet, as its own code takes long at the start",
-    "worker_left": "worker, cause, reason, code: its process is gone",
-    "change_announced": "world, reason: members will leave the world after their step",
-    "world_broken": "world, reason: a member is gone; the others leave the world at once",
-    "world_formed": "world, members (worker ids in rank order), step, reason, seconds since forming began",
-    "pause": "world, worker, kind (grow|shrink|failure), notice, drain, rendezvous, init, sync, first_step, total, steps_torn",
-    "evaluation": "step, epoch, samples, metrics, seconds",
-    "checkpoint": "step, path, seconds to write it, held (seconds of these, and of copying, that training stood still)",
-    "checkpoint_failed": "step, path, reason",
-    "collective": "engine (horovod|torch): what sums gradients over workers",
-    "resumed": "step, epoch, samples, path",
-    "exported": "path",
-    "worker_slow": "worker, host, phase (data|compute|update), factor (of the median worker's), seconds (a step, by which the others wait)",
-    "worker_recovered": "worker: no longer slow",
-    "warning": "message",
-    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them), compared (the step after which the "
-    "workers' states were compared last), compared_workers (of how many they were one)",
-    "scale_requested": "workers",
-    "advice": "text, curve [{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]",
-    "decision": "workers (that the job wants from now on), reason",
-    "stop_requested": "reason, checkpoint",
-    "phase": "phase, reason",
-    "steps_over": "step, seconds: a script has made its last step, and since its last step, evaluation or checkpoint it has done "
-    "something else for so long",
-    "steps": "step (the last), world, steps, samples, loss (mean over samples), learning_rate, seconds, again (how many of them "
-    "were made before), waited (seconds a step that members waited for others, mean), slowest (of these, those for the slowest)",
-    "job_finished": "phase, reason, steps, epochs, samples, metrics",
-}
 STEPS = "steps"
 MOST_BETWEEN = 100  # entries between two on steps that are made one
 LATEST = 2.5e11  # seconds since the epoch: the year 9892
@@ -61,13 +21,6 @@ LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
 def dump_entry(entry: Entry) -> str:
     return json.dumps(plain(entry), separators=(", ", ": "), allow_nan=False)
-
-
-def standing(entry: Entry) -> str:
-    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
-    where = entry.get("where")
-    parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
-    return ", ".join(str(part) for part in parts if part)
 
 
 def plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.job.bounded import MOST_POINTS, Curve, Foremost
+from elasticdl.job.events import KINDS
 from elasticdl.job.job_history import JobHistory
-from elasticdl.job.journal import EVENTS
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
 from elasticdl.job.records import Doing, Point, Post
 from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
@@ -309,7 +309,7 @@ field = {
     "reason": st.one_of(st.text(max_size=5), number),
 }
 entry = st.fixed_dictionaries(
-    {"event": st.sampled_from([*EVENTS, "of_tomorrow"]), "time": st.floats(0, 1000)}, optional=field
+    {"event": st.sampled_from([*KINDS, "of_tomorrow"]), "time": st.floats(0, 1000)}, optional=field
 )
 
 

@@ -29,10 +29,11 @@ from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
 from elasticdl.job import fields as f
+from elasticdl.job.events import PAUSE_TIMES
 from elasticdl.job.job_history import JobHistory
 from elasticdl.job.journal import Entry
 from elasticdl.job.records import Doing
-from elasticdl.master.shell.observer import PAUSE_PARTS, Observer
+from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.instructions import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -113,7 +114,7 @@ class Prometheus(Observer, Collector):
                 self._masters.inc()
                 self._slow.clear()  # the new master finds them anew, and never says of the others that they recovered
             case "pause":
-                for part in PAUSE_PARTS:
+                for part in PAUSE_TIMES:
                     if isinstance(seconds := fields.get(part), int | float):
                         self._pauses.labels(fields.get("kind", ""), part).observe(seconds)
 

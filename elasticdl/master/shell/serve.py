@@ -14,6 +14,7 @@ from google.protobuf import json_format
 from pydantic import ValidationError
 
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.events import FORMAT
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS
@@ -160,7 +161,12 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome)
         await platform.server.start(servicer)
         if past is None:
-            about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
+            about = {
+                "job": job_dir.name,
+                "workers": str(spec.num_workers),
+                "specification": str(job_dir.spec),
+                "format": FORMAT,
+            }
             journal.append("job_started", about)
         async with platform.lifespan(mailbox.post):
             end = await Loop(job, ports, mailbox).run()

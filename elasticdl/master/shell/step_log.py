@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.job.journal import STEPS, Entry, join_steps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
@@ -14,8 +15,6 @@ from elasticdl.master.state.values import Pace, StepReport
 # At most one entry in so many seconds, and in so much of the job's age: so the journal of a long job stays small.
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
-# After these the journal is complete as to steps: what they end is to be told before what follows.
-_FLUSHED_BY = frozenset({"world_broken", "world_formed", "phase", "master_restarted", "steps_over"})
 _DIGITS = 6
 Tell = Callable[[str, Mapping[str, Any]], None]
 
@@ -55,7 +54,7 @@ class StepLog(Observer):
         return UnwrittenSteps(_joined(self._joined, self._last), self._ordinary)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if event in _FLUSHED_BY:
+        if event in KINDS and KINDS[event].ends_steps:
             self.flush()
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
