@@ -13,6 +13,7 @@ from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import is_over, summary_lines
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.events import KINDS, news
+from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -110,4 +111,4 @@ def show_end(
     if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, journal, output)))
+        tell("\n".join(summary_lines(status, Facts.of(journal).result(), output)))

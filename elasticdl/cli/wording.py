@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
 from elasticdl.job.journal import Entry
+from elasticdl.job.records import History
 from elasticdl.job.text import metrics_text as metrics_text
 from elasticdl.job.text import plural as plural
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -116,38 +118,26 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def pauses_text(journal: Iterable[Entry]) -> str:
+def pauses_text(found: History) -> str:
     """How often training paused and for how long at most; survivors of one change report one pause each."""
-    longest: dict[int, float] = {}
-    for entry in journal:
-        if entry.get("event") == "pause":
-            longest[entry["world"]] = max(entry["total"], longest.get(entry["world"], 0.0))
-    if not longest:
+    if not found.pauses:
         return "none"
-    return f"{len(longest)}, the longest {max(longest.values()):.2f} s"
+    count = max(found.counts["pauses"], len(found.pauses))
+    return f"{count:,}, the longest {max(pause.total for pause in found.pauses):.2f} s"
 
 
-_IN_SUMMARY = ("pause", "checkpoint", "stop_requested")
-
-
-def kept_text(status: pb.JobStatus, journal: Iterable[Entry]) -> str:
+def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
-    path, asked = "", False
-    for entry in journal:
-        if entry.get("event") == "checkpoint" and entry.get("step") == status.step:
-            path = str(entry.get("path"))
-        elif entry.get("event") == "stop_requested":
-            asked = bool(entry.get("checkpoint"))
-    if not path:
-        return "nothing is kept of it" if asked and status.step else ""
+    step, path = found.checkpoint
+    if not path or step != status.step:
+        return "nothing is kept of it" if found.wants_checkpoint and status.step else ""
     # In the job's own folder it is found by the name.
     named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
     return f"kept in {path}: the same command{named} goes on from there"
 
 
-def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
+def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str]:
     """What a finished job has to show."""
-    journal = [entry for entry in journal if entry.get("event") in _IN_SUMMARY]  # of a long one the few that matter
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
@@ -155,8 +145,8 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
         lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
-    lines.append(f"  pauses   {pauses_text(journal)}")
-    if status.phase == "stopped" and (kept := kept_text(status, journal)):
+    lines.append(f"  pauses   {pauses_text(found)}")
+    if status.phase == "stopped" and (kept := kept_text(status, found)):
         lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.steps import Steps
+
 Entry = dict[str, Any]
 
 STEPS = "steps"
@@ -56,54 +58,32 @@ def read_journal(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
-def join_steps(first: Entry, second: Entry) -> Entry:
-    """One `STEPS` entry that says what two of one world say, the second being the later."""
-    steps, samples = first["steps"] + second["steps"], first["samples"] + second["samples"]
-
-    def mean(name: str, by: str, over: float) -> float | None:
-        values = [entry[name] for entry in (first, second)]
-        if None in values:  # a loss that is no number
-            return None
-        joined: float = (values[0] * first[by] + values[1] * second[by]) / over if over else values[1]
-        return joined
-
-    return {
-        **second,
-        **{name: first[name] + second[name] for name in ("steps", "samples", "seconds", "again")},
-        "loss": mean("loss", "samples", samples),
-        **{name: mean(name, "steps", steps) for name in ("waited", "slowest")},
-    }
-
-
-def _can_be_joined(entry: Entry) -> bool:
-    """Whether it is as a master writes it: a line may be damaged, or of another version."""
-    numbers = [entry.get(name) for name in ("steps", "samples", "seconds", "again", "waited", "slowest")]
-    known = all(isinstance(number, int | float) for number in numbers) and entry.get("world") is not None
-    return known and isinstance(entry.get("loss"), int | float | None)
-
-
 def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
     """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
-    kept: Entry | None = None
-    size, after = 0, list[str]()  # lines that follow what is kept
+    joined: Steps | None = None
+    last = ""  # the line of the last of the entries that ``joined`` tells
+    size, after = 0, list[str]()  # how many they are, and the lines that follow them
+
+    def kept() -> Iterator[str]:
+        if joined:
+            yield last if size == 1 else dump_entry({**json.loads(last), **joined.fields()}) + "\n"
+        yield from after
+
     for line in lines:
         entry = parse_entry(line)
-        is_bunch = entry is not None and entry["event"] == STEPS and _can_be_joined(entry)
-        if kept is not None and is_bunch and entry and size < bunch and kept["world"] == entry["world"]:
+        is_steps = entry is not None and entry["event"] == STEPS
+        steps = Steps.of(entry) if entry and is_steps else None
+        if joined and steps and size < bunch and joined.world == steps.world:
             yield from after
-            kept, size, after = join_steps(kept, entry), size + 1, []
+            last, joined, size, after = line, joined + steps, size + 1, []
             continue
-        ends = is_bunch or entry is None or entry["event"] == STEPS or "world" in entry["event"]
-        if kept is not None and (ends or len(after) >= MOST_BETWEEN):
-            yield dump_entry(kept) + "\n"
-            yield from after
-            kept, after = None, []
-        if is_bunch:
-            kept, size = entry, 1
-        elif kept is not None:
+        if entry is None or is_steps or "world" in entry["event"] or len(after) >= MOST_BETWEEN:
+            yield from kept()
+            joined, after = None, []
+        if steps:
+            last, joined, size = line, steps, 1
+        elif joined:
             after.append(line)
         else:
             yield line
-    if kept is not None:
-        yield dump_entry(kept) + "\n"
-    yield from after
+    yield from kept()

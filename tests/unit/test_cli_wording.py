@@ -11,6 +11,7 @@ from rich.console import Console
 from elasticdl.cli import screens, wording
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
 from elasticdl.job.events import news
+from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -183,20 +184,24 @@ def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
     assert [line.strip() for line in stack] == told["stack"]
 
 
+def found(journal):
+    return Facts.of(journal).result()
+
+
 def test_pauses_are_counted_by_change_and_not_by_survivor():
     journal = [
-        {"event": "pause", "world": 2, "worker": 0, "total": 0.2},
-        {"event": "pause", "world": 2, "worker": 1, "total": 0.31},
-        {"event": "checkpoint", "step": 1},
-        {"event": "pause", "world": 3, "worker": 0, "total": 0.1},
+        {"time": 1, "event": "pause", "kind": "grow", "world": 2, "worker": 0, "total": 0.2},
+        {"time": 2, "event": "pause", "kind": "grow", "world": 2, "worker": 1, "total": 0.31},
+        {"time": 3, "event": "checkpoint", "step": 1},
+        {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1},
     ]
-    assert wording.pauses_text(journal) == "2, the longest 0.31 s"
-    assert wording.pauses_text([]) == "none"
+    assert wording.pauses_text(found(journal)) == "2, the longest 0.31 s"
+    assert wording.pauses_text(found([])) == "none"
 
 
 def test_the_summary():
     status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722})
-    assert wording.summary_lines(status, [], "/out") == [
+    assert wording.summary_lines(status, found([]), "/out") == [
         "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
         "  metrics  accuracy 0.9722",
         "  pauses   none",
@@ -266,11 +271,11 @@ KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brav
 )
 def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
     status = status_of(phase="stopped")
-    assert wording.kept_text(status, journal) == told
-    assert (wording.summary_lines(status, journal, "")[-1] == f"  {told}") is bool(told)
+    assert wording.kept_text(status, found(journal)) == told
+    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {told}") is bool(told)
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():
-    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), [], ""))
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), [], "")
+    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), ""))
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "")
     assert "  warning  training has diverged: its last loss is nan" in lines
