@@ -14,7 +14,7 @@ from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.events import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
 from elasticdl.job.job_facts import JobFacts
-from elasticdl.job.journal import Entry, parse_entry
+from elasticdl.job.journal import STEPS, Entry, parse_entry
 from elasticdl.job.lanes import MOST_LANES, Lanes
 from elasticdl.job.records import (
     Changing,
@@ -110,7 +110,8 @@ class Facts:
         self.counts[event if kind else ""] += 1
         if kind is None and len(self._unknown) < MOST_NAMES:
             self._unknown.add(event[:MOST_NAMES])
-        self.state.take(entry)
+        if event != STEPS:  # of which there are most, and some are told twice
+            self.state.take(entry)
         if act := _ACTS.get(event):
             act(self, entry, now)
         if kind and kind.marked:
@@ -193,7 +194,7 @@ class Facts:
         """There were some all the same."""
         facts = self.state
         made = (facts.over and facts.step > facts.resumed) or any(self.counts[event] for event in _AFTER_STEPS)
-        return made and not self.counts["steps"]
+        return made and not self.counts[STEPS]
 
     # ---- the job ----
 
@@ -211,6 +212,7 @@ class Facts:
             line.change(TimeUse.WAITING)
         elif phase in ("stopping", *FINAL):
             line.change(TimeUse.ENDING)
+            self._lanes.rest(now, self.state.reason)
         elif phase == "running" and line.doing is TimeUse.WAITING:
             line.change(TimeUse.PRODUCTIVE)
 

@@ -62,6 +62,7 @@ def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
     """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
     joined: Steps | None = None
     last = ""  # the line of the last of the entries that ``joined`` tells
+    world = 0  # of which steps came last: the first of a world stand by themselves, as they end a change of workers
     size, after = 0, list[str]()  # how many they are, and the lines that follow them
 
     def kept() -> Iterator[str]:
@@ -80,10 +81,11 @@ def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
         if entry is None or is_steps or "world" in entry["event"] or len(after) >= MOST_BETWEEN:
             yield from kept()
             joined, after = None, []
-        if steps:
+        if steps and steps.world == world:
             last, joined, size = line, steps, 1
         elif joined:
             after.append(line)
         else:
+            world = steps.world if steps else world
             yield line
     yield from kept()

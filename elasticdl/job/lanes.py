@@ -25,12 +25,9 @@ class Lanes:
 
     @property
     def crew(self) -> Crew:
-        return Crew(
-            *(
-                self._phases[phase]
-                for phase in (WorkerPhase.TRAINING, WorkerPhase.STARTING, WorkerPhase.WARM, WorkerPhase.LEAVING)
-            )
-        )
+        phases = self._phases
+        training, starting = phases[WorkerPhase.TRAINING], phases[WorkerPhase.STARTING]
+        return Crew(training, starting, phases[WorkerPhase.WARM], phases[WorkerPhase.LEAVING])
 
     def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
         """Once it is gone, nothing is heard of it any more."""

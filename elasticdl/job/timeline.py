@@ -138,7 +138,7 @@ class Timeline:
             self._sums.add(self._segments.pop(0))
         first = self._segments[0]
         cut = min(max(before, first.since), first.until)
-        self._sums.add(replace(first, until=cut))
+        self._sums.add(_Segment(first.since, cut, first.doing, first.crew))
         first.since = cut
 
     def _shorten(self) -> None:

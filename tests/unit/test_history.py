@@ -8,12 +8,13 @@ import tracemalloc
 
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps, storm
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
-from elasticdl.job.events import KINDS
+from elasticdl.job.events import FORMAT, KINDS
 from elasticdl.job.facts import Facts
+from elasticdl.job.journal import thinned
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
 from elasticdl.job.records import Point, TimeUse, WorkerPhase
 from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
@@ -175,6 +176,59 @@ def test_what_a_script_does_after_its_last_step_is_no_training():
     for lane in history.lanes:
         last = [(str(each.phase), each.since - STARTED, each.until - STARTED) for each in lane.spans[-2:]]
         assert last == [("training", 4, 10), ("leaving", 10, 17)]
+
+
+def test_nobody_trains_in_a_job_that_ends():
+    """Its workers export and leave, which takes as long as it takes."""
+    history = read([*start(), steps(10, 50, 49, seconds=5), line(10.1, "phase", phase="stopping", reason="done"), line(12, "job_finished", phase="succeeded")])  # fmt: skip
+    for lane in history.lanes:
+        assert [str(each.phase) for each in lane.spans][-2:] == ["training", "leaving"]
+        assert round(lane.spans[-1].since - STARTED, 1) == 10.1
+
+
+def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark():
+    for version, told in [(None, 0), ("1.0", 0), (FORMAT, 0), ("1.2", 0), ("1.3", 1), ("2.0", 1), ("odd", 1)]:
+        history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])
+        assert sum("newer version" in remark for remark in history.remarks) == told, version
+
+
+@st.composite
+def courses(draw):
+    """Lines of jobs with steps, evaluations and changes of workers, as a master writes them."""
+    now, step, world, lines = 5.0, 1, 1, [*start()]
+    for _ in range(draw(st.integers(0, 25))):
+        now += draw(st.integers(1, 8)) / 4
+        match draw(st.sampled_from(["steps", "steps", "steps", "evaluation", "checkpoint", "change", "slow"])):
+            case "steps":
+                made = draw(st.integers(1, 9))
+                step += made
+                lines.append(
+                    steps(now, step, made, world=world, seconds=made / 32, again=draw(st.integers(0, 1)), slowest=0.01)
+                )
+            case "evaluation":
+                lines.append(line(now, "evaluation", step=step, seconds=0.125, metrics={"accuracy": now}, worker=0))
+            case "checkpoint":
+                lines.append(line(now, "checkpoint", step=step, path=f"/{step}", seconds=0.1, held=0.0625, worker=0))
+            case "slow":
+                lines.append(line(now, "worker_slow", worker=1, host="h", phase="data", factor=2.0, seconds=0.1))
+            case "change":
+                world, step = world + 1, step + 1
+                kind = draw(st.sampled_from(["grow", "shrink"]))
+                lines += [formed(now, world, [0, 1], step - 1, seconds=0.1), pause(now + 0.25, world, kind, 0.3)]
+                lines.append(steps(now + 0.3, step, 1, world=world, seconds=0))
+                now += 0.3
+    return [*(text + "\n" for text in lines), *(text + "\n" for text in end(now + 1))]
+
+
+@settings(max_examples=50, deadline=None)
+@given(courses(), st.integers(2, 9))
+def test_a_thinned_journal_tells_the_facts_of_the_whole(lines, bunch):
+    whole, thin = read(lines), read(thinned(lines, bunch))
+    for name in ("phase", "step", "steps_made", "samples_made", "metrics", "checkpoint", "wanted", "over", "slow", "lanes", "worlds",
+                 "pauses", "marks", "causes", "changes", "remarks"):  # fmt: skip
+        assert getattr(whole, name) == getattr(thin, name), name
+    assert {**whole.counts, "steps": 0} == {**thin.counts, "steps": 0}
+    assert spent(thin) == pytest.approx(spent(whole), abs=1e-3)
 
 
 def test_training_that_goes_on_after_all_is_training():
