@@ -82,7 +82,7 @@ class Run:
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
         platform = Platform(
-            server, self._make_launcher, self.store, self._attend, lambda status: [self.ears, self.second]
+            server, self._make_launcher, self.store, self._attend, lambda status, facts: [self.ears, self.second]
         )
         return await serve(self._spec, self._job_dir, platform)
 

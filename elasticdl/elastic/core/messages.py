@@ -98,7 +98,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """For the job's journal: ``event`` and its fields as in `elasticdl.job.journal.EVENTS`."""
+    """For the job's journal: ``event`` and its fields as in `elasticdl.job.events`."""
 
     event: str
     fields: Mapping[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.job.journal import STEPS, dump_entry
 
 CHUNK_BYTES = 1 << 18
@@ -33,7 +34,7 @@ class Journal:
 
     def append(self, event: str, fields: Mapping[str, Any]) -> None:
         line = dump_entry({"time": time.time(), "event": event, **fields})
-        _log.log(logging.DEBUG if event == STEPS else logging.INFO, "%s %s", event, fields)
+        _log.log(KINDS[event].level if event in KINDS else logging.INFO, "%s %s", event, fields)
         try:
             self._file.write(line + "\n")
             self._file.flush()

@@ -107,7 +107,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
             yield
 
     try:
-        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status: [LogMarks(job_dir)])
+        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarks(job_dir)])
         return await serve(spec, job_dir, platform)
     finally:
         job_dir.master.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Steps in the journal: in bunches, so that the journal of a long job stays small. They are joined here only."""
+"""Steps in the journal: in bunches, so that the journal of a long job stays small."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.job.journal import STEPS, Entry, join_steps
+from elasticdl.job.events import KINDS
+from elasticdl.job.journal import STEPS
+from elasticdl.job.steps import Steps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.state.values import Pace, StepReport
@@ -14,9 +16,6 @@ from elasticdl.master.state.values import Pace, StepReport
 # At most one entry in so many seconds, and in so much of the job's age: so the journal of a long job stays small.
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
-# After these the journal is complete as to steps: what they end is to be told before what follows.
-_FLUSHED_BY = frozenset({"world_broken", "world_formed", "phase", "master_restarted", "steps_over"})
-_DIGITS = 6
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -45,17 +44,18 @@ class StepLog(Observer):
         self._started = started
         self._counted = training.counted
         self._world = training.newest[0]
-        self._last: Entry | None = None  # not told yet
-        self._joined: Entry | None = dict(past.joined) if past.joined else None  # told, and not written yet
+        self._last: Steps | None = None  # not told yet
+        self._joined = Steps.of(past.joined) if past.joined else None  # told, and not written yet
         self._ordinary = past.ordinary  # seconds of a step, as the last that was told has them
         self._told_at = self._written_at = 0.0
 
     @property
     def unwritten(self) -> UnwrittenSteps:
-        return UnwrittenSteps(_joined(self._joined, self._last), self._ordinary)
+        joined = self._joined + self._last if self._joined and self._last else self._joined or self._last
+        return UnwrittenSteps(joined.fields() if joined else None, self._ordinary)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if event in _FLUSHED_BY:
+        if event in KINDS and KINDS[event].ends_steps:
             self.flush()
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
@@ -64,7 +64,8 @@ class StepLog(Observer):
             if first:
                 self.flush()
                 self._world = step.world_version
-            self._last = _joined(self._last, self._entry(step, first=first, pace=pace))
+            one = self._as_steps(step, first=first, pace=pace)
+            self._last = self._last + one if self._last else one
             if first:
                 self.flush()
         now = self._clock()
@@ -79,39 +80,27 @@ class StepLog(Observer):
         joined, self._joined = self._joined, None
         if joined is not None:
             self._written_at = self._clock()
-            self._append(STEPS, _short(joined))
+            self._append(STEPS, joined.fields())
 
     def _tell_last(self) -> None:
         last, self._last = self._last, None
         if last is not None:
             self._told_at = self._clock()
-            self._ordinary = last["seconds"] / last["steps"] or self._ordinary
-            self._joined = _joined(self._joined, last)
-            self._tell(STEPS, _short(last))
+            self._ordinary = last.seconds / last.steps or self._ordinary
+            self._joined = self._joined + last if self._joined else last
+            self._tell(STEPS, last.fields())
 
-    def _entry(self, step: StepReport, *, first: bool, pace: Pace) -> Entry:
+    def _as_steps(self, step: StepReport, *, first: bool, pace: Pace) -> Steps:
         again, self._counted = step.step <= self._counted, max(self._counted, step.step)
-        return {
-            "step": step.step,
-            "world": step.world_version,
-            "steps": 1,
-            "samples": step.samples,
-            "loss": step.loss if step.samples and math.isfinite(step.loss) else None,
-            "learning_rate": step.learning_rate if step.samples else None,
-            "seconds": min(step.seconds, self._ordinary) if first else step.seconds,
-            "again": int(again),
-            "waited": pace.waited,
-            "slowest": max(pace.waited - pace.least_waited, 0.0),
-        }
-
-
-def _joined(first: Entry | None, second: Entry | None) -> Entry | None:
-    return join_steps(first, second) if first and second else first or second
-
-
-def _short(entry: Entry) -> Entry:
-    """Numbers need no more digits than a person reads: there are many entries."""
-    return {
-        name: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
-        for name, value in entry.items()
-    }
+        return Steps(
+            step=step.step,
+            world=step.world_version,
+            steps=1,
+            samples=step.samples,
+            loss=step.loss if step.samples and math.isfinite(step.loss) else None,
+            learning_rate=step.learning_rate if step.samples else None,
+            seconds=min(step.seconds, self._ordinary) if first else step.seconds,
+            again=int(again),
+            waited=pace.waited,
+            slowest=max(pace.waited - pace.least_waited, 0.0),
+        )
