@@ -44,7 +44,7 @@ ONE_SECRET = f"take all of {CA}, {CERTIFICATE} and {KEY} from one Secret of the 
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """A channel to the master at ``host:port``. Certificates are read now: open another to use newer ones.
+    """A channel to the master at ``host:port``.
 
     Raises:
         UserError: the certificate is unfit to call with, as one that has expired.
