@@ -392,8 +392,8 @@ def test_without_the_package_it_is_said_how_to_get_it():
         "sys.exit(main(['status', 'x', '--namespace', 'y']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    said = 'elasticdl status: jobs on a cluster need the package kubernetes: pip install "elasticdl[kubernetes]"\n'
-    assert (done.returncode, done.stderr) == (2, said)
+    said = "elasticdl status: jobs on a cluster need the package kubernetes: pip install '.[kubernetes]' in a checkout of elasticdl, "
+    assert (done.returncode, done.stderr) == (2, f"{said}or its wheel with [kubernetes] (docs/install.md)\n")
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

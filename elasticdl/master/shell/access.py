@@ -20,7 +20,6 @@ import grpc
 
 from elasticdl.common.channel import TOKEN_KEY, identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
-from elasticdl.common.errors import UserError
 
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),
