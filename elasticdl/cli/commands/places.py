@@ -87,8 +87,9 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
 
 def _current_cluster() -> Any:
     """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
+    if not cluster_module("configured").is_configured():
+        return None
     try:
-        module = cluster_module("cluster_job")
+        return cluster_module("cluster_job")
     except UserError:
         return None
-    return module if module.is_configured() else None
