@@ -35,6 +35,11 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_no_message_names_the_package_of_another_project():
+    texts = {path: path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")}
+    assert [path for path, text in texts.items() if re.search(r"pip install .?elasticdl", text)] == []
+
+
 def test_the_core_is_small():
     """Without a framework: everything that `pip install` brings, compiled modules included, as `du` counts it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
