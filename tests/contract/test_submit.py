@@ -103,6 +103,14 @@ def test_another_rendering_leaves_the_keys_of_a_running_job_alone(place, cluster
     assert {each["metadata"]["name"]: each["data"] for each in place.list("Secret")} == first
 
 
+def test_a_restricted_namespace_takes_a_job_but_no_folder_of_a_node(place, cluster):
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.CoreV1Api(cluster.client()).patch_namespace(place.namespace, {"metadata": {"labels": labels}})
+    submission(place).check()
+    with pytest.raises(UserError, match=r"the cluster refuses the .* pod: violates PodSecurity .*restricted.*hostPath"):
+        submission(place, volume="host_path=/etc,mount_path=/x").check()
+
+
 def test_a_name_that_exists(place):
     submission(place).make()
     before = names_there(place)
