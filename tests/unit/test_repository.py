@@ -112,6 +112,11 @@ def test_jobs_of_this_machine_are_shown_without_asking_for_a_cluster(tmp_path):
     assert done.stderr == "False\n"
 
 
+def test_no_library_is_used_by_a_name_that_its_class_hides():
+    """As ``client._ApiClient__deserialize``: it may be gone with the library's next version."""
+    assert [path for path in MODULES if re.search(r"\._[A-Za-z]\w*[a-z0-9]__[a-z]\w*\b(?!__)", path.read_text())] == []
+
+
 def test_no_two_modules_of_the_command_line_and_the_cluster_have_one_name():
     """Who looks for the place where jobs are followed should find one."""
     folders = ("cli", "common", "kubernetes", "master")
