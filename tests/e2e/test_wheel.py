@@ -1,15 +1,19 @@
 """The wheel, installed in an environment of its own."""
 
+import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MOST_BYTES = 60_000_000
 
 
 def run(*command):
@@ -71,3 +75,19 @@ def test_the_licence_of_what_is_not_ours_is_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as files:
         (licence,) = [name for name in files.namelist() if "/licenses/" in name]
         assert files.read(licence).startswith(b"MIT License")
+
+
+def test_the_core_is_small(environment):
+    """Without a framework: everything that `pip install` brings, compiled modules included."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    sizes = {"elasticdl": sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())}
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    while wanted:
+        name = re.match(r"[\w.-]+", wanted.pop())[0].lower().replace("_", "-")
+        if name not in sizes:
+            found = importlib.metadata.distribution(name)
+            files = (Path(str(found.locate_file(file))) for file in found.files or ())
+            sizes[name] = sum(path.stat().st_size for path in files if path.is_file())
+            wanted += [line for line in found.requires or () if not re.search("extra|platform|python_version", line)]
+    assert sum(sizes.values()) < MOST_BYTES, sorted(sizes.items(), key=lambda each: -each[1])
+    assert not {"numpy", "plotly", "torch", "tensorflow"} & set(sizes)
