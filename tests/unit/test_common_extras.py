@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.job.spec import JobSpec
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,3 +36,12 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
 def test_no_message_names_the_package_of_another_project():
     texts = {path: path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")}
     assert [path for path, text in texts.items() if re.search(r"pip install .?elasticdl", text)] == []
+
+
+def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
+    code = "import sys; sys.modules['fsspec'] = None; from elasticdl.worker.check import main; sys.exit(main())"
+    spec = JobSpec(model_zoo=str(ROOT / "model_zoo"), model_def="digits.mlp_torch").to_json()
+    done = subprocess.run([sys.executable, "-c", code], input=spec, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.search(r"fsspec.* is not installed.*: pip install '\.\[worker\]' ", done.stderr)
+    assert done.stderr.count("\n") == 1
