@@ -105,7 +105,7 @@ class LocalLauncher:
         """None: workers of this machine die with their master."""
         return ()
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)

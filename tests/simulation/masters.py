@@ -87,7 +87,7 @@ class _Launcher:
     async def find(self) -> Sequence[e.FoundWorker]:
         raise AssertionError("the master asks the cluster itself")
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         self._master.burn()
         self._cluster.launch(worker_id)
 

@@ -51,7 +51,7 @@ class Coordinator:
                 return self._exited(event, now)
             case e.ScaleRequested(workers):
                 self.limits = workers
-                self.fleet.try_all()
+                self.fleet.scaled(workers.maximum)
                 return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
             case e.NeighboursSeen(claims):
                 return [*self.sizing.see(claims, self.limits, now), *self.reconcile(now)]
@@ -139,7 +139,9 @@ class Coordinator:
     def _draining(self, event: e.WorkerDraining, record: WorkerRecord, now: float) -> list[Instruction]:
         lingers = event.lingers and self.rendezvous.alone(record)
         cause = f"worker {record.worker_id} leaves: {event.reason}"
-        out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, Happening(now, event.reason, cause))
+        happening = Happening(now, event.reason, cause)
+        trigger = Trigger.LINGER if lingers else Trigger.DRAIN
+        out = self._fire(record, trigger, happening, lost=e.ExitCause.DRAINED)
         if event.lingers and not lingers:
             out.append(i.DrainWorker(record.worker_id, event.reason))  # others hold the state: it need not wait
         return [*out, *self.reconcile(now)]
@@ -155,28 +157,37 @@ class Coordinator:
         if record is None or record.state is _S.COMPLETED:
             return []
         runs, training, least = bool(self.rendezvous.active_members()), self.training, self.limits.minimum
-        found = self.fleet.exited(record, event, now, runs=runs, begun=training.begun, least=least, step=training.step)
+        found = self.fleet.exited(record, event, runs=runs, begun=training.begun, least=least, step=training.step)
         cause, reason, fatal, warning = found
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
             out.append(Record("warning", {"message": warning}))
+        record.node = record.node or event.node  # one that is refused by a node was never placed
         gone = f"worker {event.worker_id} {reason}"
-        out += self._fire(record, Trigger.EXIT, Happening(now, cause=gone, clean=event.code == 0), departure=gone)
+        happening = Happening(now, reason, gone, clean=event.code == 0)
+        out += self._fire(record, Trigger.EXIT, happening, departure=gone, lost=cause)
         if fatal:
             self.ending.decide(Outcome(Phase.FAILED, fatal, event.output))
         return [*out, *self.reconcile(now)]
 
     def _fire(
-        self, record: WorkerRecord, trigger: Trigger, happening: Happening, departure: str = ""
+        self,
+        record: WorkerRecord,
+        trigger: Trigger,
+        happening: Happening,
+        departure: str = "",
+        lost: e.ExitCause | None = None,
     ) -> list[Instruction]:
-        """``departure``: why a replacement is launched, if one is due now."""
+        """``departure``: why a replacement is launched, if one is due now. ``lost``: how, if nobody told the worker to leave."""
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, happening)
         if record.worker_id == self._outgoing and not record.holds_place:
             self._outgoing = None  # its replacement was asked for before it left
         elif held_place and not record.holds_place and record.state not in DONE:
-            self.fleet.miss(record, departure or f"worker {record.worker_id} leaves")
+            why = departure or f"worker {record.worker_id} leaves"
+            if warning := self.fleet.miss(record, why, happening.reason, lost, now=happening.now):
+                out.append(Record("warning", {"message": warning}))
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out
@@ -202,7 +213,7 @@ class Coordinator:
                 out += self._fire(record, Trigger.LET_GO, why, departure=why.cause)
             else:  # without it the job would stand still until another is ready
                 self._outgoing = record.worker_id
-                self.fleet.departures.append(Departure(why.cause, away_from=record.node))
+                self.fleet.departures.append(Departure(why.cause, record.node))
         return [*out, *self._relieve(now), *records]
 
     def _relieve(self, now: float) -> list[Instruction]:
@@ -234,7 +245,7 @@ class Coordinator:
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
-        return self._fire(record, Trigger.GIVE_UP, Happening(now, reason, why), departure=why)
+        return self._fire(record, Trigger.GIVE_UP, Happening(now, reason, why), departure=why, lost=e.ExitCause.FROZEN)
 
     # ---- the whole ----
 
@@ -251,9 +262,11 @@ class Coordinator:
             cause = f"worker {record.worker_id} leaves: {reason}"
             out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
         for _ in range(missing):
-            record, departure = self.fleet.launch()
+            if (launched := self.fleet.launch()) is None:
+                break
+            record, departure = launched
             fields = {"worker": record.worker_id, "reason": record.reason, "replaces": departure is not None}
-            launch = i.LaunchWorker(record.worker_id, record.reason, departure.away_from if departure else "")
+            launch = i.LaunchWorker(record.worker_id, record.reason, self.fleet.away_from(departure))
             out += [launch, Record("worker_launched", fields)]
         return out
 
@@ -301,6 +314,8 @@ class Coordinator:
             self.transitions.fire(record, Trigger.ENTER if chosen else Trigger.PASS_OVER, Happening(now))
         for rank, worker_id in enumerate(world.worker_ids):
             record = self.records[worker_id]
+            if not record.world_version:
+                self.fleet.entered_world(record)
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
         rendezvous.adopt(world)
         self.fleet.crashes.reached_world()

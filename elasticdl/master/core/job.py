@@ -124,6 +124,8 @@ class Job:
             reason = f"waits until the job's state is saved: {problem}"
         elif reason and not outcome and (unreached := self._workers.watch.unreached()):
             reason += f"; {unreached}"
+        if not outcome and (wait := self._workers.fleet.wait):
+            reason = f"{reason}; {wait}" if reason else wait
         reason = reason or self._workers.fleet.crashes.counts.given_up
         return JobView(
             phase=self._phase,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.lifecycle import LIVE, WorkerState
 from elasticdl.master.state.standing import Suspicion
 from elasticdl.master.state.values import StepTimes
@@ -83,6 +84,7 @@ class WorkerRecord:
     lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
+    replaces: ExitCause | None = None  # how the worker was lost in whose place it is, if that had been in no world
     tries: int = 0  # how many in a row were unfit in its place, itself included
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -100,7 +100,7 @@ class KubernetesLauncher:
         asyncio.get_running_loop().call_soon(self._begin, listing)
         return tuple(_found(pod) for pod in ours)
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if self._ledger.known(worker_id):
             raise ValueError(f"worker {worker_id} was launched before")
         place = self._ledger.launch(worker_id)

@@ -182,9 +182,10 @@ class Ledger:
         return [] if entry.held else self._end(worker_id, verdict)
 
     def _end(self, worker_id: int, verdict: Ended) -> Reports:
-        del self._entries[worker_id]
+        entry = self._entries.pop(worker_id)
         self._ended.add(worker_id)
-        return [WorkerExited(worker_id, verdict.cause, verdict.code, verdict.detail, verdict.output)]
+        node = str((entry.pod or {}).get("spec", {}).get("nodeName") or "")
+        return [WorkerExited(worker_id, verdict.cause, verdict.code, verdict.detail, verdict.output, node)]
 
     def _wait(self, worker_id: int, entry: Entry, waiting: Waiting) -> Reports:
         if entry.placed or waiting == entry.waits:

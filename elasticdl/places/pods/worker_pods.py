@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,8 @@ class WorkerPods:
     most: int
     priority: Priority | None = None
 
-    def manifest(self, worker_id: int, place: int, away_from: str = "") -> Manifest:
-        """``away_from``: a node to avoid, if the scheduler finds another."""
+    def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
+        """``away_from``: nodes to avoid, if the scheduler finds others."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
@@ -151,12 +151,15 @@ def place_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
 
 
-def _avoiding(node: str, affinity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The user's own affinity, and one away from this node that outweighs it, where nodes are only preferred."""
+def _avoiding(nodes: Sequence[str], affinity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's own affinity, and one away from these nodes that outweighs it, where nodes are only preferred.
+
+    It is a preference: what a pod requires can't be changed any more when the nodes are in order again.
+    """
     of_nodes = affinity.get("nodeAffinity") or {}
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    others = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]}
-    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": others}]
+    not_named = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": {"matchFields": not_named}}]
     return {**affinity, "nodeAffinity": {**of_nodes, preferred: terms}}
 
 
