@@ -89,7 +89,8 @@ class _Launcher:
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         self._master.burn()
-        self._cluster.launch(worker_id)
+        self._master.site.checks.launched(self._master)
+        self._cluster.launch(worker_id, away_from)
 
     def terminate(self, worker_id: int) -> None:
         self._master.burn()

@@ -9,7 +9,6 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import BURST, CRASHES_IN_TRAINING, LEAST_BURST, LEAST_RATE, RATE
 from elasticdl.master.core.losses import LONGEST_DELAY, LONGEST_OF_NODE
 from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
 from elasticdl.master.state.events import ExitCause
 
 BY_OTHERS = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.DELETED, ExitCause.KILLED]
