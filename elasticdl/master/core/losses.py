@@ -8,7 +8,7 @@ has not. Only losses in a row of workers that had got nowhere make replacements 
 | of one cause               | the second | 30 s            |                                                       |
 | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
 
-Workers that were launched before a wait began, and are lost during it, do not lengthen it: they share it. A replacement
+Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. A replacement
 that reaches a world ends the row of its cause and that of its node, and whoever waits for these waits no longer. A person
 is told once when a wait gets long, and sees it for as long as it lasts.
 """
@@ -51,7 +51,7 @@ class Row:
 
     def add(self, worker_id: int, next_id: int, why: str, now: float) -> None:
         self.losses, self.why, self.last = self.losses + 1, why, now
-        if worker_id < self._next_id:
+        if worker_id < self._next_id or now < self.until:
             return
         self.waves, self._next_id = self.waves + 1, next_id
         self.delay = self.backoff.delay() if self.waves > self.unfelt else 0.0

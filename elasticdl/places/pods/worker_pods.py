@@ -19,6 +19,8 @@ Manifest = dict[str, Any]
 LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+_OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_NAMED_AT_ONCE = 500  # workers in the address of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,13 @@ class WorkerPodApi:
     def delete_all(self, grace: int) -> None:
         """Those that are not over."""
         self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
+
+    def remove(self, workers: Sequence[int]) -> None:
+        """Those of these workers that are over."""
+        for first in range(0, len(workers), _NAMED_AT_ONCE):
+            named = ",".join(map(str, workers[first : first + _NAMED_AT_ONCE]))
+            of_these = f"{self._selector},{WORKER_LABEL} in ({named})"
+            self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
 
 
 def worker_id_of(pod: Mapping[str, Any]) -> int:
