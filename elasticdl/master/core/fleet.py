@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from elasticdl.common.backoff import TokenBucket
 from elasticdl.master.core.losses import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
+from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.lifecycle import DONE, WorkerState
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.values import Settings
@@ -75,7 +76,7 @@ def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
         return ExitCause.CRASHED, record.failure
     if record.state is WorkerState.KILLING:
         return ExitCause.FROZEN, record.reason
-    if (record.state is WorkerState.DRAINING or record.lingers) and event.cause is not ExitCause.DELETED:
+    if (record.state is WorkerState.DRAINING or record.waits_for_successor) and event.cause is not ExitCause.DELETED:
         return ExitCause.DRAINED, record.reason
     if event.cause is not ExitCause.CLEAN:
         return event.cause, told
@@ -289,11 +290,6 @@ class Fleet:
             for each in self.departures
         ]
 
-    def away_from(self, departure: Departure | None) -> tuple[str, ...]:
-        """Nodes to keep a worker off that is launched now."""
-        slow = [departure.away_from] if departure and departure.away_from else []
-        return tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
-
     def _try_again(self, record: WorkerRecord, reason: str, least: int) -> tuple[str, str]:
         """A worker could not start. Why the job can't go on, if so; and what a person must know, if anything."""
         record.tries += 1
@@ -338,16 +334,19 @@ class Fleet:
         taken = sum(record.holds_place for record in records) + self._held(now)
         return max(0, min(wanted, self.crashes.counts.most or wanted) - taken), []
 
-    def launch(self) -> tuple[WorkerRecord, Departure | None] | None:
-        """A new worker, and which other's place it takes, if it does; None if that would be too many for now."""
+    def launch(self) -> list[Instruction]:
+        """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""
         due = next((number for number, each in enumerate(self.departures) if not each.waits(self._now)), None)
-        self._paced = due is not None and self._pace.take(self._now) > 0
+        self._paced = self._paced or (due is not None and self._pace.take(self._now) > 0)
         if self._paced:
-            return None
+            return []
         departure = None if due is None else self.departures.pop(due)
         reason = f"in place of another: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
+        slow = [departure.away_from] if departure and departure.away_from else []
         if departure:
             record.tries, record.replaces = departure.tries, departure.cause
         self.next_id += 1
-        return record, departure
+        away_from = tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
+        fields = {"worker": record.worker_id, "reason": reason, "replaces": departure is not None}
+        return [LaunchWorker(record.worker_id, reason, away_from), Record("worker_launched", fields)]

@@ -180,7 +180,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-# These come before `SaveState`: no successor must know of them, and workers wait for some.
+# Safe to send before saving, so these come before `SaveState`: no successor must know of them, and workers wait for some.
 UNSAVED = (
     AnnounceChange,
     BreakWorld,
