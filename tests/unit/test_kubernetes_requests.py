@@ -67,7 +67,7 @@ def on_stage(pods_class, story, **patience):
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 40)])
+@pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
 def test_a_node_that_rejects_every_pod_costs_few_requests(workers, most):
     """80 seconds of the job's time, in which the cluster answers at once."""
 

@@ -78,6 +78,23 @@ def test_those_that_are_lost_together_count_as_one():
     assert len(launched(y.wait(1))) == 50
 
 
+def test_of_many_that_wait_one_tries_and_the_others_come_after_it_if_it_is_not_lost():
+    y = Yard(maximum=20)
+    y.wait()
+    began, launches = y.now, []
+    while y.now < began + 120:
+        for worker in y.job.view().workers:
+            y.exit(worker.worker_id, ExitCause.EVICTED)
+        launches += [y.now] * len(launched(y.wait(TICK)))
+    assert sum(at > began + 4 for at in launches) <= 8
+    while not (first := launched(y.wait(TICK))):
+        pass
+    assert len(first) == 1
+    together = [len(launched(y.wait(TICK))) for _ in range(int(LONGEST_DELAY / TICK))]
+    assert sum(together) == 19
+    assert max(together) == 1
+
+
 def test_each_cause_has_a_row_of_its_own():
     y = Yard(maximum=1)
     y.wait()

@@ -213,10 +213,10 @@ class Fleet:
     def wait(self) -> str:
         """For people, why replacements wait, if they do so for long."""
         waits = [each.wait for each in self.departures if each.wait and each.waits(self._now)]
-        longest = max(waits, key=lambda wait: wait.until, default=None)
-        if longest is None or longest.row.delay < SHOWN_DELAY:
+        first_of_longest = min(waits, key=lambda wait: (-wait.delay, wait.until), default=None)
+        if first_of_longest is None or first_of_longest.delay < SHOWN_DELAY:
             return ""
-        return longest.row.describe(longest.until - self._now)
+        return first_of_longest.row.describe(first_of_longest.until - self._now)
 
     def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
         """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
@@ -277,7 +277,7 @@ class Fleet:
             wait, early = self._losses.count(record, cause, why, self.next_id, now), cause
         slow = record.node if record.slow else ""
         self.departures.append(Departure(departure, slow, record.tries, early, wait))
-        if wait is None or cause in CRASHES or wait.row.told or wait.row.delay < TOLD_DELAY:
+        if wait is None or cause in CRASHES or wait.row.told or wait.delay < TOLD_DELAY:
             return ""
         wait.row.told = True
         return wait.row.describe(wait.until - now)
@@ -286,7 +286,9 @@ class Fleet:
         """A worker is in one for the first time: what made replacements wait as others had not come so far is over."""
         over = self._losses.reached_world(record)
         self.departures = [
-            replace(each, wait=None) if each.wait and any(each.wait.row is row for row in over) else each
+            replace(each, wait=None)
+            if each.wait and any(row is ended for row in each.wait.rows for ended in over)
+            else each
             for each in self.departures
         ]
 
@@ -313,6 +315,7 @@ class Fleet:
 
     def bound(self, maximum: int) -> None:
         """At what rate replacements are launched, for so many workers."""
+        self._losses.workers = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
     def plan(

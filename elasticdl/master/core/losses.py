@@ -8,8 +8,9 @@ has not. Only losses in a row of workers that had got nowhere make replacements 
 | of one cause               | the second | 30 s            |                                                       |
 | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
 
-Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. A replacement
-that reaches a world ends the row of its cause and that of its node, and whoever waits for these waits no longer. A person
+Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
+replacements come one after another, spread over as much time again, so that one of them tries it: if that is lost, the others
+wait on with it. A replacement that reaches a world ends the row of its cause and that of its node, and whoever waits for these waits no longer. A person
 is told once when a wait gets long, and sees it for as long as it lasts.
 """
 
@@ -47,13 +48,15 @@ class Row:
     last: float = 0.0  # when there was one
     why: str = ""  # the last was lost
     told: bool = False
+    sharing: int = 0  # losses of the latest wave
     _next_id: int = 0  # of the workers that are launched after the latest wave
 
     def add(self, worker_id: int, next_id: int, why: str, now: float) -> None:
         self.losses, self.why, self.last = self.losses + 1, why, now
         if worker_id < self._next_id or now < self.until:
+            self.sharing += 1
             return
-        self.waves, self._next_id = self.waves + 1, next_id
+        self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
         self.delay = self.backoff.delay() if self.waves > self.unfelt else 0.0
         self.until = now + self.delay
 
@@ -75,17 +78,31 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Of a replacement. ``row``: why."""
+    """Of a replacement, for these rows. ``turn``: among those that share them, from 0 for the first to 1."""
 
-    until: float
-    row: Row
+    rows: tuple[Row, ...]
+    turn: float = 0.0
+
+    @property
+    def until(self) -> float:
+        return max(row.until + self.turn * row.delay for row in self.rows)
+
+    @property
+    def delay(self) -> float:
+        return max(row.delay for row in self.rows)
+
+    @property
+    def row(self) -> Row:
+        """Which a person is told of."""
+        return next((row for row in self.rows if row.avoided), self.rows[0])
 
 
 def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait:
     """So many in a row, which are counted elsewhere."""
     backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=factor)
     backoff.failures = failures
-    return Wait(now + backoff.bound(), Row(backoff, losses=failures, delay=backoff.bound(), why=why))
+    delay = backoff.bound()
+    return Wait((Row(backoff, losses=failures, delay=delay, until=now + delay, why=why),))
 
 
 class Losses:
@@ -94,18 +111,17 @@ class Losses:
     def __init__(self) -> None:
         self._causes: dict[ExitCause, Row] = {}
         self._nodes: dict[str, Row] = {}
+        self.workers = 1  # that there may be
 
     def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> Wait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
-        row = self._causes.setdefault(cause, Row(Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY)))
-        row.add(record.worker_id, next_id, why, now)
-        if not record.node or cause not in _OF_THE_NODE:
-            return Wait(row.until, row)
-        backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_OF_NODE)
-        of_node = self._nodes.setdefault(record.node, Row(backoff, AVOIDED_FROM, record.node))
-        of_node.add(record.worker_id, next_id, why, now)
-        of_node.delay = max(of_node.delay, row.delay)
-        return Wait(max(row.until, of_node.until), of_node if of_node.avoided else row)
+        rows = [self._causes.setdefault(cause, Row(Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY)))]
+        if record.node and cause in _OF_THE_NODE:
+            of_node = Row(Backoff(first=FIRST_DELAY, longest=LONGEST_OF_NODE), AVOIDED_FROM, record.node)
+            rows.append(self._nodes.setdefault(record.node, of_node))
+        for row in rows:
+            row.add(record.worker_id, next_id, why, now)
+        return Wait(tuple(rows), min(1.0, rows[0].sharing / self.workers))
 
     def reached_world(self, record: WorkerRecord) -> tuple[Row | None, ...]:
         """A worker has, for the first time: the rows that this ends."""
