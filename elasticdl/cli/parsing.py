@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.former import instead_of
+from elasticdl.cli.retired_options import instead_of
 from elasticdl.common.errors import UserError
 
 SEPARATOR = "--"

@@ -14,14 +14,16 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local.local_jobs import KEPT_STATES, Life, life_of, prune_jobs
+from elasticdl.cli.course import show_course
+from elasticdl.cli.local.folder_home import KEPT_STATES, Life, life_of, prune_jobs
 from elasticdl.cli.master_client import connect
-from elasticdl.cli.status_watch import show_news
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
+
+LOST = "its master died without saving a final status"
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +88,7 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
     write_aside(job.master, json.dumps(another))
     assert life_of(job) is Life.LOST
-    assert run(capsys, "stop", "one") == (2, "", "elasticdl stop: job one is not running: it is lost\n")
+    assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
 
 
 def test_old_jobs_go_and_running_ones_stay(running):
@@ -218,7 +220,7 @@ def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
 
 @pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
 def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
-    monkeypatch.setattr("elasticdl.cli.local.local_jobs.LocalJob.wait_until_over", lambda *args: None)
+    monkeypatch.setattr("elasticdl.cli.job_handle.JobHandle.wait_until_over", lambda *args: None)
     run(capsys, "stop", "live", flag)
     (request,) = running.requests
     assert (request.checkpoint, request.now) == (checkpoint, now)
@@ -283,7 +285,7 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
     screen = types.SimpleNamespace(line=told.append)
     wrong = ["garbage{", '{"time": 1, "event": "world_formed", "members": 3}', '{"time": 1, "event": "worker_slow"}']
-    show_news([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
+    show_course([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
     assert told[-1] == "warning: late"
 
 

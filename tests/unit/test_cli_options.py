@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 import elasticdl
-from elasticdl.cli import entry, former
+from elasticdl.cli import entry, retired_options
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
@@ -70,10 +70,10 @@ def other_value(name: str) -> str:
 
 def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours():
     rows = Path("docs/migration.md").read_text().splitlines()
-    for names, instead in former.OPTIONS.items():
+    for names, instead in retired_options.OPTIONS.items():
         assert f"| {', '.join(f'`--{name}`' for name in names)} | {instead} |" in rows
         assert not {f"--{name}" for name in names} & {*train.flags(), *run.flags()}
-    for name, instead in former.COMMANDS.items():
+    for name, instead in retired_options.COMMANDS.items():
         assert f"| `elasticdl {name}` | {instead} |" in rows
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import click
 from pydantic import BaseModel
 
-from elasticdl.cli.commands.places import cluster_module
-from elasticdl.cli.former import refuse_starters
+from elasticdl.cli.commands.find_job import cluster_module
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
+from elasticdl.cli.retired_options import refuse_starters
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import (
     OPTION_GROUPS,
