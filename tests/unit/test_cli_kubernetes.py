@@ -22,6 +22,7 @@ from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
@@ -381,6 +382,33 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     assert main(["status", "digits"]) == 2
     line = f"there is no job digits (there are none on this machine); the kubeconfig {tmp_path}/config"
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("finished", "meant"), [(None, "starting"), ("Complete", "succeeded")])
+def test_an_ended_job_of_this_machine_hides_no_namesake_that_runs(tmp_path, monkeypatch, capsys, finished, meant):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
+    status = {"conditions": [{"type": finished, "status": "True"}]} if finished else {}
+    found = {"Job": {**JOB, "status": status}, "ConfigMap": None}
+    monkeypatch.setattr(Client, "find", lambda _, kind, name: found[kind])
+    monkeypatch.setattr(Client, "list", lambda *_, **__: [])
+    assert main(["status", "digits"]) == 0
+    written = capsys.readouterr()
+    assert written.out.startswith(f"job digits: {meant}")
+    said = f"this is the job digits in namespace default of the cluster at https://127.0.0.1:9, as it goes on; the one of this machine is over: files: {tmp_path / 'jobs' / 'digits'}\n"
+    assert written.err == ("" if finished else said)
+
+
+def test_a_cluster_that_does_not_answer_hides_no_job_of_this_machine(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
+    assert main(["status", "digits"]) == 0
+    written = capsys.readouterr()
+    assert written.out.startswith("job digits: succeeded")
 
 
 def test_without_the_package_it_is_said_how_to_get_it():
