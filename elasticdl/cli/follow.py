@@ -68,7 +68,6 @@ class StreamReader(Generic[T]):
         self._kept = kept
         self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._last = threading.Event()  # no other stream is begun
-        self._closed = False
         self._master: MasterClient | None = None
         self.failure = ""  # why nothing is heard at the moment
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
@@ -94,7 +93,7 @@ class StreamReader(Generic[T]):
 
     def close(self) -> None:
         """What is open is closed by the time this returns, unless the network hangs."""
-        self._closed = True
+        self._kept = tuple
         self._last.set()
         self._hang_up()
 
@@ -105,26 +104,27 @@ class StreamReader(Generic[T]):
 
     def _run(self) -> None:
         is_last = False
-        while not (is_last or self._closed):
+        while not is_last:
+            try:
+                self._read_stream()
+            except (ElasticDLError, OSError) as error:
+                self.failure = str(error)
+            except ValueError:  # gRPC's, of a client that has just been closed
+                pass
             is_last = self._last.is_set()
-            if not is_last:
-                try:
-                    self._read_stream()
-                except (ElasticDLError, OSError) as error:
-                    self.failure = str(error)
-                except ValueError:  # gRPC's, of a client that has just been closed
-                    pass
             with suppress(ElasticDLError, OSError):
-                if not self._closed and (self._last.is_set() or self._has_ended()):
+                if is_last or self._has_ended():
                     return self._tell(self._kept())
             self._last.wait(AGAIN_SECONDS)
         return None
 
     def _read_stream(self) -> None:
+        if self._last.is_set():
+            return
         with self._open() as master:
             self._master = master
             try:
-                if not self._last.is_set():
+                if not self._last.is_set():  # else it may not have been closed
                     self._tell(self._read(master))
             finally:
                 self._master = None
@@ -228,7 +228,7 @@ class Following:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + self._home.look_seconds
-        with suppress(ElasticDLError):  # a cluster that does not answer may do so later
+        with suppress(UnreachableError):  # a cluster that does not answer may do so later
             if self._has_ended():
                 self._feed.finish()
                 if self._statuses:

@@ -16,7 +16,7 @@ from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import LONGEST_LINE, Lines, printing
+from elasticdl.cli.printed import LONGEST_LINE, Lines
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
@@ -247,7 +247,7 @@ def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobod
             log.write(before.read())
     taken, wait = [], threading.Event()
     job.shown.printed = lambda lines, stream: wait.wait(DEADLINE) and taken.append(len(lines))
-    with printing(job.prints, wait=lambda: not wait.set()):
+    with job.prints.shown(wait=lambda: not wait.set()):
         assert not taken
     assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
 
@@ -371,7 +371,7 @@ def shown_of(pods, ranks, *worlds):
     prints = PodPrints(pods, "job", ranks_of(ranks), shown)
     for time, members in worlds:
         prints.hear({"event": "world_formed", "time": time, "members": members})
-    with printing(prints, wait=lambda: True):
+    with prints.shown(wait=lambda: True):
         pass
     return shown
 

@@ -22,7 +22,6 @@ from elasticdl.cli.follow import Heard
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.printed import printing
 from elasticdl.cli.screens import Printing, open_screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.environment import refuse_variables
@@ -113,7 +112,7 @@ def follow(home: NamespaceHome, spec: JobSpec) -> int:
     with (
         caught(signals.add),
         open_screen(spec.log_loss_steps, Printing(*own_outlets())) as screen,
-        printing(PodPrints(home.client, home.name, ranks, screen), wait=lambda: signals.first is None) as prints,
+        PodPrints(home.client, home.name, ranks, screen).shown(wait=lambda: signals.first is None) as prints,
         job.following(statuses=True) as following,
     ):
         watch = MasterWatch(home, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)

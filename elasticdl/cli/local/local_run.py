@@ -30,7 +30,6 @@ from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.printed import printing
 from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
 from elasticdl.common.environment import refuse_variables
@@ -179,7 +178,7 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> Callable[[str
         with (
             contextlib.ExitStack() as stack,
             open_screen(spec.log_loss_steps, Printing(*outlets)) as screen,
-            printing(local_prints(job, spec, screen, *outlets), wait=lambda: not signals.take()) as prints,
+            local_prints(job, spec, screen, *outlets).shown(wait=lambda: not signals.take()) as prints,
             handle.following(statuses=True, has_ended=lambda: master.has_ended() or job.status.exists()) as following,
         ):
             client = None if address is None else stack.enter_context(connect(address.endpoint))
