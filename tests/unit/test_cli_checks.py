@@ -158,6 +158,7 @@ def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
         kill(pid, number)
 
     monkeypatch.setattr(os, "killpg", is_own)
+    group.terminate()
     group.end()
     group.end()
     group.kill()

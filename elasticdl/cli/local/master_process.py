@@ -45,7 +45,7 @@ def started(
                 env={**os.environ, "TMPDIR": temporary},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the command, which passes it on as a request
             )
-        master = MasterProcess(job, process, ProcessGroup(process), impatient)
+        master = MasterProcess(job, ProcessGroup(process), impatient)
         try:
             yield master
         finally:
@@ -68,26 +68,26 @@ def _temporary_folder() -> str:
 
 def _end(master: MasterProcess, stop_grace: float) -> None:
     if not master.has_ended():
-        master.process.terminate()
+        master.group.terminate()
         master.wait(stop_grace + CLOSING_TIME)
     master.group.end()
-    if master.process.stdin is not None:
-        master.process.stdin.close()
+    if (stdin := master.group.process.stdin) is not None:
+        stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
 class MasterProcess:
     job: JobDir
-    process: subprocess.Popen[bytes]
     group: ProcessGroup
     impatient: Callable[[], bool]
 
     def release(self) -> None:
         """Let a master begin that was held."""
-        assert self.process.stdin is not None
+        stdin = self.group.process.stdin
+        assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which is noticed later
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
+            stdin.write(b"\n")
+            stdin.flush()
 
     def wait(self, timeout: float) -> bool:
         """Whether it has ended by itself; given up early when somebody is impatient."""

@@ -30,6 +30,11 @@ class ProcessGroup:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
+    def terminate(self) -> None:
+        """Ask the leader to end. `Popen.terminate` would reap one that has ended."""
+        if self.process.returncode is None:
+            os.kill(self.process.pid, signal.SIGTERM)
+
     def kill(self) -> None:
         """Whatever is left of the group; it is not reaped yet."""
         if self.process.returncode is None:
