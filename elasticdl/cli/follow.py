@@ -11,11 +11,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Generic, TypeAlias, TypeVar
 
-from elasticdl.cli.home import Home
-from elasticdl.cli.master_client import MasterClient, connect
+from elasticdl.cli.home import Home, found
+from elasticdl.cli.master_client import MasterClient
 from elasticdl.common.errors import ElasticDLError, UnreachableError
 from elasticdl.job.journal import parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -27,26 +27,6 @@ MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
 Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
 T = TypeVar("T")
-
-
-@contextmanager
-def reached(home: Home) -> Iterator[MasterClient]:
-    """A client of the job's master, whichever that is at the moment."""
-    with home.reach() as endpoint, connect(endpoint) as client:
-        yield client
-
-
-@contextmanager
-def found(home: Home) -> Iterator[MasterClient]:
-    """The same, if there is a master: else nothing is tried.
-
-    Raises:
-        UnreachableError: there is none.
-    """
-    if absence := home.absence():
-        raise UnreachableError(absence)
-    with reached(home) as client:
-        yield client
 
 
 class StreamReader(Generic[T]):

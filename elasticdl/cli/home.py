@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
+from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.common.credentials import Endpoint
+from elasticdl.common.errors import UnreachableError
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
@@ -78,4 +80,24 @@ class Home(Protocol):
     def feed(self) -> JournalFeed: ...
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
-        """See `elasticdl.cli.job_handle.JobHandle.logs`."""
+        """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
+
+
+@contextmanager
+def reached(home: Home) -> Iterator[MasterClient]:
+    """A client of the job's master, whichever that is at the moment."""
+    with home.reach() as endpoint, connect(endpoint) as client:
+        yield client
+
+
+@contextmanager
+def found(home: Home) -> Iterator[MasterClient]:
+    """The same, if there is a master: else nothing is tried.
+
+    Raises:
+        UnreachableError: there is none.
+    """
+    if absence := home.absence():
+        raise UnreachableError(absence)
+    with reached(home) as client:
+        yield client

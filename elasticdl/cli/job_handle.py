@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from elasticdl.cli.follow import Following, reached
-from elasticdl.cli.home import Home, JournalFeed, Lines
+from elasticdl.cli.follow import Following
+from elasticdl.cli.home import Home, JournalFeed, Lines, reached
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
@@ -107,10 +107,6 @@ class JobHandle:
     def feed(self) -> JournalFeed:
         """Its journal as it grows, for somebody who must not wait."""
         return self.home.feed()
-
-    def logs(self, worker: int | None, *, follow: bool) -> Lines:
-        """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
-        return self.home.logs(worker, follow=follow)
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
         """Of a job that was told to end: the status with which it has; None if it has not said how.

@@ -13,8 +13,8 @@ from typing import ClassVar
 from google.protobuf import json_format
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import StreamFeed, found
-from elasticdl.cli.home import JournalFeed, Lines
+from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.home import JournalFeed, Lines, found
 from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder

@@ -130,7 +130,7 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     help="Show the logs of a job's master and workers.",
 )
 def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with closing(find(job, given).logs(worker, follow=follow)) as lines:
+    with closing(find(job, given).home.logs(worker, follow=follow)) as lines:
         for line in lines:
             print(line, flush=follow)
     return 0
