@@ -61,7 +61,10 @@ class JobHandle:
         if kept is not None and is_over(kept):
             return kept
         if lost := home.over():
-            return self._end() or self._lost(lost)  # between the two looks it may have written how it ended
+            if end := self._end():  # between the two looks it may have written how it ended
+                return end
+            step, age = home.last_known()
+            return pb.JobStatus(job_name=self.name, phase="lost", reason=lost, step=step, elapsed=age, time_left=-1)
         absence = home.absence()
         reason = f"there is no master at the moment: {absence}"
         if not absence:
@@ -128,10 +131,6 @@ class JobHandle:
         """The status with which it ended, if it has said so."""
         kept = self.home.kept_status()
         return kept if kept is not None and is_over(kept) else None
-
-    def _lost(self, reason: str) -> pb.JobStatus:
-        step, elapsed = self.home.last_known()
-        return pb.JobStatus(job_name=self.name, phase="lost", reason=reason, step=step, elapsed=elapsed, time_left=-1)
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:

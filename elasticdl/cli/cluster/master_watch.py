@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from elasticdl.cli.cluster.deletion import wait_until_gone
 from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.screens import Screen
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.kube.job_pods import find_master, is_running
 from elasticdl.kube.manifests.names import master_name, without_name
@@ -18,10 +18,6 @@ QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
 # A master that ends so often without ever having got to work will not do better.
 STARTS = 3
-
-
-class Teller(Protocol):
-    def line(self, text: str) -> None: ...
 
 
 class Stopwatch:
@@ -39,7 +35,7 @@ class Stopwatch:
 @dataclass(slots=True)
 class MasterWatch:
     home: NamespaceHome
-    screen: Teller
+    screen: Screen
     image_timeout: float
     trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
     without_image: Stopwatch = field(default_factory=Stopwatch)

@@ -58,28 +58,6 @@ def life_of(job: JobDir) -> Life:
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
 
-def last_status(job: JobDir) -> pb.JobStatus | None:
-    """The status with which the job ended; None if it runs, or was killed before it could write it."""
-    try:
-        return json_format.Parse(job.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
-    except FileNotFoundError:
-        return None
-
-
-def last_known(journal: Path) -> tuple[int, float]:
-    """The step that a job was at, and its age in seconds, when its journal ended; of a long journal only the end is read."""
-    try:
-        with journal.open("rb") as file:
-            first = parse_entry(file.readline().decode(errors="replace"))
-            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
-            entries = [entry for line in file if (entry := parse_entry(line.decode(errors="replace"))) is not None]
-    except OSError:
-        return 0, 0.0
-    steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
-    age = entries[-1]["time"] - first["time"] if first and entries else 0.0
-    return (steps[-1] if steps else 0), max(0.0, age)
-
-
 def goes_on(job: JobDir) -> bool:
     return life_of(job) in (Life.STARTING, Life.RUNNING)
 
@@ -116,7 +94,11 @@ class FolderHome:
         return self.folder.spec.read_text()
 
     def kept_status(self) -> pb.JobStatus | None:
-        return last_status(self.folder)
+        """That with which the job ended; None if it runs, or was killed before it could write it."""
+        try:
+            return json_format.Parse(self.folder.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
+        except FileNotFoundError:
+            return None
 
     def over(self) -> str:
         return _OVER.get(life_of(self.folder), "")
@@ -126,7 +108,17 @@ class FolderHome:
         return "its master is starting" if life is Life.STARTING else _OVER.get(life, "")
 
     def last_known(self) -> tuple[int, float]:
-        return last_known(self.folder.journal)
+        """As its journal tells it; of a long one only the end is read."""
+        try:
+            with self.folder.journal.open("rb") as file:
+                first = parse_entry(file.readline().decode(errors="replace"))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+                entries = [entry for line in file if (entry := parse_entry(line.decode(errors="replace"))) is not None]
+        except OSError:
+            return 0, 0.0
+        steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
+        age = entries[-1]["time"] - first["time"] if first and entries else 0.0
+        return (steps[-1] if steps else 0), max(0.0, age)
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:

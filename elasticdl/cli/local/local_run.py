@@ -24,7 +24,7 @@ from elasticdl.cli.course import show_course, show_end
 from elasticdl.cli.follow import Heard
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.local.folder_home import FolderHome, goes_on, last_status, prune_jobs
+from elasticdl.cli.local.folder_home import FolderHome, goes_on, prune_jobs
 from elasticdl.cli.local.job_check import CheckBrokeError, checking
 from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
@@ -59,7 +59,7 @@ def run_job(spec: JobSpec) -> int:
         has_shown = _run_master(job, spec, signals)
         if not (job.master.exists() or job.status.exists()):  # its master had not begun
             signals.raise_first()
-    status = last_status(job)
+    status = FolderHome(job).kept_status()
     if status is None:
         tell(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
     else:
