@@ -19,7 +19,6 @@ from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
-from elasticdl.kube import kubeconfig
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import Place
@@ -152,10 +151,6 @@ def find(name: str | None, namespace: str, context: str) -> JobHandle:
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
     return JobHandle(NamespaceHome(client, name, place))
-
-
-def is_configured() -> bool:
-    return kubeconfig.is_configured(Place())
 
 
 def find_current(name: str) -> JobHandle | None:
