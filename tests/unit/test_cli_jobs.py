@@ -244,9 +244,10 @@ def test_options_of_a_newer_version_do_not_hinder_who_looks_at_a_job_or_stops_it
     assert len(running.requests) == 1
 
 
-@pytest.mark.parametrize("text", ['{"stop_grace": "never"}', "{", "[]"])
+@pytest.mark.parametrize("text", ['{"stop_grace": "never"}', "{", "[]", None])
 def test_a_specification_that_makes_no_sense_is_one_line_before_anything_is_stopped(capsys, running, text):
-    write_aside(jobs_root() / "live" / "job.json", text)
+    spec = jobs_root() / "live" / "job.json"
+    spec.unlink() if text is None else write_aside(spec, text)
     code, out, err = run(capsys, "stop", "live")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("elasticdl stop: job live was made by another version, or its specification is damaged: ")
