@@ -8,7 +8,9 @@ from contextlib import suppress
 from elasticdl.cli.follow import Heard
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.screens import Screen
-from elasticdl.cli.wording import PASSING, news, summary_lines
+from elasticdl.cli.wording import summary_lines
+from elasticdl.job.events import KINDS, news
+from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -35,7 +37,7 @@ def show_news(entry: Entry, screen: Screen) -> None:
     # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
     with suppress(Exception):
         text = news(entry)
-    if text is not None and entry["event"] in PASSING:
+    if text is not None and KINDS[entry["event"]].passing:
         screen.passing(entry["event"], text)
     elif text is not None:
         screen.line(text)
@@ -51,4 +53,4 @@ def show_end(
     if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, filter(None, map(parse_entry, journal)), output)))
+        tell("\n".join(summary_lines(status, Facts.of(filter(None, map(parse_entry, journal))).result(), output)))

@@ -11,8 +11,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from yaml import safe_dump_all
-
 from elasticdl.cli.cluster.master_watch import LOOK_SECONDS, MasterWatch
 from elasticdl.cli.cluster.namespace_home import NamespaceHome
 from elasticdl.cli.cluster.pod_prints import PodPrints
@@ -34,6 +32,7 @@ from elasticdl.kube.kubeconfig import Place
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import Parts
 from elasticdl.kube.manifests.names import master_name
+from elasticdl.kube.manifests.yaml_text import as_yaml
 
 
 def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
@@ -47,6 +46,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     """
     refuse_variables(parse_envs(spec.envs))
     refuse_variables({each.name: "" for each in parse_secret_envs(spec.env_from_secret)})
+    if yaml and spec.ttl != JobSpec.model_fields["ttl"].default:
+        raise UserError(
+            "--ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: leave it out"
+        )
     place = Place(spec.namespace, spec.kube_context)
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
@@ -95,8 +98,7 @@ def _write(parts: Parts, file: str) -> int:
 
 
 def _dumped(parts: Parts) -> str:
-    text: str = safe_dump_all([*job_objects.companions(parts), job_objects.make_job(parts)], sort_keys=False)
-    return text
+    return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 
 def follow(home: NamespaceHome, spec: JobSpec) -> int:

@@ -6,7 +6,7 @@ import time
 
 from elasticdl.cli.cluster.namespace_home import ANY_JOB
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import Place
 
@@ -24,9 +24,11 @@ _KINDS = (
     "Secret",
     "ConfigMap",
     "Lease",
+    "PodGroup",
 )
 # Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
-_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease")
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup")
+_NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
 
 
 def delete(name: str, namespace: str, context: str) -> str:
@@ -63,7 +65,7 @@ def _delete_once(client: Client, name: str) -> list[str]:
         try:
             listed = client.list(kind, label_selector=f"{ANY_JOB}={name}")
         except NotDoneError as error:
-            if error.by_rights and kind in _WITH_MORE_RIGHTS:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
                 continue
             raise
         for metadata in (each["metadata"] for each in listed):

@@ -60,10 +60,12 @@ class NamespaceHome:
         text = self.state().status
         return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
 
-    def state(self) -> State:
+    def state(self, *, with_journal: bool = False) -> State:
+        """``with_journal``: all of it, else the newest part, as the rest may be large."""
         found = self.client.find("ConfigMap", names.state_name(self.name))
+        older = self.client.find("ConfigMap", names.journal_name(self.name)) if found and with_journal else None
         try:
-            return unpack_state(found) if found else State()
+            return unpack_state(found, older) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
@@ -129,7 +131,7 @@ class NamespaceHome:
         return StreamFeed(lambda: found(self), self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
-        return self.state().journal.splitlines()
+        return self.state(with_journal=True).journal.splitlines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         if follow:

@@ -12,7 +12,15 @@ from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
 from elasticdl.job.quantities import Priority
 from elasticdl.kube.client import Client
-from elasticdl.kube.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, selector, state_name, worker_name
+from elasticdl.kube.manifests.names import (
+    CONTAINER,
+    KUEUE_GROUP_LABEL,
+    PLACE_LABEL,
+    WORKER_LABEL,
+    selector,
+    state_name,
+    worker_name,
+)
 from elasticdl.kube.watch import Source
 
 Manifest = dict[str, Any]
@@ -69,7 +77,7 @@ class WorkerPods:
     priority: Priority | None = None
 
     def manifest(self, worker_id: int, place: int, away_from: str = "") -> Manifest:
-        """``away_from``: a node to avoid, if the scheduler finds another."""
+        """``away_from``: a node to avoid, if the scheduler finds another; a gang of Kueue's can't."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
@@ -85,7 +93,8 @@ class WorkerPods:
         }
         if self.priority and place < self.urgent:
             made["spec"]["priorityClassName"] = self.priority.class_name
-        if away_from:
+        # The pods of a Kueue group must be alike: it counts one with another affinity as another role.
+        if away_from and KUEUE_GROUP_LABEL not in metadata["labels"]:
             made["spec"]["affinity"] = _avoiding(away_from, spec.get("affinity") or {})
         return made
 
