@@ -180,7 +180,7 @@ class Pairing:
             yield pair
 
     def _next_pair(self) -> tuple[int, Spot] | None:
-        for spots in (self._idle, self._fresh):
+        for spots in (self._idle, self._fresh) if self.pending else ():
             for spot in spots.values():
                 for worker_id, worker in self.pending.items():
                     if worker.may_be_in(spot):
