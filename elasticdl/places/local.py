@@ -30,6 +30,7 @@ from elasticdl.places.base import FoundInPlace, Place, StarterReport
 from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
+from elasticdl.places.memory_kills import MemoryKills
 from elasticdl.places.process_group import GroupLeader
 
 HOST = "127.0.0.1"
@@ -77,6 +78,7 @@ class LocalStarter:
         self._places: dict[str, int] = {}  # the worker that was started there last
         self._silent: set[int] = set()  # workers whose place is gone
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._memory_kills = MemoryKills()
         self._closed = False
 
     async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
@@ -233,7 +235,7 @@ class LocalStarter:
         log = self._command.log(worker_id)
         text = _last_of(log)
         output = _end_of(text)
-        cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
+        cause, detail = self._memory_kills.explain(code, *judge_exit(code, text if code in (1, USAGE) else output))
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, output)
