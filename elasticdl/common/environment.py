@@ -36,6 +36,8 @@ MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
 STACKS = "ELASTICDL_STACKS"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
+# Reserved for workers of several processes, of which there are none yet: ELASTICDL_PROCESS, which of them this is (0 leads), and
+# ELASTICDL_PROCESSES, how many there are.
 
 # On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
 # (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.

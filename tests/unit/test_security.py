@@ -165,7 +165,8 @@ def test_rights_are_for_names_where_the_api_allows_it(options):
     (role,) = made("Role", **options)
     for rule in role["rules"]:
         if not set(rule["resources"]) & TENANTS and rule["verbs"] != ["list"]:
-            assert [name.startswith("digits-") for name in rule["resourceNames"]] == [True], rule
+            assert rule["resourceNames"], rule
+            assert all(name.startswith("digits-") for name in rule["resourceNames"]), rule
 
 
 def test_rights_to_pods_logs_and_events_are_for_the_namespace():
