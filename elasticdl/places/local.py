@@ -10,45 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticdl.common.environment import STACKS
-from elasticdl.common.stacks import last_words
-from elasticdl.common.tether import tethered
-from elasticdl.common.tracebacks import last_exception, last_line
-from elasticdl.common.triton_first import why_it_crashed
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import Report
 from elasticdl.places.devices import Slot, Slots
-from elasticdl.places.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
+from elasticdl.places.exits import end_of, judge_end, last_of
+from elasticdl.places.fork_server import ForkServer, kill_group
 from elasticdl.places.hung_process import look_at
+from elasticdl.places.worker_process import Spawner, Unwanted, WorkerProcess, dump_in, temporary_folder, what_failed
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
 RETRY_SECONDS = 1.0
 # A process that is killed goes at once, unless the kernel holds it.
 CLOSE_SECONDS = 10.0
-OUTPUT_CHARACTERS = 4096
-OUTPUT_LINES = 40
-DUMP_BYTES = 1 << 16
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SHELL_SIGNAL_BASE = 128
-USAGE = 2  # a program ends with that which refuses its arguments, or what it was to do, and has said so
 _log = logging.getLogger(__name__)
 
 
 Result = TypeVar("Result")
-
-
-class _Unwanted(Exception):
-    """A worker was killed before it was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +49,6 @@ class WorkerCommand:
     out: Callable[[int], Path] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlainWorker:
-    """As `ForkedWorker`, of a process that was started as any other."""
-
-    process: asyncio.subprocess.Process
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-    async def wait(self) -> int:
-        code = await self.process.wait()
-        kill_group(self.pid)
-        await reap_group(self.pid)
-        return code
-
-
 class LocalLauncher:
     """See `elasticdl.places.base.Launcher` for the contract."""
 
@@ -90,12 +57,11 @@ class LocalLauncher:
         self._command = command
         self._slots = slots
         self._report = report
-        self._server = server
-        self._told: set[str] = set()  # why workers were started plainly
+        self._spawner = Spawner(command.argv, server)
         self._known: set[int] = set()
         self._pending: dict[int, str] = {}  # by the reason last reported
         self._dumps: dict[int, Path] = {}  # of those that run
-        self._running: dict[int, PlainWorker | ForkedWorker] = {}
+        self._running: dict[int, WorkerProcess] = {}
         self._starting: dict[int, asyncio.Event] = {}  # which says that it was killed meanwhile
         self._watchers: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -142,9 +108,9 @@ class LocalLauncher:
             self._track(self._read_log(worker_id))
 
     async def _read_log(self, worker_id: int) -> None:
-        text = await asyncio.to_thread(_last_of, self._command.log(worker_id))
+        text = await asyncio.to_thread(last_of, self._command.log(worker_id))
         if worker_id in self._running:
-            self._report(StacksFound(worker_id, _end_of(text)))
+            self._report(StacksFound(worker_id, end_of(text)))
 
     async def detach(self) -> None:
         await self.close()
@@ -155,8 +121,7 @@ class LocalLauncher:
             self._retry.cancel()
         for worker_id in [*self._pending, *self._running, *self._starting]:
             self.kill(worker_id)
-        if self._server is not None:
-            await self._server.close()
+        await self._spawner.close()
         while self._watchers:
             _, hanging = await asyncio.wait(self._watchers, timeout=CLOSE_SECONDS)
             if hanging:
@@ -193,19 +158,18 @@ class LocalLauncher:
         """Start a worker, and report what becomes of it."""
         folder = None
         try:
-            # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
-            folder = _temporary_folder(f"{worker_id}-")
-            self._dumps[worker_id] = _dump_in(folder)
+            folder = temporary_folder(f"{worker_id}-")
+            self._dumps[worker_id] = dump_in(folder)
             spawning = self._track(self._spawn(worker_id, slot, folder))
             if not await self._started(worker_id, spawning):
                 self._report(_killed_at_start(worker_id))
                 await self._end_unwanted(spawning, slot, folder)
                 return
             exited = await self._watch(worker_id, await spawning)
-        except _Unwanted:
+        except Unwanted:
             exited = _killed_at_start(worker_id)
         except OSError as error:
-            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {_what_failed(error)}")
+            exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")
         finally:
             self._starting.pop(worker_id, None)
             self._dumps.pop(worker_id, None)
@@ -213,16 +177,16 @@ class LocalLauncher:
         self._report(exited)
         self._place_pending()
 
-    async def _started(self, worker_id: int, spawning: asyncio.Task[PlainWorker | ForkedWorker]) -> bool:
+    async def _started(self, worker_id: int, spawning: asyncio.Task[WorkerProcess]) -> bool:
         """False: the worker was killed while it is being started, which may take long."""
         killed = asyncio.get_running_loop().create_task(self._starting[worker_id].wait())
         await asyncio.wait({spawning, killed}, return_when=asyncio.FIRST_COMPLETED)
         killed.cancel()
         return spawning.done()
 
-    async def _end_unwanted(self, spawning: asyncio.Task[PlainWorker | ForkedWorker], slot: Slot, folder: str) -> None:
+    async def _end_unwanted(self, spawning: asyncio.Task[WorkerProcess], slot: Slot, folder: str) -> None:
         """What is being started can't be called back: it is killed as soon as it is there."""
-        with contextlib.suppress(_Unwanted, OSError):
+        with contextlib.suppress(Unwanted, OSError):
             process = await spawning
             kill_group(process.pid)
             await process.wait()
@@ -234,39 +198,20 @@ class LocalLauncher:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._slots.release(slot)
 
-    async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> PlainWorker | ForkedWorker:
-        environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder, STACKS: str(_dump_in(folder))}
+    async def _spawn(self, worker_id: int, slot: Slot, folder: str) -> WorkerProcess:
+        environment = {**self._command.environment(worker_id, slot), "TMPDIR": folder, STACKS: str(dump_in(folder))}
+        is_wanted = partial(self._is_wanted, worker_id)
         with (
             self._command.log(worker_id).open("ab") as log,
             (self._command.out or self._command.log)(worker_id).open("ab") as out,
         ):
-            if self._server is not None:
-                try:
-                    return await self._server.fork(environment, out.fileno(), log.fileno())
-                except CannotFork as reason:
-                    if not self._is_wanted(worker_id):
-                        raise _Unwanted from None
-                    self._tell(str(reason))
-            process = await asyncio.create_subprocess_exec(
-                *tethered([*self._command.argv]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-            return PlainWorker(process)
+            return await self._spawner.spawn(environment, out.fileno(), log.fileno(), is_wanted)
 
     def _is_wanted(self, worker_id: int) -> bool:
         killed = self._starting.get(worker_id)
         return not self._closed and killed is not None and not killed.is_set()
 
-    def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            _log.warning("a worker is started plainly, which takes longer: %s", reason)
-
-    async def _watch(self, worker_id: int, process: PlainWorker | ForkedWorker) -> WorkerExited:
+    async def _watch(self, worker_id: int, process: WorkerProcess) -> WorkerExited:
         self._running[worker_id] = process
         self._report(WorkerPlaced(worker_id, HOST, process.pid))
         if not self._is_wanted(worker_id):
@@ -275,66 +220,11 @@ class LocalLauncher:
         code = await process.wait()
         del self._running[worker_id]
         log = self._command.log(worker_id)
-        text = _last_of(log)
-        output = _end_of(text)
-        cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
+        cause, detail, output = judge_end(code, last_of(log))
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, output)
 
 
-def _dump_in(folder: str) -> Path:
-    return Path(folder) / "elasticdl-stacks"
-
-
-def _temporary_folder(prefix: str) -> str:
-    try:
-        return tempfile.mkdtemp(prefix=prefix)
-    except FileNotFoundError:  # who tidies up /tmp takes the folder of a job that runs for weeks
-        os.makedirs(tempfile.gettempdir(), mode=0o700)
-        return tempfile.mkdtemp(prefix=prefix)
-
-
-def _what_failed(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
-
-
 def _killed_at_start(worker_id: int) -> WorkerExited:
     return WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it was not started yet")
-
-
-def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
-    """What an exit code says, with a word for people. A shell reports a child's signal as 128 + its number.
-
-    ``output``: the last that the process has printed, which may tell the reason.
-    """
-    if code == 0:
-        return ExitCause.CLEAN, "exit code 0"
-    number = -code if code < 0 else code - _SHELL_SIGNAL_BASE
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        said = last_exception(output) if code == 1 else last_line(output) if code == USAGE else ""
-        return ExitCause.CRASHED, f"exit code {code}{f': {said}' if said else ''}"
-    if number in _FROM_OUTSIDE:
-        return ExitCause.KILLED, name
-    why = why_it_crashed(output) if number in (signal.SIGSEGV, signal.SIGABRT) else ""
-    return ExitCause.CRASHED, f"{name}: {why}" if why else name
-
-
-def _last_of(log: Path) -> str:
-    """As much of a log as may be about its end; empty if it can't be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_CHARACTERS - DUMP_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _end_of(text: str) -> str:
-    """The last lines, or the first that tell of the crash with which a log ends."""
-    if stacks := last_words(text):
-        return "\n".join(stacks[:OUTPUT_LINES])
-    return "\n".join(text[-OUTPUT_CHARACTERS:].splitlines()[-OUTPUT_LINES:])

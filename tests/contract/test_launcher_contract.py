@@ -11,8 +11,9 @@ import pytest
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.devices import Slots
+from elasticdl.places.exits import judge_exit
 from elasticdl.places.fork_server import ForkServer
-from elasticdl.places.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.places.local import LocalLauncher, WorkerCommand
 
 PLACES = 2
 DEADLINE = 30.0

@@ -14,7 +14,8 @@ from elasticdl.common.tether import tethered
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited
 from elasticdl.places import devices
 from elasticdl.places.devices import Slots, find_gpus
-from elasticdl.places.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.places.exits import judge_exit
+from elasticdl.places.local import LocalLauncher, WorkerCommand
 
 GPUS = ["GPU-a", "GPU-b"]
 LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-a)\n  MIG 1g.18gb Device 0: (UUID: MIG-x)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
