@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
 from elasticdl.common.stacks import last_words
 from elasticdl.common.tracebacks import last_exception, last_line
@@ -13,9 +11,6 @@ from elasticdl.master.state.events import ExitCause
 
 OUTPUT_CHARACTERS = 4096
 OUTPUT_LINES = 40
-DUMP_BYTES = 1 << 16
-# So much of what a worker prints may be about its end.
-LAST_BYTES = 4 * OUTPUT_CHARACTERS + DUMP_BYTES
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL_SIGNAL_BASE = 128
 USAGE = 2  # a program ends with that which refuses its arguments, or what it was to do, and has said so
@@ -41,7 +36,7 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
 
 
 def judge_end(code: int, text: str, *, out_of_memory: bool = False) -> tuple[ExitCause, str, str]:
-    """As `judge_exit`, with the end of what the process has printed, of which ``text`` has the last `LAST_BYTES`.
+    """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as `last_of` gives.
 
     ``out_of_memory``: meanwhile the kernel has killed a process for its place's limit of memory.
     """
@@ -50,16 +45,6 @@ def judge_end(code: int, text: str, *, out_of_memory: bool = False) -> tuple[Exi
     if out_of_memory and cause is ExitCause.KILLED:
         cause, detail = ExitCause.OUT_OF_MEMORY, f"it took more memory than its place has ({detail})"
     return cause, detail, output
-
-
-def last_of(log: Path) -> str:
-    """As much of a log as may be about its end; empty if it can't be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def end_of(text: str) -> str:

@@ -22,9 +22,10 @@ from elasticdl.common.environment import STACKS
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import Report
 from elasticdl.places.devices import Slot, Slots
-from elasticdl.places.exits import end_of, judge_end, last_of
+from elasticdl.places.exits import end_of, judge_end
 from elasticdl.places.fork_server import ForkServer, kill_group
 from elasticdl.places.hung_process import look_at
+from elasticdl.places.worker_output import last_of
 from elasticdl.places.worker_process import Spawner, Unwanted, WorkerProcess, dump_in, temporary_folder, what_failed
 
 HOST = "127.0.0.1"

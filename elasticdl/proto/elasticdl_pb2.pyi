@@ -403,16 +403,18 @@ class Ended(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., code: _Optional[int] = ..., output: _Optional[str] = ..., problem: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
 
 class Looked(_message.Message):
-    __slots__ = ("worker_id", "text", "state", "has_session")
+    __slots__ = ("worker_id", "text", "state", "has_session", "printed")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
+    PRINTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     text: str
     state: str
     has_session: bool
-    def __init__(self, worker_id: _Optional[int] = ..., text: _Optional[str] = ..., state: _Optional[str] = ..., has_session: _Optional[bool] = ...) -> None: ...
+    printed: bool
+    def __init__(self, worker_id: _Optional[int] = ..., text: _Optional[str] = ..., state: _Optional[str] = ..., has_session: _Optional[bool] = ..., printed: _Optional[bool] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
