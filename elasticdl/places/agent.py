@@ -28,21 +28,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elasticdl.common.environment import LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
+from elasticdl.common.environment import LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
-from elasticdl.places.fork_server import CannotFork, ForkServer, kill_group
+from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.memory_limit import kills
 from elasticdl.places.worker_output import Output, open_output
-from elasticdl.places.worker_process import (
-    Spawner,
-    Unwanted,
-    WorkerProcess,
-    dump_in,
-    temporary_folder,
-    what_failed,
-)
+from elasticdl.places.worker_process import NOT_FORKED, Spawner, WorkerRun, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
 
 EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
@@ -53,29 +46,14 @@ TELL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Run:
+class Run(WorkerRun):
     """One worker, from the order to start it to its end."""
 
-    worker_id: int
-    changes: Mapping[str, str]  # of its environment
-    unwanted: asyncio.Event = field(default_factory=asyncio.Event)  # set: it is to be killed as soon as it is there
-    process: WorkerProcess | None = None
-    output: Output | None = None
-    folder: str = ""
-    killing: asyncio.TimerHandle | None = None
-
-    def end(self, grace: float | None) -> None:
-        """None: SIGTERM and no more; else SIGKILL after so many seconds."""
-        if self.process is None:
-            self.unwanted.set()
-        elif grace == 0:
-            kill_group(self.process.pid)
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-            if grace is not None and self.killing is None:
-                self.killing = asyncio.get_running_loop().call_later(grace, partial(self.end, 0))
+    def __init__(self, worker_id: int, changes: Mapping[str, str]) -> None:
+        """``changes``: of its environment."""
+        super().__init__(worker_id)
+        self.changes = changes
+        self.output: Output | None = None
 
 
 class Agent:
@@ -172,59 +150,26 @@ class Agent:
 
     async def _live(self, run: Run) -> None:
         async with self._turn:
-            spawning = asyncio.ensure_future(self._spawn(run))
-            unwanted = asyncio.ensure_future(run.unwanted.wait())
-            await asyncio.wait({spawning, unwanted}, return_when=asyncio.FIRST_COMPLETED)
-            unwanted.cancel()
-            if not spawning.done():  # that may take long, and can't be called back
-                self._tell_end(run, pb.Ended(code=-signal.SIGKILL))
+            before = kills()
             try:
-                ended = await self._watch(run, await spawning)
-            except Unwanted:
-                ended = pb.Ended(code=-signal.SIGKILL)
+                spawner = await self._spawner
+                run.output = open_output(self._logs, run.worker_id)
+                environment = {**self._environment, **run.changes}
+                code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
+                text = await asyncio.to_thread(run.output.all) if run.was_started else ""
+                ended = pb.Ended(code=code, output=text, out_of_memory=kills() > before)
             except OSError as error:
                 ended = pb.Ended(code=1, problem=what_failed(error))
-            finally:
-                if run.folder:
-                    await asyncio.to_thread(shutil.rmtree, run.folder, ignore_errors=True)
             self._tell_end(run, ended)
+        if run.left:
+            await run.left
 
-    async def _spawn(self, run: Run) -> WorkerProcess:
-        spawner = await self._spawner
-        if run.unwanted.is_set():
-            raise Unwanted
-        run.folder = temporary_folder(f"{run.worker_id}-")
-        own = {WORKER_ID: str(run.worker_id), "TMPDIR": run.folder, STACKS: str(dump_in(run.folder))}
-        environment = {**self._environment, **own, **run.changes}
-        output = open_output(self._logs, run.worker_id)
-        try:
-            process = await spawner.spawn(environment, output.out, output.log, lambda: not run.unwanted.is_set())
-        finally:
-            output.begun()
-        run.output = output
-        return process
-
-    async def _watch(self, run: Run, process: WorkerProcess) -> pb.Ended:
-        """To its end."""
-        before, run.process = kills(), process
-        self._say(started=pb.Started(worker_id=run.worker_id, pid=process.pid))
-        _log.info("worker %d is started: process %d", run.worker_id, process.pid)
-        if run.unwanted.is_set():
-            kill_group(process.pid)
-        try:
-            code = await process.wait()
-        finally:
-            run.process = None
-            if run.killing:
-                run.killing.cancel()
-        assert run.output is not None
-        text = await asyncio.to_thread(run.output.all)
-        return pb.Ended(code=code, output=text, out_of_memory=kills() > before)
+    def _placed(self, run: Run, pid: int) -> None:
+        _log.info("worker %d is started: process %d", run.worker_id, pid)
+        self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
 
     def _tell_end(self, run: Run, ended: pb.Ended) -> None:
         """Once for each worker, and again in each Hello until a master has taken it."""
-        if run.worker_id in self._untold or self._runs.get(run.worker_id, run) is not run:
-            return
         ended.worker_id = run.worker_id
         _log.info("worker %d has ended: %s", run.worker_id, ended.problem or f"exit code {ended.code}")
         self._runs.pop(run.worker_id, None)
@@ -232,10 +177,10 @@ class Agent:
         self._say(ended=ended)
         self._end_if_over()
 
-    def _look(self, worker_id: int, how: Callable[[Run, WorkerProcess], pb.Looked]) -> None:
+    def _look(self, worker_id: int, how: Callable[[Run, int], pb.Looked]) -> None:
         run = self._runs.get(worker_id)
         if run is not None and run.process is not None:
-            self._track(self._tell_look(run, partial(how, run, run.process)))
+            self._track(self._tell_look(run, partial(how, run, run.process.pid)))
 
     async def _tell_look(self, run: Run, look: Callable[[], pb.Looked]) -> None:
         looked = await asyncio.to_thread(look)
@@ -243,14 +188,14 @@ class Agent:
             self._say(looked=looked)
 
 
-def _stacks(run: Run, process: WorkerProcess) -> pb.Looked:
+def _stacks(run: Run, pid: int) -> pb.Looked:
     from elasticdl.places.hung_process import look_at  # large, and seldom needed
 
-    found = look_at(run.worker_id, process.pid, dump_in(run.folder))
+    found = look_at(run.worker_id, pid, run.dump)
     return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
 
 
-def _printed(run: Run, process: WorkerProcess) -> pb.Looked:
+def _printed(run: Run, pid: int) -> pb.Looked:
     return pb.Looked(worker_id=run.worker_id, text=run.output.last() if run.output else "", printed=True)
 
 
@@ -281,7 +226,7 @@ async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
         except (CannotFork, OSError) as error:
             reason, server = str(error), None
     if reason:
-        _log.warning("workers are started plainly, which takes longer: %s", reason)
+        _log.warning(NOT_FORKED, reason)
     return Spawner(told["argv"], server)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -28,11 +30,8 @@ def last_of(log: Path) -> str:
 class Output(Protocol):
     """Of one worker."""
 
-    out: int  # descriptors for its stdout and stderr
-    log: int
-
-    def begun(self) -> None:
-        """The worker has its descriptors, or there will be no worker."""
+    def printing(self) -> AbstractContextManager[tuple[int, int]]:
+        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
 
     def last(self) -> str:
         """The end of what it has printed so far."""
@@ -42,20 +41,17 @@ class Output(Protocol):
 
 
 def open_output(folder: Path | None, worker_id: int) -> Output:
-    """
-    Raises:
-        OSError: the folder takes no file.
-    """
     return PassedOn() if folder is None else InFile(folder / f"worker-{worker_id}.log")
 
 
 class InFile:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.out = self.log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def begun(self) -> None:
-        os.close(self.log)
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        with self._path.open("ab") as log:
+            yield log.fileno(), log.fileno()
 
     def last(self) -> str:
         return last_of(self._path)
@@ -69,16 +65,22 @@ class PassedOn:
     def __init__(self) -> None:
         self._last = bytearray()
         self._lock = threading.Lock()
-        ours_out, self.out = os.pipe()
-        ours_log, self.log = os.pipe()
-        pairs = ((ours_out, 1), (ours_log, 2))
-        self._threads = [threading.Thread(target=self._pass_on, args=pair, daemon=True) for pair in pairs]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
 
-    def begun(self) -> None:
-        os.close(self.out)
-        os.close(self.log)
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        theirs = []
+        for target in (1, 2):
+            ours, end = os.pipe()
+            theirs.append(end)
+            thread = threading.Thread(target=self._pass_on, args=(ours, target), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        try:
+            yield theirs[0], theirs[1]
+        finally:
+            for end in theirs:
+                os.close(end)
 
     def last(self) -> str:
         with self._lock:

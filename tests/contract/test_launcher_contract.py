@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from fork_kit import launcher_here
 
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.devices import Slots
-from elasticdl.places.exits import judge_exit
 from elasticdl.places.fork_server import ForkServer
-from elasticdl.places.local import LocalLauncher, WorkerCommand
+from elasticdl.places.exits import judge_exit
+from elasticdl.places.local import WorkerCommand
 
 PLACES = 2
 DEADLINE = 30.0
@@ -116,12 +116,12 @@ async def local_bench(tmp_path, modules=()):
     common = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
     command = WorkerCommand(
         argv=(sys.executable, "-c", ENDS_WHEN_TOLD),
-        environment=lambda worker_id, slot: {**common, WORKER_ID: str(worker_id)},
+        environment=lambda worker_id, place: {**common, WORKER_ID: str(worker_id)},
         log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
     )
     bench = Bench(end)
     server = ForkServer(command.argv, common, modules, tmp_path / "master.log") if modules else None
-    bench.launcher = LocalLauncher(command, Slots(PLACES, [], tmp_path), bench.reports.put_nowait, server)
+    bench.launcher = launcher_here(command, tmp_path, bench.reports.put_nowait, server, PLACES)
     yield bench
     await bench.launcher.close()
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
