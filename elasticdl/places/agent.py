@@ -19,11 +19,9 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from elasticdl.common.environment import STACKS, WORKER_ID
 from elasticdl.common.tether import tethered
@@ -138,7 +138,8 @@ class WorkerRun:
     async def _until_started(self, spawning: asyncio.Future[GroupLeader | None]) -> None:
         """Or until the worker is killed: to start it may take long."""
         killing = asyncio.ensure_future(self._unwanted.wait())
-        await asyncio.wait({spawning, killing}, return_when=asyncio.FIRST_COMPLETED)
+        awaited: set[asyncio.Future[Any]] = {spawning, killing}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
 
     async def _end_unwanted(self, spawning: asyncio.Future[GroupLeader | None], folder: str) -> None:

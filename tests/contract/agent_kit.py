@@ -149,7 +149,11 @@ def play(folder, story):
                     await agent.wait()
             for master in scene.masters:
                 await master.server.close()
-        left = [each for each in psutil.Process().children(recursive=True) if "worker.py" in " ".join(each.cmdline())]
+        left = [
+            each
+            for each in psutil.process_iter(["cmdline"])
+            if str(folder / "worker.py") in (each.info["cmdline"] or ())
+        ]
         assert not left
 
     asyncio.run(whole())

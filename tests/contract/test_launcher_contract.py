@@ -1,72 +1,22 @@
-"""What every launcher must do, checked on the real one and on the fake that stands for it in other tests."""
+"""What every launcher must do, checked on this machine's, and on the same one over places and a starter without processes."""
 
 import asyncio
-import signal
 import sys
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 from fork_kit import launcher_here
+from places_kit import FakePlaces, FakeStarter
 
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.fork_server import ForkServer
-from elasticdl.places.exits import judge_exit
+from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import WorkerCommand
 
 PLACES = 2
 DEADLINE = 30.0
-
-
-class FakeLauncher:
-    """Keeps the contract without processes."""
-
-    def __init__(self, report):
-        self.report = report
-        self.known, self.pending, self.running, self.closed = set(), [], set(), False
-
-    async def launch(self, worker_id, away_from=""):
-        if worker_id in self.known:
-            raise ValueError(worker_id)
-        self.known.add(worker_id)
-        self.pending.append(worker_id)
-        self.fill()
-        if worker_id in self.pending:
-            self.report(WorkerPending(worker_id, "full"))
-
-    def fill(self):
-        while self.pending and len(self.running) < PLACES and not self.closed:
-            worker_id = self.pending.pop(0)
-            self.running.add(worker_id)
-            self.report(WorkerPlaced(worker_id, "h", 1000 + worker_id))
-
-    def end(self, worker_id, code):
-        if worker_id in self.pending:
-            self.pending.remove(worker_id)
-        elif worker_id in self.running:
-            self.running.remove(worker_id)
-        else:
-            return
-        self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
-        self.fill()
-
-    def terminate(self, worker_id):
-        self.end(worker_id, -signal.SIGTERM)
-
-    def kill(self, worker_id):
-        self.end(worker_id, -signal.SIGKILL)
-
-    def read_stacks(self, worker_id):
-        if worker_id in self.running:
-            self.report(StacksFound(worker_id, ""))
-
-    read_log = read_stacks
-
-    async def close(self):
-        self.closed = True
-        for worker_id in [*self.pending, *self.running]:
-            self.kill(worker_id)
 
 
 class Bench:
@@ -91,8 +41,19 @@ class Bench:
 
 @asynccontextmanager
 async def fake_bench(tmp_path):
-    bench = Bench(lambda worker_id, code: bench.launcher.end(worker_id, code))
-    bench.launcher = FakeLauncher(bench.reports.put_nowait)
+    """Places and a starter without processes."""
+    ports = []
+
+    def make_places(report):
+        ports.append(FakePlaces(report, PLACES))
+        return ports[0]
+
+    def make_starter(report):
+        ports.append(FakeStarter(report, ports[0]))
+        return ports[1]
+
+    bench = Bench(lambda worker_id, code: ports[1].exit(worker_id, code))
+    bench.launcher = PlaceLauncher(make_places, make_starter, bench.reports.put_nowait)
     yield bench
     await bench.launcher.close()
 
