@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import asynccontextmanager
 
 import psutil
 
@@ -135,28 +136,29 @@ async def end_of(agent):
     return agent.returncode, out.decode(), log.decode()
 
 
-def play(folder, story):
-    """Run it, and see that nothing of it stays."""
+@asynccontextmanager
+async def acting(folder):
+    """Nothing of a scene stays."""
+    scene = Scene(folder)
+    try:
+        yield scene
+    finally:
+        for agent in scene.processes:
+            if agent.returncode is None:
+                agent.send_signal(signal.SIGKILL)
+            await agent.communicate()
+        for master in scene.masters:
+            await master.server.close()
+    worker = str(folder / "worker.py")
+    assert not [each for each in psutil.process_iter(["cmdline"]) if worker in (each.info["cmdline"] or ())]
 
+
+def play(folder, story):
     async def whole():
-        scene = Scene(folder)
-        try:
+        async with acting(folder) as scene:
             await story(scene)
-        finally:
-            for agent in scene.processes:
-                if agent.returncode is None:
-                    agent.send_signal(signal.SIGKILL)
-                    await agent.wait()
-            for master in scene.masters:
-                await master.server.close()
-        left = [
-            each
-            for each in psutil.process_iter(["cmdline"])
-            if str(folder / "worker.py") in (each.info["cmdline"] or ())
-        ]
-        assert not left
 
     asyncio.run(whole())
 
 
-__all__ = ["DEADLINE", "LOGS", "TOKEN", "Scene", "end_of", "place", "play"]
+__all__ = ["LOGS", "Scene", "acting", "end_of", "place", "play"]

@@ -4,10 +4,11 @@ import os
 import signal
 import time
 
+from agent_kit import LOGS, end_of, place, play
+
 from elasticdl.common.credentials import Token
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, PlaceEnding
-from tests.contract.agent_kit import LOGS, end_of, place, play
 
 
 def test_workers_start_end_and_start_again_in_one_place(tmp_path):

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import psutil
 import pytest
+from agent_kit import acting, place
 from fork_kit import launcher_here
 from places_kit import FakePlaces, FakeStarter
 
@@ -94,6 +95,26 @@ async def fork_bench(tmp_path):
         yield bench
 
 
+@asynccontextmanager
+async def agent_bench(tmp_path):
+    """Places that have agents."""
+    async with acting(tmp_path) as scene:
+        bench, master = Bench(scene.tell), await scene.master()
+        starter, ports = master.agents.reporting_to, []
+
+        def make_places(report):
+            ports.append(FakePlaces(report, PLACES))
+            return ports[0]
+
+        bench.launcher = PlaceLauncher(make_places, starter, bench.reports.put_nowait)
+        names = [f"place-{number}" for number in range(PLACES)]
+        for name in names:
+            await scene.agent(master.port, name)
+        await master.agents.found([place(name) for name in names])
+        yield bench
+        await bench.launcher.close()
+
+
 CHECKS = []
 
 
@@ -101,7 +122,7 @@ def contract(check):
     """Run a check on each launcher; on the one for Kubernetes where there is a cluster."""
     CHECKS.append(check)
 
-    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench])
+    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench, agent_bench])
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
