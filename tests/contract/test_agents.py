@@ -22,14 +22,14 @@ def test_workers_start_end_and_start_again_in_one_place(tmp_path):
         os.kill(placed.pid, 0)
         await scene.up(0)
         master.agents.read_log(0)
-        assert "has imported []" in (await master.next(StacksFound)).text
+        assert "is forked: True" in (await master.next(StacksFound)).text
         master.agents.read_stacks(0)
         assert (await master.next(StacksFound)).worker_id == 0
 
         scene.tell(0, 3)
         exited = await master.next(WorkerExited)
         assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CRASHED, 3)
-        assert "has imported []" in exited.output
+        assert "is forked: True" in exited.output
 
         began = time.perf_counter()
         killed = await master.start_worker(1)
@@ -51,7 +51,8 @@ def test_workers_start_end_and_start_again_in_one_place(tmp_path):
         code, out, log = await end_of(agent)
         assert code == 0
         assert "told to leave" in out, "what workers print goes through"
-        assert "worker 3 has ended" in log
+        assert "is forked: False" in out
+        assert "slower): its environment is of its own in DEAF" in log
         assert master.reports.empty()
 
     play(tmp_path, story)

@@ -46,19 +46,19 @@ class Line:
 
     def __init__(self, settled: Settled) -> None:
         self.settled = settled
-        self._orders: asyncio.Queue[pb.AgentOrder | None] = asyncio.Queue()
+        self.waiting: asyncio.Queue[pb.AgentOrder | None] = asyncio.Queue()
         self.replaced = False
 
     def put(self, order: pb.AgentOrder) -> None:
-        self._orders.put_nowait(order)
+        self.waiting.put_nowait(order)
 
     def close(self, *, replaced: bool = False) -> None:
         self.replaced = replaced
-        self._orders.put_nowait(None)
+        self.waiting.put_nowait(None)
 
     async def orders(self) -> AsyncIterator[pb.AgentOrder]:
         """Until it is closed."""
-        while (order := await self._orders.get()) is not None:
+        while (order := await self.waiting.get()) is not None:
             yield order
 
 
