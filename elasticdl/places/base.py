@@ -93,8 +93,9 @@ class Places(Protocol):
     def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
-        Says what should be, and may be said again and again: what is missing is asked for, and WAITING places above ``most`` are
-        dropped, the newest first. A READY place only goes by `give_back`.
+        What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
+        any more but that they are lost. A READY place only goes by `give_back`. It is said again, and nothing follows if
+        nothing is missing; it need not be remembered, as it is said again whenever a place is lost or given back, or begins or ceases to be ENDING.
 
         Args:
             fewest: With fewer the job can't train: where that is possible, so many are had together or not at all.

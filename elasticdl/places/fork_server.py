@@ -152,10 +152,11 @@ class ForkServer:
             return 0
         await has_ended(process.pid, ENDING_SECONDS)
         kill_group(process.pid)  # before its number is free for another
-        if await has_ended(process.pid, END_SECONDS):
-            process.wait()
+        if not await has_ended(process.pid, END_SECONDS):  # the kernel holds it: nobody has to wait for that
+            return 0
+        code = process.wait()
         await reap_group(process.pid)
-        return process.returncode or 0
+        return code
 
 
 def _become_subreaper() -> None:

@@ -116,7 +116,7 @@ class PlaceLauncher:
         self._known.add(worker.worker_id)
         self._pairing.put(worker.worker_id, spot)
         self._watch(spot)
-        doubtful = worker.doubtful or not spot.is_(PlaceState.READY)
+        doubtful = worker.doubtful or not spot.is_usable
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
 
     async def launch(self, worker_id: int, away_from: str = "") -> None:
@@ -186,9 +186,11 @@ class PlaceLauncher:
         match report:
             case PlaceChanged(place):
                 self._see(place)
-            case PlaceEnding(place_id, reason):
+            case PlaceEnding(place_id):
                 if spot := self._pairing.spots.get(place_id):
-                    self._see(replace(spot.place, state=PlaceState.ENDING, reason=reason))
+                    spot.ends = True
+                    self._pairing.file(spot)
+                    self._watch(spot)
             case PlaceLost():
                 self._lose(report)
             case WorkerPlaced(worker_id):
@@ -205,20 +207,23 @@ class PlaceLauncher:
                 self._report(report)
 
     def _see(self, place: Place) -> None:
+        before = self._pairing.spots.get(place.id)
+        if place.state is PlaceState.ENDING or (before and before.place.state is PlaceState.ENDING):
+            self._wanted = None  # another may be wanted for it, or none any more
         spot = self._pairing.see(place)
         if spot is None:
             return
         self._watch(spot)
         if spot.awaited_by is not None:
             self._tell(spot.awaited_by, spot)
-        if spot.held and spot.is_(PlaceState.READY):  # it stays after all
+        if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
 
     def _lose(self, lost: PlaceLost) -> None:
         spot = self._pairing.lose(lost.place_id)
         if spot is None:
             return
-        self._wanted = None  # it may be wanted again
+        self._wanted = None  # another may be wanted for it
         self._watch(spot)
         self._starter.lost(lost.place_id)
         if spot.worker is None:
@@ -234,7 +239,7 @@ class PlaceLauncher:
         worker = self._pairing.workers.get(exited.worker_id)
         if worker is None or worker.spot is None:
             return
-        if worker.spot.is_(PlaceState.ENDING) and not self._closed:
+        if worker.spot.is_ending and not self._closed:
             worker.spot.held = exited
         else:
             self._forget(exited)
@@ -304,6 +309,7 @@ class PlaceLauncher:
 
     def _give_back(self, spot: Spot, grace: float | None) -> None:
         spot.given_back = True
+        self._wanted = None
         self._pairing.file(spot)
         self._watch(spot)
         self._places.give_back(spot.place.id, grace)

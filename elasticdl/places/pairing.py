@@ -23,6 +23,7 @@ class Spot:
     worker: int | None = None  # runs in it, or is being started
     used: bool = False  # has had a worker: whatever starts the next is warm
     awaited_by: int | None = None  # pending worker that is told what this WAITING place waits for
+    ends: bool = False  # its starter was told to end
     held: WorkerExited | None = None  # the end of its worker, until the place is lost
     given_back: bool = False
     lost: bool = False
@@ -33,9 +34,18 @@ class Spot:
         return self.place.state is state and not self.given_back and not self.lost
 
     @property
+    def is_usable(self) -> bool:
+        """A worker can be in it."""
+        return self.is_(PlaceState.READY) and not self.ends
+
+    @property
+    def is_ending(self) -> bool:
+        return self.is_(PlaceState.ENDING) or (self.is_(PlaceState.READY) and self.ends)
+
+    @property
     def is_empty(self) -> bool:
         """Nobody is in it, and it costs something."""
-        return self.worker is None and (self.is_(PlaceState.READY) or self.is_(PlaceState.ENDING))
+        return self.worker is None and (self.is_usable or self.is_ending)
 
 
 @dataclass(slots=True)
@@ -64,7 +74,7 @@ class Pairing:
         self._avoided: dict[int, str] = {}
         self._without_promise: dict[int, Launched] = {}
         self.spots: dict[str, Spot] = {}
-        # Of these, in which a worker can be, or is. Of these again, without one: have had one, and never had.
+        # Of these, which are READY. Of these again, in which a worker can be and none is: have had one, and never had.
         self._ready: dict[str, Spot] = {}
         self._idle: dict[str, Spot] = {}
         self._fresh: dict[str, Spot] = {}
@@ -113,11 +123,11 @@ class Pairing:
         return spot
 
     def file(self, spot: Spot) -> None:
-        ready, empty = spot.is_(PlaceState.READY), spot.worker is None
+        free = spot.is_usable and spot.worker is None
         for book, belongs in (
-            (self._ready, ready),
-            (self._idle, ready and empty and spot.used),
-            (self._fresh, ready and empty and not spot.used),
+            (self._ready, spot.is_(PlaceState.READY)),
+            (self._idle, free and spot.used),
+            (self._fresh, free and not spot.used),
             (self._unawaited, spot.is_(PlaceState.WAITING) and spot.awaited_by is None),
         ):
             if belongs:
