@@ -89,11 +89,11 @@ class Master:
 
 
 class Scene:
-    def __init__(self, folder):
+    def __init__(self, folder, worker):
         self.folder = folder
         self.processes = []
         self.masters = []
-        (folder / "worker.py").write_text(WORKER)
+        (folder / "worker.py").write_text(worker)
         (folder / "packages").mkdir()
         (folder / "packages" / f"{PRELOADED}.py").write_text("")
         spec = JobSpec.model_validate(
@@ -149,9 +149,9 @@ async def end_of(agent):
 
 
 @asynccontextmanager
-async def acting(folder):
+async def acting(folder, worker=WORKER):
     """Nothing of a scene stays."""
-    scene = Scene(folder)
+    scene = Scene(folder, worker)
     try:
         yield scene
     finally:
@@ -161,8 +161,8 @@ async def acting(folder):
             await agent.communicate()
         for master in scene.masters:
             await master.server.close()
-    worker = str(folder / "worker.py")
-    assert not [each for each in psutil.process_iter(["cmdline"]) if worker in (each.info["cmdline"] or ())]
+    script = str(folder / "worker.py")
+    assert not [each for each in psutil.process_iter(["cmdline"]) if script in (each.info["cmdline"] or ())]
 
 
 def play(folder, story):

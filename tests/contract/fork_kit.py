@@ -20,9 +20,9 @@ TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test 
 MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
 
 
-def launcher_here(command, folder, report, server=None, slots=0):
-    """The launcher of this machine, as if it had no GPUs."""
-    make_places, make_starter = partial(Slots, slots, [], folder), partial(LocalStarter, command, server=server)
+def launcher_here(command, folder, report, server=None, slots=0, gpus=()):
+    """The launcher of this machine, as if it had these GPUs."""
+    make_places, make_starter = partial(Slots, slots, gpus, folder), partial(LocalStarter, command, server=server)
     return PlaceLauncher(make_places, make_starter, report, seconds=TIMES)
 
 

@@ -11,9 +11,11 @@ import pytest
 from fork_kit import launcher_here
 
 from elasticdl.common.tether import tethered
-from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited
+from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.places.base import PlaceState
 from elasticdl.places.exits import judge_exit
 from elasticdl.places.local import WorkerCommand
+from elasticdl.places.slots import Slots
 
 DEADLINE = 30.0
 
@@ -102,6 +104,36 @@ def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
         return found
 
     assert asyncio.run(run()) == StacksFound(0, "its first words")
+
+
+def test_a_replacement_has_the_gpu_of_the_one_before_though_another_job_waits_for_it(tmp_path):
+    async def run():
+        reports, others = asyncio.Queue(), []
+        command = WorkerCommand(
+            ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600"),
+            lambda worker_id, place: {"PATH": "/usr/bin:/bin", **place.environment},
+            lambda worker_id: tmp_path / f"{worker_id}.log",
+        )
+        launcher = launcher_here(command, tmp_path, reports.put_nowait, gpus=["GPU-a"])
+        other = Slots(0, ["GPU-a"], tmp_path, others.append)
+        await launcher.launch(0)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
+        other.want(1, 1, frozenset())
+        launcher.kill(0)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited)
+        other.want(1, 2, frozenset())  # whatever could be had would be
+        await launcher.launch(1)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
+        while not (tmp_path / "1.log").read_text():
+            await asyncio.sleep(0.01)
+        assert {report.place.state for report in others} == {PlaceState.WAITING}
+        await launcher.close()
+        other.want(1, 3, frozenset())
+        assert PlaceState.READY in {report.place.state for report in others}
+        await other.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "1.log").read_text() == "GPU-a\n"
 
 
 def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):
