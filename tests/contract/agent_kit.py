@@ -173,4 +173,4 @@ def play(folder, story):
     asyncio.run(whole())
 
 
-__all__ = ["LOGS", "Scene", "acting", "end_of", "place", "play"]
+__all__ = ["DEADLINE", "LOGS", "TOKEN", "Scene", "acting", "end_of", "place", "play"]

@@ -1,14 +1,18 @@
 """The agent of a place as a real process, and the master's real server with its desk."""
 
+import asyncio
 import os
 import signal
 import time
 
-from agent_kit import LOGS, end_of, place, play
+from agent_kit import DEADLINE, LOGS, TOKEN, end_of, place, play
 
 from elasticdl.common.credentials import Token
+from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.agent_link import Link
 from elasticdl.places.base import FoundInPlace, PlaceEnding
+from elasticdl.proto import elasticdl_pb2 as pb
 
 
 def test_workers_start_end_and_start_again_in_one_place(tmp_path):
@@ -124,26 +128,40 @@ def test_of_two_agents_of_a_place_the_newer_stays(tmp_path):
     play(tmp_path, story)
 
 
-def test_an_agent_that_is_never_taken_says_so_in_a_line_and_one_without_master_ends_its_worker(tmp_path):
+def test_an_agent_that_is_never_taken_says_so_in_a_line(tmp_path):
     async def story(scene):
         master = await scene.master()
         refused = await scene.agent(master.port, token=Token("guessed"))
         nameless = await scene.agent(master.port, name="")
-        lonely = await scene.agent(master.port, ELASTICDL_MASTER_TIMEOUT="1")
-        await master.start_worker(0)
-        await scene.up(0)
         code, _, log = await end_of(refused)
         assert (code, log.count("\n")) == (2, 1), log
         assert "the job's token is missing or wrong" in log
         code, _, log = await end_of(nameless)
-        assert (code, log) == (
-            2,
-            "elasticdl: ELASTICDL_PLACE is not set: an agent is started by what provides the places of a job\n",
-        )
-        await master.leave()
-        code, out, log = await end_of(lonely)
-        assert code == 1
-        assert "told to leave" in out
-        assert f"no master at 127.0.0.1:{master.port} for" in log
+        assert (code, log.count("\n")) == (2, 1), log
+        assert log.startswith("elasticdl: ELASTICDL_PLACE is not set")
 
     play(tmp_path, story)
+
+
+def test_who_has_no_master_for_too_long_looks_for_none_any_more(tmp_path):
+    async def story(scene):
+        master, orders, time = await scene.master(), asyncio.Queue(), Clock()
+        environment = WorkerEnvironment(f"127.0.0.1:{master.port}", TOKEN, 0, "", master_timeout=600)
+        link = Link(environment, lambda: pb.AgentHello(place="place-0"), orders.put_nowait, time)
+        keeping = asyncio.ensure_future(link.keep())
+        assert (await asyncio.wait_for(orders.get(), DEADLINE)).HasField("welcome")
+        await master.leave()
+        time.step = 400.0
+        assert (await asyncio.wait_for(keeping, DEADLINE)).startswith(f"no master at 127.0.0.1:{master.port} for")
+
+    play(tmp_path, story)
+
+
+class Clock:
+    """Goes by a step whenever it is read."""
+
+    step = now = 0.0
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
