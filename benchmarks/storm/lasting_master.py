@@ -31,6 +31,7 @@ from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import Context, TlsAccess, TokenAccess
+from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Platform, serve
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state.events import Event, FoundWorker, WorkerExited, WorkerPlaced
@@ -126,7 +127,7 @@ class LastingLauncher:
             asyncio.get_running_loop().call_soon(self._watch, worker_id, placed)
         return [FoundWorker(worker_id, placed.host.address, placed.pid) for worker_id, placed in there.items()]
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         busy = Counter(placed.host for placed in self._running.values())
         host = min(self._hosts, key=lambda each: busy[each])
         environment = WorkerEnvironment(
@@ -210,7 +211,7 @@ class LastingLauncher:
         self._report(WorkerExited(worker_id, cause, code, detail))
 
 
-class FileStore:
+class FileStore(SnapshotStore):
     """See `elasticdl.master.shell.saver.SnapshotStore`."""
 
     def __init__(self, path: Path) -> None:

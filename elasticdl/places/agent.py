@@ -32,7 +32,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
 from elasticdl.places.fork_server import CannotFork, ForkServer
-from elasticdl.places.memory_limit import kills
+from elasticdl.places.memory_kills import MemoryKills
 from elasticdl.places.worker_output import Output, open_output
 from elasticdl.places.worker_process import NOT_FORKED, Spawner, WorkerRun, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -73,6 +73,7 @@ class Agent:
         self._say = say
         self._runs: dict[int, Run] = {}  # the first has the place; one that follows waits until that is gone
         self._turn = asyncio.Lock()
+        self._memory_kills = MemoryKills()
         self._untold: dict[int, pb.Ended] = {}
         self._leaving = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,14 +150,13 @@ class Agent:
 
     async def _live(self, run: Run) -> None:
         async with self._turn:
-            before = kills()
             try:
                 spawner = await self._spawner
                 run.output = open_output(self._logs, run.worker_id)
                 environment = {**self._environment, **run.changes}
                 code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
-                ended = pb.Ended(code=code, output=text, out_of_memory=kills() > before)
+                ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:
                 ended = pb.Ended(code=1, problem=what_failed(error))
             self._tell_end(run, ended)

@@ -94,8 +94,9 @@ class Places(Protocol):
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
         What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
-        any more but that they are lost. A READY place only goes by `give_back`. It is said again, and nothing follows if
-        nothing is missing; it need not be remembered, as it is said again whenever a place is lost or given back, or begins or ceases to be ENDING.
+        any more but that they are lost. A READY place only goes by `give_back`. It may be said again, and nothing follows if
+        nothing is missing. It need not be remembered: it is said again whenever a place is lost or given back, and when one
+        begins or ceases to be ENDING.
 
         Args:
             fewest: With fewer the job can't train: where that is possible, so many are had together or not at all.
@@ -213,8 +214,8 @@ class Launcher(Protocol):
         From then on they count as launched: what became of them is reported after the call.
         """
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
-        """Start this worker, or keep it until there is a place; on another node than ``away_from``, if there is one.
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
+        """Start this worker, or keep it until there is a place; on other nodes than ``away_from``, if there are any.
 
         Raises:
             ValueError: this id was launched before.

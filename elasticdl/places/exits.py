@@ -35,15 +35,15 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
     return ExitCause.CRASHED, f"{name}: {why}" if why else name
 
 
-def judge_end(code: int, text: str, *, out_of_memory: bool = False) -> tuple[ExitCause, str, str]:
+def judge_end(code: int, text: str, *, memory_was_short: bool = False) -> tuple[ExitCause, str, str]:
     """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as `last_of` gives.
 
-    ``out_of_memory``: meanwhile the kernel has killed a process for its place's limit of memory.
+    ``memory_was_short``: the kernel has killed a process for it.
     """
     output = end_of(text)
     cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
-    if out_of_memory and cause is ExitCause.KILLED:
-        cause, detail = ExitCause.OUT_OF_MEMORY, f"it took more memory than its place has ({detail})"
+    if memory_was_short and code in (-signal.SIGKILL, _SHELL_SIGNAL_BASE + signal.SIGKILL):
+        cause, detail = ExitCause.OUT_OF_MEMORY, "the kernel has killed it, as memory was short"
     return cause, detail, output
 
 

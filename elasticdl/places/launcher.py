@@ -119,7 +119,7 @@ class PlaceLauncher:
         doubtful = worker.doubtful or not spot.is_usable
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)

@@ -22,6 +22,7 @@ from elasticdl.places.exits import end_of, judge_end
 from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
+from elasticdl.places.memory_kills import MemoryKills
 from elasticdl.places.worker_output import last_of
 from elasticdl.places.worker_process import NOT_STARTED, Spawner, WorkerRun, what_failed
 
@@ -57,6 +58,7 @@ class LocalStarter:
         self._places: dict[str, int] = {}  # the worker that was started there last
         self._silent: set[int] = set()  # workers whose place is gone
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._memory_kills = MemoryKills()
         self._closed = False
 
     async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
@@ -157,7 +159,7 @@ class LocalStarter:
         if not run.was_started:
             return WorkerExited(run.worker_id, ExitCause.KILLED, code, NOT_STARTED)
         log = self._command.log(run.worker_id)
-        cause, detail, output = judge_end(code, last_of(log))
+        cause, detail, output = judge_end(code, last_of(log), memory_was_short=self._memory_kills.happened())
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(run.worker_id, cause, code, detail, output)

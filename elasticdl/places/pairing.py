@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,15 +52,15 @@ class Spot:
 class Launched:
     """A worker that was launched, or found, and has not ended."""
 
-    away_from: str = ""
+    away_from: frozenset[str] = frozenset()
     places_before: int = 0  # places that were seen when it was launched
     spot: Spot | None = None  # in which it was started
     awaits: Spot | None = None
     told: tuple[str, str] = ("", "")  # why it is pending, and where, as last reported
 
     def may_be_in(self, spot: Spot) -> bool:
-        """A place on the node to avoid will do if it has come since: it was wanted elsewhere, and there is no other."""
-        return not self.away_from or spot.place.node != self.away_from or spot.number >= self.places_before
+        """A place on a node to avoid will do if it has come since: it was wanted elsewhere, and there is no other."""
+        return spot.place.node not in self.away_from or spot.number >= self.places_before
 
 
 class Pairing:
@@ -68,10 +68,10 @@ class Pairing:
 
     def __init__(self) -> None:
         self.workers: dict[int, Launched] = {}
-        # Of these those without a place, in the order in which they were launched. Of these again: who avoids a node, and who
+        # Of these those without a place, in the order in which they were launched. Of these again: who avoids nodes, and who
         # awaits none of the places that there are.
         self.pending: dict[int, Launched] = {}
-        self._avoided: dict[int, str] = {}
+        self._avoided: dict[int, frozenset[str]] = {}
         self._without_promise: dict[int, Launched] = {}
         self.spots: dict[str, Spot] = {}
         # Of these, which are READY. Of these again, in which a worker can be and none is: have had one, and never had.
@@ -90,7 +90,7 @@ class Pairing:
     @property
     def avoided(self) -> frozenset[str]:
         """Nodes."""
-        return frozenset(self._avoided.values())
+        return frozenset().union(*self._avoided.values())
 
     @property
     def free(self) -> list[Spot]:
@@ -144,11 +144,11 @@ class Pairing:
 
     # ---- workers ----
 
-    def launch(self, worker_id: int, away_from: str) -> None:
-        worker = self.workers[worker_id] = Launched(away_from, self._seen)
+    def launch(self, worker_id: int, away_from: Iterable[str]) -> None:
+        worker = self.workers[worker_id] = Launched(frozenset(away_from), self._seen)
         self.pending[worker_id] = self._without_promise[worker_id] = worker
-        if away_from:
-            self._avoided[worker_id] = away_from
+        if worker.away_from:
+            self._avoided[worker_id] = worker.away_from
 
     def put(self, worker_id: int, spot: Spot) -> None:
         """The worker is started there, or was found there."""
@@ -180,7 +180,7 @@ class Pairing:
             yield pair
 
     def _next_pair(self) -> tuple[int, Spot] | None:
-        for spots in (self._idle, self._fresh):
+        for spots in (self._idle, self._fresh) if self.pending else ():
             for spot in spots.values():
                 for worker_id, worker in self.pending.items():
                     if worker.may_be_in(spot):

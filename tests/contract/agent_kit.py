@@ -65,7 +65,8 @@ class Master:
 
     async def start(self):
         welcome = pb.Welcome(job_name="digits", generation=self.generation)
-        servicer = Servicer(self.mailbox, Sessions(), None, asyncio.Event(), None, lambda: welcome, self.agents)
+        parts = (None, None, asyncio.Event(), None, lambda: welcome, lambda workers: "")
+        servicer = Servicer(self.mailbox, Sessions(), *parts, self.agents)
         await self.server.start(servicer)
 
     async def next(self, kind):

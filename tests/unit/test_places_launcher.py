@@ -71,7 +71,7 @@ class Scene:
             make_places, make_starter, self.reports.append, call_later=self.clock.call_later, **options
         )
 
-    def launch(self, *ids, away_from=""):
+    def launch(self, *ids, away_from=()):
         for worker_id in ids:
             now(self.launcher.launch(worker_id, away_from))
 
@@ -169,7 +169,7 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
     scene.ready(0, node="slow")
     if idle:
         scene.starter.exit(0, -9)
-    scene.launch(1, away_from="slow")
+    scene.launch(1, away_from=["slow"])
     assert scene.places.wants[-1] == (1, 1 if idle else 2, frozenset({"slow"}))
     assert scene.places.given_back == ({"place-0": None} if idle else {})
     scene.ready(1, node="slow")  # there is no other
@@ -331,7 +331,7 @@ class AnyOrder(RuleBasedStateMachine):
     def one_of(self, data, things):
         return data.draw(st.sampled_from(sorted(things)))
 
-    @rule(away_from=st.sampled_from(["", "n1", "n2"]))
+    @rule(away_from=st.lists(st.sampled_from(["n1", "n2"]), unique=True))
     def launch(self, away_from):
         self.scene.launch(self.launched, away_from=away_from)
         self.launched += 1

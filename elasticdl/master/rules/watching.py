@@ -93,7 +93,7 @@ class Watch:
                 out += self._name(record, now)
         late = [r for r in self._records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
-            if record.lingers or record.state in LEAVING:
+            if record.waits_for_successor or record.state in LEAVING:
                 out += self._give_up(record, f"had not left {settings.stop_grace:g} s after it was to", now)
         suspects = self._suspects(late, now)
         for record in self._records.values():

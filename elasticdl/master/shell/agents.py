@@ -295,5 +295,5 @@ class Agents:
 def _judge(ended: pb.Ended) -> WorkerExited:
     if ended.problem:
         return WorkerExited(ended.worker_id, ExitCause.CRASHED, ended.code, f"can't start it: {ended.problem}")
-    cause, detail, output = judge_end(ended.code, ended.output, out_of_memory=ended.out_of_memory)
+    cause, detail, output = judge_end(ended.code, ended.output, memory_was_short=ended.out_of_memory)
     return WorkerExited(ended.worker_id, cause, ended.code, detail, output)

@@ -136,6 +136,7 @@ class NoticeReported(WorkerEvent):
 
     event: str
     fields: Mapping[str, Any]
+    number: int = 0  # by which the worker tells it again until it is saved; 0: never
 
 
 # ---- from a launcher ----
@@ -181,13 +182,14 @@ class WorkerPlaced(WorkerEvent):
 class WorkerExited(WorkerEvent):
     """The worker's process is gone. With code 0 it ended by itself, even if it was told to.
 
-    ``output`` is the end of what it printed.
+    ``output`` is the end of what it printed. ``node``: of a cluster, on which it was, or which has refused it.
     """
 
     cause: ExitCause
     code: int
     detail: str = ""
     output: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

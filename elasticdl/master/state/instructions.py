@@ -109,9 +109,9 @@ class AdoptWorld(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorker(WorkerInstruction):
-    """It has never been launched before. ``away_from``: a node to avoid, if there is another."""
+    """It has never been launched before. ``away_from``: nodes to avoid, if there are others."""
 
-    away_from: str = ""
+    away_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class NewSteps(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Record(Instruction):
-    """An entry for the journal; `elasticdl.job.journal.EVENTS` names them."""
+    """An entry for the journal; `elasticdl.job.events` names them."""
 
     event: str
     fields: Mapping[str, Any]
@@ -180,7 +180,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-# These come before `SaveState`: no successor must know of them, and workers wait for some.
+# Safe to send before saving, so these come before `SaveState`: no successor must know of them, and workers wait for some.
 UNSAVED = (
     AnnounceChange,
     BreakWorld,

@@ -94,7 +94,7 @@ class Rendezvous:
         return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=lambda r: r.queued_at)
 
     def lingering(self) -> list[WorkerRecord]:
-        return [record for record in self._records.values() if record.lingers]
+        return [record for record in self._records.values() if record.waits_for_successor]
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
@@ -178,7 +178,7 @@ class Rendezvous:
         if self.change or not standbys or self.ending:
             return
         members = self.active_members()
-        room = limits.maximum - sum(not member.lingers for member in members)
+        room = limits.maximum - sum(not member.waits_for_successor for member in members)
         ready = len(members) + len(standbys)
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = _too_few(ready, limits)
