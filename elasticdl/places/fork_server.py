@@ -34,8 +34,10 @@ class CannotFork(Exception):
 class ForkServer:
     """One template, started anew when it was killed; `CannotFork` for good once one says that forks are not safe."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path) -> None:
-        """``environment``: of any worker. ``log``: takes what is printed while modules are imported."""
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path | int
+    ) -> None:
+        """``environment``: of any worker. ``log``: a file, or its descriptor; takes what is printed while modules are imported."""
         self._argv = argv
         self._environment = {name: value for name, value in environment.items() if name not in OF_A_WORKER}
         self._hooked = {**self._environment, **python_path(self._environment)}
@@ -54,7 +56,7 @@ class ForkServer:
         ours.setblocking(False)
         _become_subreaper()
         arguments = json.dumps([theirs.fileno(), list(self._modules)])
-        with theirs, self._log.open("ab") as log:
+        with theirs, open(self._log, "ab", closefd=isinstance(self._log, Path)) as log:
             self._process = subprocess.Popen(
                 tethered([*self._argv]),
                 stdin=subprocess.DEVNULL,

@@ -161,7 +161,7 @@ class Pairing:
         """The worker has ended."""
         worker = self.workers.pop(worker_id)
         self._not_pending(worker_id, worker)
-        if worker.spot:
+        if worker.spot and worker.spot.worker == worker_id:  # of two that were found there the second may run
             worker.spot.worker = worker.spot.held = None
             self.file(worker.spot)
 

@@ -5,7 +5,7 @@ import signal
 
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.local import judge_exit
+from elasticdl.places.exits import judge_exit
 
 GONE = ExitCause.KILLED, -signal.SIGKILL
 

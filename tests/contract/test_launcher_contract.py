@@ -3,9 +3,11 @@
 import asyncio
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 
 import psutil
 import pytest
+from agent_kit import acting, place
 from fork_kit import launcher_here
 from places_kit import FakePlaces, FakeStarter
 
@@ -94,14 +96,34 @@ async def fork_bench(tmp_path):
         yield bench
 
 
+@asynccontextmanager
+async def agent_bench(tmp_path):
+    """Places that have agents."""
+    async with acting(tmp_path, ENDS_WHEN_TOLD) as scene:
+        bench, master = Bench(scene.tell), await scene.master()
+        starter, ports = master.agents.reporting_to, []
+
+        def make_places(report):
+            ports.append(FakePlaces(report, PLACES))
+            return ports[0]
+
+        bench.launcher = PlaceLauncher(make_places, starter, bench.reports.put_nowait)
+        names = [f"place-{number}" for number in range(PLACES)]
+        for name in names:
+            await scene.agent(master.port, name)
+        await master.agents.found([place(name) for name in names])
+        yield bench
+        await bench.launcher.close()
+
+
 CHECKS = []
 
 
-def contract(check):
-    """Run a check on each launcher; on the one for Kubernetes where there is a cluster."""
+def contract(check, *, starts=True):
+    """Run a check on each launcher; on the one for Kubernetes where there is a cluster. ``starts``: it is about workers that run."""
     CHECKS.append(check)
 
-    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench])
+    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench, *([agent_bench] if starts else [])])
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
@@ -158,7 +180,7 @@ async def test_a_worker_without_a_place_is_pending_until_one_is_free(bench):
     assert (await bench.next(WorkerPlaced)).worker_id == PLACES
 
 
-@contract
+@partial(contract, starts=False)
 async def test_a_pending_worker_can_be_taken_back(bench):
     for worker_id in range(PLACES + 1):
         await bench.launcher.launch(worker_id)
@@ -172,7 +194,7 @@ async def test_a_pending_worker_can_be_taken_back(bench):
     assert bench.nothing_more()
 
 
-@contract
+@partial(contract, starts=False)
 async def test_unknown_workers_are_none_of_its_business(bench):
     bench.launcher.kill(7)
     bench.launcher.terminate(7)
@@ -197,7 +219,7 @@ async def test_where_a_worker_stands_and_what_it_has_printed_is_told_while_it_ru
     assert bench.nothing_more()
 
 
-@contract
+@partial(contract, starts=False)
 async def test_an_id_is_launched_once(bench):
     await bench.launcher.launch(0)
     with pytest.raises(ValueError, match="0"):

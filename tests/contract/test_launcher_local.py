@@ -13,7 +13,8 @@ from fork_kit import launcher_here
 from elasticdl.common.tether import tethered
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import PlaceState
-from elasticdl.places.local import WorkerCommand, judge_exit
+from elasticdl.places.exits import judge_exit
+from elasticdl.places.local import WorkerCommand
 from elasticdl.places.slots import Slots
 
 DEADLINE = 30.0

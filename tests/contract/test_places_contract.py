@@ -6,9 +6,12 @@ from functools import partial
 
 import pytest
 from places_kit import FakePlaces
+from slurm_kit import FakeSlurm
 
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.batch_system import BatchPlaces
 from elasticdl.places.slots import Slots
+from elasticdl.places.slurm import Slurm
 
 ROOM = 2
 DEADLINE = 30.0
@@ -85,8 +88,14 @@ def pairs_of_gpus_bench(tmp_path):
     return bench_of(partial(Slots, 0, ["GPU-a", "GPU-b", "GPU-c", "GPU-d"], tmp_path, gpus_per_slot=2))
 
 
-BENCHES = [fake_bench, slots_bench, gpus_bench, pairs_of_gpus_bench]
-THAT_LOSE = [fake_bench]  # slots of this machine are not lost while this process lives
+def slurm_bench(tmp_path):
+    slurm = FakeSlurm(ROOM)
+    jobs = Slurm("elasticdl-digits", {}, tmp_path, run=slurm)
+    return bench_of(partial(BatchPlaces, jobs, poll_seconds=0.01), lambda bench, job: slurm.end(job, "NODE_FAIL"))
+
+
+BENCHES = [fake_bench, slots_bench, gpus_bench, pairs_of_gpus_bench, slurm_bench]
+THAT_LOSE = [fake_bench, slurm_bench]  # slots of this machine are not lost while this process lives
 CHECKS = []
 
 

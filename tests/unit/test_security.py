@@ -125,7 +125,7 @@ def test_a_workers_key_is_good_for_every_worker_and_for_nothing_else():
     """A worker's certificate has no number: which worker calls is what it says itself."""
     (name,) = _names(issue("digits", datetime.now(UTC))[Role.WORKER].certificate)
     assert name == "worker.digits.elasticdl"
-    assert _calls(Role.WORKER) == ["Session"]
+    assert _calls(Role.WORKER) == ["Session", "Attend"]
 
 
 def _names(certificate):

@@ -24,7 +24,7 @@ from pathlib import Path
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
+from elasticdl.common.startup import HASH_SEED, python_path
 from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec
@@ -38,9 +38,10 @@ from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Launcher, Place, Report
 from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.local import NOT_FORKED, TIMES, LocalStarter, WorkerCommand
-from elasticdl.places.preload import modules_to_preload
+from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
+from elasticdl.places.preload import modules_to_preload, worker_command
 from elasticdl.places.slots import Slots, find_gpus
+from elasticdl.places.worker_process import NOT_FORKED
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
 PARENT_GONE = signal.SIGUSR1
@@ -127,7 +128,7 @@ def local_launcher(
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
         return {**inherited, **place.environment, **worker.to_env()}
 
-    argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+    argv = worker_command(spec)
     server = _fork_server(spec, argv, environment(0, Place("")), job_dir.master_log)
 
     def make(report: Report) -> Launcher:
