@@ -5,6 +5,8 @@
     master.json    address, token and process of the master; removed when the job has ended
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
+    state.json     what the next master must know, where there may be one
+    tls/ROLE/      certificates, where workers are on other machines
     stopped-...    the state that its training was stopped with, as `KeptName` says
     logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
 """
@@ -81,6 +83,8 @@ class JobDir:
     master = Below("master.json")
     journal = Below("journal.jsonl")
     status = Below("status.json")
+    state = Below("state.json")
+    tls = Below("tls")
     logs = Below("logs")
     master_log = Below("logs/master.log")
     marks = Below("logs/marks.jsonl")  # see `elasticdl.job.log_marks`

@@ -21,6 +21,7 @@ from elasticdl.job.spec import (
     KubernetesOptions,
     OutputOptions,
     ResumeOptions,
+    SlurmOptions,
     TimingOptions,
 )
 
@@ -32,6 +33,7 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     OutputOptions,
     TimingOptions,
     KubernetesOptions,
+    SlurmOptions,
 )
 
 
