@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.servicer import Server, Servicer
 from elasticdl.master.shell.sessions import Sessions
@@ -62,7 +63,7 @@ class ServedMaster:
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            await server.start(Servicer(self, sessions, lambda: status, ended, journal, lambda: welcome))
+            await server.start(Servicer(self, sessions, lambda: status, ended, journal, lambda: welcome, Agents()))
         finally:
             self._up.set()
         await self._over.wait()

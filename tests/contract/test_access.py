@@ -30,7 +30,8 @@ TOKEN = Token("secret")
 HELLO = pb.WorkerMessage(hello=pb.Hello(worker_id=3, host="127.0.0.1", pid=1))
 CALLERS = (Role.WORKER, Role.OWNER, Role.METRICS)
 REQUESTS = {
-    "Session": iter([HELLO]),
+    "Session": HELLO,
+    "Attend": pb.AgentMessage(hello=pb.AgentHello(place="place-0")),
     "Status": pb.StatusRequest(),
     "Watch": pb.StatusRequest(),
     "Events": pb.EventsRequest(),
@@ -99,7 +100,7 @@ def say(channel, name, request, carried=()):
 
 
 def outcome(channel, name, carried=()):
-    request = iter([HELLO]) if name == "Session" else REQUESTS[name]
+    request = iter([REQUESTS[name]]) if name in ("Session", "Attend") else REQUESTS[name]
     try:
         say(channel, name, request, carried)
     except grpc.RpcError as error:

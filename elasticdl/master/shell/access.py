@@ -25,6 +25,7 @@ from elasticdl.common.errors import UserError
 
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),
+    "Attend": frozenset({Role.WORKER}),  # an agent holds what its workers hold
     "Status": frozenset({Role.OWNER}),
     "Watch": frozenset({Role.OWNER}),
     "Events": frozenset({Role.OWNER}),

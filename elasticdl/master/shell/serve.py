@@ -18,6 +18,7 @@ from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.core.job import Job
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
@@ -59,6 +60,8 @@ class Platform:
     lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
     # Observers of the place; what they are given makes the status, on the event loop only.
     make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
+    # Where workers are started by the agents of their places; the launcher has it, too.
+    agents: Agents | None = None
 
 
 def read_spec(job_dir: JobDir) -> JobSpec:
@@ -142,7 +145,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         )
 
     try:
-        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome, platform.agents)
         await platform.server.start(servicer)
         if past is None:
             about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
