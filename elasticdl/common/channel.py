@@ -65,6 +65,22 @@ def address_of(master: str) -> str:
         raise UnreachableError(f"no master is up: {path} holds no address") from None
 
 
+def own_address(master: str) -> str:
+    """The address of this machine from which it reaches a master (see `address_of`), and so by which others there reach it.
+
+    Raises:
+        UnreachableError: no master is up, or there is no way to it.
+    """
+    host, _, port = address_of(master).rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:  # connecting a datagram socket sends nothing
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UnreachableError(f"no way to the master at {host}: {error.strerror}") from None
+
+
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
     """A channel to a master (see `address_of`). Certificates are read now: open another to use newer ones.
 
@@ -81,6 +97,7 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
 
 def open_aio_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
     """As `open_channel`, for an event loop."""
+    address = address_of(address)
     if isinstance(credentials, Token):
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     tls, options = _tls(credentials)

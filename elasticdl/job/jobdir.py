@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 import platformdirs
 import psutil
 
-from elasticdl.common.credentials import Below, Credentials, Endpoint, Token
+from elasticdl.common.credentials import Below, Credentials, Endpoint, TlsFolder, Token
 from elasticdl.common.errors import UserError
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -38,6 +38,7 @@ class MasterAddress:
     token: str
     pid: int
     started: int = 0  # see `start_of`
+    tls: str = ""  # folder with the owner's certificate, of a master that may be on another machine
 
     @classmethod
     def of_this_process(cls, address: str, token: str) -> Self:
@@ -49,7 +50,7 @@ class MasterAddress:
 
     @property
     def credentials(self) -> Credentials:
-        return Token(self.token)
+        return TlsFolder(Path(self.tls)) if self.tls else Token(self.token)
 
     @property
     def endpoint(self) -> Endpoint:

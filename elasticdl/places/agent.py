@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elasticdl.common.environment import LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
-from elasticdl.common.errors import UserError
+from elasticdl.common.channel import own_address
+from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
 from elasticdl.places.fork_server import CannotFork, ForkServer
@@ -233,7 +234,10 @@ async def attend(environ: Mapping[str, str]) -> int:
 
     Raises:
         UserError: a variable is missing or wrong, or the master will never take this agent.
+        UnreachableError: it is not known where the master is.
     """
+    if environ.get(MASTER) and HOST not in environ:
+        environ = {**environ, HOST: own_address(environ[MASTER])}
     environment = WorkerEnvironment.from_env({**environ, WORKER_ID: "0"})
     if environment is None or not environ.get(PLACE):
         missing = PLACE if environment else MASTER
@@ -286,6 +290,9 @@ def main() -> int:
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except UnreachableError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_LOST
 
 
 if __name__ == "__main__":

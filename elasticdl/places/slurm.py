@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from elasticdl.common.environment import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reason import flat
 from elasticdl.master.state.events import ExitCause
@@ -36,6 +37,8 @@ _ENDS = {
     "COMPLETED": End(ExitCause.CLEAN, 0, "exit code 0"),
     "FAILED": End(ExitCause.CRASHED, 1, "its agent has failed"),
 }
+# What only the batch job knows: the place's id, its node, and how many processors it has.
+_VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
 # Slurm's controller is away or busy; whatever else it says is said of the request.
 _AWAY = re.compile(r"timed out|unable to contact|connect|try again|temporarily", re.IGNORECASE)
 
@@ -64,7 +67,7 @@ class SlurmProvider:
     async def ask(self, avoid: AbstractSet[str]) -> str:
         words = ["--parsable", "--no-requeue", f"--job-name={self.name}", f"--output={self.output}", "--ntasks=1"]
         words += [f"--signal=B:TERM@{NOTICE_SECONDS}", *([f"--exclude={','.join(sorted(avoid))}"] if avoid else [])]
-        said = await _run("sbatch", *words, *self.arguments, f"--wrap=exec {shlex.join(self.command)}")
+        said = await _run("sbatch", *words, *self.arguments, f"--wrap={_VARIABLES}; exec {shlex.join(self.command)}")
         return said.strip().partition(";")[0]
 
     async def end(self, place_id: str, *, at_once: bool) -> None:

@@ -1,0 +1,143 @@
+"""`python -m elasticdl.master.shell.slurm_master --job_dir DIR`: the master of a job on a Slurm cluster, a batch job itself.
+
+Its nodes share the job's folder: there the master writes where it is, and what the next master must know. Slurm starts the next one
+if the master's node is lost (``--requeue``). The workers go on meanwhile, and their agents find the next master by the folder.
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from elasticdl.common import environment as variables
+from elasticdl.common.channel import FILE
+from elasticdl.common.credentials import Role, TlsFolder
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.startup import RUN_MODULE, python_path
+from elasticdl.job.jobdir import JobDir, MasterAddress
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.access import TlsAccess
+from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.servicer import Server
+from elasticdl.master.shell.state_file import FileState
+from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import EndJob
+from elasticdl.places.base import Launcher, Report
+from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.slurm import SlurmProvider, slurm_places
+
+ANYWHERE = "0.0.0.0"
+# So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
+MASTER_TIMEOUT = 1800.0
+EXIT_LEFT = 143
+_log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """Another master has the job."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m elasticdl.master.shell.slurm_master", description=__doc__)
+    parser.add_argument("--job_dir", required=True, type=Path, help="the job's folder, which holds job.json and tls")
+    job_dir = JobDir(parser.parse_args(argv).job_dir.absolute())
+    try:
+        spec = read_spec(job_dir)
+        log_as(job_dir.name, spec)
+        return EXIT_CODES[asyncio.run(run(spec, job_dir)).phase]
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except (RelievedError, UnreachableError) as error:
+        _log.warning("%s", error)
+        return EXIT_LEFT
+
+
+async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
+    """Run the job to its end. Only its files remain.
+
+    Raises:
+        UserError: the job can't begin.
+        RelievedError: another master has taken over.
+        UnreachableError: Slurm does not answer, or the folder does not take the first state.
+    """
+    server = Server(ANYWHERE, TlsAccess.load(TlsFolder(job_dir.tls / Role.MASTER)))
+    port = server.bind(spec.port)
+    own = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", "")
+    address = replace(own, tls=str(job_dir.tls / Role.OWNER))
+    relieved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    launchers: list[Launcher] = []
+
+    def relieve() -> None:
+        if not relieved.done():
+            relieved.set_result(None)
+
+    state = FileState(job_dir, uuid.uuid4().hex, relieve)
+    agents = Agents()
+    batch = partial(slurm_places, provider(spec, job_dir, os.environ))
+
+    def make_launcher(report: Report) -> Launcher:
+        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=lambda: spec.num_workers.minimum))
+        return launchers[0]
+
+    @asynccontextmanager
+    async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
+        stops = {number: partial(_stop, post, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+        with handling(stops):
+            job_dir.write_master(address)
+            yield
+
+    platform = Platform(server, make_launcher, state, lifespan, lambda status: [LogMarks(job_dir)], agents)
+    serving = asyncio.ensure_future(serve(spec, job_dir, platform))
+    awaited: set[asyncio.Future[Any]] = {serving, relieved}
+    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        for launcher in launchers:
+            await launcher.detach()  # before the end of `serve` could end the workers
+        serving.cancel()
+        await asyncio.wait({serving})
+        raise RelievedError("another master has taken over the job")
+    job_dir.master.unlink(missing_ok=True)
+    return serving.result()
+
+
+def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> SlurmProvider:
+    """Each place is a batch job with the environment of the command that started the training job, and an agent."""
+    agent = {
+        variables.MASTER: f"{FILE}{job_dir.master}",
+        variables.TLS: str(job_dir.tls / Role.WORKER),
+        variables.TOKEN: "",
+        variables.JOB_SPEC: str(job_dir.spec),
+        variables.MASTER_TIMEOUT: f"{MASTER_TIMEOUT:g}",
+        variables.LOGS: str(job_dir.logs),
+        **python_path(environ),
+    }
+    command = ["env", *(f"{name}={value}" for name, value in agent.items()), *RUN_MODULE, "elasticdl.places.agent"]
+    output = str(job_dir.logs / "place-%j.log")
+    return SlurmProvider(f"elasticdl-{job_dir.name}-worker", command, output, shlex.split(spec.slurm_args))
+
+
+def _stop(post: Callable[[e.Event], None], name: str) -> None:
+    """Slurm ends the master: somebody has cancelled its batch job, or its time is over. A lost node sends nothing."""
+    post(e.StopRequested(f"the master got {name}", checkpoint=True, now=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
