@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.cluster import job_streams
+from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
@@ -400,4 +400,4 @@ def test_who_may_not_read_logs_is_told_so_once():
 
 def test_the_logs_of_pods_are_in_the_order_of_time():
     pods = Pods("1970-01-01T00:00:01Z a\n1970-01-01T00:00:03Z c\n", "1970-01-01T00:00:02Z b\n1970-01-01T00:00:04Z d\n")
-    assert [line[-1] for line in job_streams.read_logs(pods, "job", None)] == list("abcd")
+    assert [line[-1] for line in pod_logs.read_logs(pods, "job", None)] == list("abcd")

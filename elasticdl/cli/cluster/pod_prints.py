@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from elasticdl.cli.cluster import job_streams
-from elasticdl.cli.cluster.job_streams import LogLine, LogReaders
+from elasticdl.cli.cluster import pod_logs
+from elasticdl.cli.cluster.pod_logs import LogLine, LogReaders
 from elasticdl.cli.outlets import Stream
 from elasticdl.cli.printed import Lines, prefix_among, workers_of
 from elasticdl.cli.screens import Screen
@@ -75,7 +75,7 @@ class PodPrints:
             is_last = self._over.is_set()
             if is_last or time.monotonic() >= look_at:
                 self._take_up()
-                look_at = time.monotonic() + job_streams.LOOK_SECONDS
+                look_at = time.monotonic() + pod_logs.LOOK_SECONDS
             for line in self._readers.rest() if is_last else self._readers.lines(POLL):
                 self._show(line)
 
@@ -94,7 +94,7 @@ class PodPrints:
             [None] if self._ranks is None else [each for each, until in self._until.items() if until == _ALWAYS]
         ):
             pods = find_pods(self._client, self._job, worker)
-            self._readers.take_up([pod for pod in pods if _number(job_streams.writer_of(pod)) is not None])
+            self._readers.take_up([pod for pod in pods if _number(pod_logs.writer_of(pod)) is not None])
 
     def _show(self, line: LogLine) -> None:
         worker = _number(line.writer)
