@@ -6,6 +6,7 @@
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
     state.json     what the next master must know, where there may be one
+    batch          the number of the master's batch job, where that is one
     tls/ROLE/      certificates, where workers are on other machines
     stopped-...    the state that its training was stopped with, as `KeptName` says
     logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
@@ -85,6 +86,7 @@ class JobDir:
     journal = Below("journal.jsonl")
     status = Below("status.json")
     state = Below("state.json")
+    batch = Below("batch")
     tls = Below("tls")
     logs = Below("logs")
     master_log = Below("logs/master.log")

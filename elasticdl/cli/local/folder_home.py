@@ -15,12 +15,13 @@ from typing import ClassVar
 from google.protobuf import json_format
 
 from elasticdl.cli.home import JournalFeed, Lines
+from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import JobDir, list_jobs
+from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
 from elasticdl.job.journal import parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -49,6 +50,8 @@ def life_of(job: JobDir) -> Life:
     if job.status.exists():
         return Life.ENDED
     master = job.read_master()
+    if job.batch.exists():
+        return _life_in_batch(job, master)
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
@@ -56,6 +59,16 @@ def life_of(job: JobDir) -> Life:
     except FileNotFoundError:
         return Life.LOST
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
+
+
+def _life_in_batch(job: JobDir, master: MasterAddress | None) -> Life:
+    try:
+        state, _ = batch_master.state_of(job)
+    except UnreachableError:  # it is as it was when it was last seen
+        return Life.STARTING if master is None else Life.RUNNING
+    if state in batch_master.RUNS and master is not None:
+        return Life.RUNNING
+    return Life.STARTING if state in (*batch_master.RUNS, *batch_master.WAITS) else Life.LOST
 
 
 def last_status(job: JobDir) -> pb.JobStatus | None:
@@ -156,6 +169,26 @@ class FolderHome:
             if not is_last:
                 time.sleep(LOGS_SECONDS)
         yield from logs.rest()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHome(FolderHome):
+    """Of a job whose master is a batch job: its folder is shared by all nodes."""
+
+    master_returns: ClassVar = True
+    look_seconds: ClassVar = 3.0
+
+    def absence(self) -> str:
+        if why := FolderHome.over(self):
+            return why
+        state, why = batch_master.state_of(self.folder)
+        if state in batch_master.WAITS:
+            return f"its master waits in Slurm's queue: {why}"
+        return "" if self.folder.master.exists() else "its master is starting"
+
+
+def home_of(job: JobDir) -> FolderHome:
+    return BatchHome(job) if job.batch.exists() else FolderHome(job)
 
 
 class FileFeed:
