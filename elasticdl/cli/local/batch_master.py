@@ -14,6 +14,7 @@ from elasticdl.job.spec import JobSpec
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
 ANSWER_SECONDS = 60.0
+NOTICE_SECONDS = 120  # before its time limit the master puts itself into the queue again
 # Of a batch job that may still run, or run again; after all others no master comes any more.
 WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
 RUNS = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
@@ -39,7 +40,12 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     """
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)]
     words = ["--parsable", "--requeue", f"--job-name=elasticdl-{job.name}-master", f"--output={job.master_log}"]
-    words += ["--open-mode=append", "--ntasks=1", *shlex.split(spec.slurm_master_args)]
+    words += [
+        "--open-mode=append",
+        "--ntasks=1",
+        f"--signal=B:TERM@{NOTICE_SECONDS}",
+        *shlex.split(spec.slurm_master_args),
+    ]
     number = _run("sbatch", *words, f"--wrap=exec {shlex.join(command)}").strip().partition(";")[0]
     write_aside(job.batch, number)
     return number

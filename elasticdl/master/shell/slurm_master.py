@@ -3,7 +3,13 @@
 Its nodes share the job's folder: there the master writes where it is, and what the next master must know. Slurm starts the next one
 if the master's node is lost (``--requeue``). The workers go on meanwhile, and their agents find the next master by the folder.
 
-Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped.
+| why Slurm ends the master (SIGTERM)                  | what follows                                                    |
+| ---------------------------------------------------- | --------------------------------------------------------------- |
+| a job of higher priority has its place, or `requeue` | it leaves; Slurm starts the next, and the workers go on          |
+| its time limit is near (``--signal``)                | the same, as it has itself put into the queue again              |
+| it was cancelled (`scancel`)                         | the job is stopped with a checkpoint                             |
+
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped, 143 another master goes on.
 """
 
 from __future__ import annotations
@@ -12,9 +18,11 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -47,11 +55,12 @@ ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
 MASTER_TIMEOUT = 1800.0
 EXIT_LEFT = 143
+ANSWER_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
 class RelievedError(Exception):
-    """Another master has the job."""
+    """Another master has the job, or will soon have it; the job goes on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,8 +108,17 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-        stops = {number: partial(_stop, post, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
-        with handling(stops):
+        async def end() -> None:
+            if await asyncio.to_thread(_will_be_started_again):
+                relieve()
+            else:
+                post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
+
+        def told() -> None:
+            ending.append(asyncio.ensure_future(end()))
+
+        ending: list[asyncio.Future[None]] = []
+        with handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), told)):
             job_dir.write_master(address)
             yield
 
@@ -113,7 +131,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
             await launcher.detach()  # before the end of `serve` could end the workers
         serving.cancel()
         await asyncio.wait({serving})
-        raise RelievedError("another master has taken over the job")
+        raise RelievedError("leaving the job to another master")
     job_dir.master.unlink(missing_ok=True)
     return serving.result()
 
@@ -134,9 +152,23 @@ def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> Slur
     return SlurmProvider(f"elasticdl-{job_dir.name}-worker", command, output, shlex.split(spec.slurm_args))
 
 
-def _stop(post: Callable[[e.Event], None], name: str) -> None:
-    """Slurm ends the master: somebody has cancelled its batch job, or its time is over. A lost node sends nothing."""
-    post(e.StopRequested(f"the master got {name}", checkpoint=True, now=False))
+def _will_be_started_again() -> bool:
+    """Whether Slurm has counted another start already, or does so now, as all that has come is a time limit."""
+    number = os.environ.get("SLURM_JOB_ID", "")
+    told = _slurm("scontrol", "--oneliner", "show", "job", number)
+    if "JobState=RUNNING" in told:
+        _slurm("scontrol", "requeue", number)
+        return True
+    restarts = re.search(r"Restarts=(\d+)", told)
+    return restarts is None or int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _slurm(*words: str) -> str:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.warning("Slurm does not answer %s: %s", words[0], error)
+        return ""
 
 
 if __name__ == "__main__":
