@@ -107,6 +107,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=5
+AuthInfo=cred_expire=5
 PluginDir={root}/{_LIBRARIES}/slurm-wlm
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
@@ -130,8 +132,8 @@ MpiDefault=none
 ReturnToService=2
 SlurmdTimeout={NODE_TIMEOUT}
 NodeName={name} NodeAddr=127.0.0.1 CPUs={processors} Sockets=1 CoresPerSocket={processors} ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN
-PartitionName=low Nodes={name} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 OverSubscribe=FORCE:1
-PartitionName=high Nodes={name} MaxTime=INFINITE State=UP PriorityTier=10 OverSubscribe=NO
+PartitionName=low Nodes={name} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=high Nodes={name} MaxTime=INFINITE State=UP PriorityTier=10
 """
 
 
