@@ -8,16 +8,19 @@ the guard is TLS itself.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Credentials, Identity, Role, TlsFolder, Token
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 
+FILE = "file:"
 TOKEN_KEY = "elasticdl-token"  # under which each call carries the token
 
 # A master whose node is gone sends no farewell: without pings a stream would wait for it for a quarter of an hour.
@@ -43,12 +46,49 @@ FLIGHTS = 2  # of each side, after which a handshake is over
 ONE_SECRET = f"take all of {CA}, {CERTIFICATE} and {KEY} from one Secret of the job"
 
 
-def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """A channel to the master at ``host:port``.
+def address_of(master: str) -> str:
+    """Where a master is at the moment: ``host:port``, or as a file says whose path comes after ``file:``.
+
+    Masters of a batch system come up on one machine or another, and write there where they are (`elasticdl.job.jobdir`).
 
     Raises:
+        UnreachableError: the file is not there, or says nothing: no master is up.
+    """
+    if not master.startswith(FILE):
+        return master
+    path = master.removeprefix(FILE)
+    try:
+        return str(json.loads(Path(path).read_text())["address"])
+    except OSError as error:
+        raise UnreachableError(f"no master is up: {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UnreachableError(f"no master is up: {path} holds no address") from None
+
+
+def own_address(master: str) -> str:
+    """The address of this machine from which it reaches a master (see `address_of`), and so by which others there reach it.
+
+    Raises:
+        UnreachableError: no master is up, or there is no way to it.
+    """
+    host, _, port = address_of(master).rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:  # connecting a datagram socket sends nothing
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UnreachableError(f"no way to the master at {host}: {error.strerror}") from None
+
+
+def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
+    """A channel to a master (see `address_of`). Certificates are read now: open another to use newer ones.
+
+    Raises:
+        UnreachableError: no master is up.
         UserError: the certificate is unfit to call with, as one that has expired.
     """
+    address = address_of(address)
     if isinstance(credentials, Token):
         return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     tls, options = _tls(credentials)
@@ -57,6 +97,7 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
 
 def open_aio_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
     """As `open_channel`, for an event loop."""
+    address = address_of(address)
     if isinstance(credentials, Token):
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     tls, options = _tls(credentials)
@@ -103,10 +144,14 @@ def identify(tls: TlsFolder, *, serves: bool = False) -> Identity:
 
 
 def refusal(address: str, credentials: Credentials) -> str | None:
-    """Why the master at ``host:port`` and a caller with these credentials will never come together.
+    """Why a master (see `address_of`) and a caller with these credentials will never come together.
 
     None if nothing of the kind was found, as with a master that is not there.
     """
+    try:
+        address = address_of(address)
+    except UnreachableError:
+        return None
     if isinstance(credentials, Token):
         return None  # a master that refuses it says so itself
     try:

@@ -5,6 +5,9 @@
     master.json    address, token and process of the master; removed when the job has ended
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
+    state.json     what the next master must know, where there may be one
+    batch          the number of the master's batch job, where that is one
+    tls/ROLE/      certificates, where workers are on other machines
     stopped-...    the state that its training was stopped with, as `KeptName` says
     logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
 """
@@ -23,7 +26,7 @@ from typing import NamedTuple, Self
 import platformdirs
 import psutil
 
-from elasticdl.common.credentials import Below, Credentials, Endpoint, Token
+from elasticdl.common.credentials import Below, Credentials, Endpoint, TlsFolder, Token
 from elasticdl.common.errors import UserError
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -37,6 +40,7 @@ class MasterAddress:
     token: str
     pid: int
     started: int = 0  # see `start_of`
+    tls: str = ""  # folder with the owner's certificate, of a master that may be on another machine
 
     @classmethod
     def of_this_process(cls, address: str, token: str) -> Self:
@@ -48,7 +52,7 @@ class MasterAddress:
 
     @property
     def credentials(self) -> Credentials:
-        return Token(self.token)
+        return TlsFolder(Path(self.tls)) if self.tls else Token(self.token)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -82,6 +86,9 @@ class JobDir:
     master = Below("master.json")
     journal = Below("journal.jsonl")
     status = Below("status.json")
+    state = Below("state.json")
+    batch = Below("batch")
+    tls = Below("tls")
     logs = Below("logs")
     master_log = Below("logs/master.log")
     marks = Below("logs/marks.jsonl")  # see `elasticdl.job.log_marks`

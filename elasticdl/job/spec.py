@@ -7,6 +7,7 @@ The command line, ``--config job.yaml`` and the JSON that a worker receives are 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
@@ -227,6 +228,13 @@ def _matching(pattern: str, wanted: str) -> AfterValidator:
     return _kept(parse)
 
 
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"can't be split into words as a shell does: {str(error).lower()}") from None
+
+
 Resources = Annotated[str, _kept(quantities.parse_resources)]
 Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
 Label = Annotated[
@@ -313,6 +321,17 @@ class KubernetesOptions(OptionGroup):
         return self
 
 
+class SlurmOptions(OptionGroup):
+    """Slurm"""
+
+    launcher: Literal["slurm"] | None = None
+    """slurm: the master and each worker are batch jobs of a Slurm cluster; if not given, processes of this machine, or with --image pods"""
+    slurm_args: Annotated[str, _kept(_words)] = ""
+    """arguments of sbatch for each worker, as in '--partition=gpu --gpus=1 --time=4:00:00'"""
+    slurm_master_args: Annotated[str, _kept(_words)] = ""
+    """arguments of sbatch for the master, which needs one processor and no GPU"""
+
+
 class JobSpec(
     JobOptions,
     ModelOptions,
@@ -324,11 +343,21 @@ class JobSpec(
     OutputOptions,
     TimingOptions,
     KubernetesOptions,
+    SlurmOptions,
 ):
     """All options of one job, checked, immutable, and the same on the command line, in YAML and in JSON."""
 
     command: tuple[str, ...] = ()
     """the user's own program, for `elasticdl run`"""
+
+    @model_validator(mode="after")
+    def _runs_in_one_place(self) -> Self:
+        if self.launcher and self.image:
+            raise ValueError("--launcher slurm runs no images, and --image is for Kubernetes: leave one out")
+        for name in ("slurm_args", "slurm_master_args"):
+            if getattr(self, name) and not self.launcher:
+                raise ValueError(f"--{name} is for --launcher slurm: give that as well, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _fits_a_cluster(self) -> Self:

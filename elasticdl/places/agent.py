@@ -20,15 +20,15 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elasticdl.common.channel import own_address
 from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
 from elasticdl.places.fork_server import CannotFork, ForkServer
@@ -234,9 +234,10 @@ async def attend(environ: Mapping[str, str]) -> int:
 
     Raises:
         UserError: a variable is missing or wrong, or the master will never take this agent.
+        UnreachableError: it is not known where the master is.
     """
     if environ.get(MASTER) and not environ.get(HOST):
-        environ = {**environ, HOST: _address_towards(environ[MASTER])}
+        environ = {**environ, HOST: own_address(environ[MASTER])}
     environment = WorkerEnvironment.from_env({**environ, WORKER_ID: "0"})
     if environment is None or not environ.get(PLACE):
         missing = PLACE if environment else MASTER
@@ -275,25 +276,6 @@ async def attend(environ: Mapping[str, str]) -> int:
     return agent.exit_code
 
 
-def _address_towards(master: str) -> str:
-    """This machine's own address on its way to the master; nothing is sent.
-
-    Raises:
-        UserError: there is no way.
-    """
-    host, _, port = master.rpartition(":")
-    try:
-        kind, _, _, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as way:
-            way.connect(target)
-            address: str = way.getsockname()[0]
-            return address
-    except OSError as error:
-        raise UserError(
-            f"no way to the master at {master}: {error.strerror}; set {HOST} to this machine's address"
-        ) from None
-
-
 def _count_gpus(environ: Mapping[str, str]) -> int:
     if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len([device for device in visible.split(",") if device.strip()])
@@ -308,6 +290,9 @@ def main() -> int:
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except UnreachableError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_LOST
 
 
 if __name__ == "__main__":

@@ -1,93 +1,116 @@
-"""Slurm as a batch system of places.
+"""Places of a Slurm cluster: each is a batch job of its own that runs an agent (`elasticdl.places.agent`).
 
-Slurm sends the agent SIGTERM when it preempts the job, and `NOTICE_SECONDS` before the job's time is over. It has no gangs of jobs,
-and can only be told which nodes are never to be used: `Places.want` can't have the fewest at once, nor avoid a node.
+An allocation of Slurm does not grow, so an elastic job has many: a pending one costs nothing, and one that a job of higher priority
+takes away is one place lost. Slurm's own way to run a job again (``--requeue``) is off: the master asks for another place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+import shlex
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 from elasticdl.common.environment import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reason import flat
-from elasticdl.common.startup import RUN_MODULE
 from elasticdl.master.state.events import ExitCause
-from elasticdl.places.base import Place, PlaceState
-from elasticdl.places.batch_system import BatchJob
+from elasticdl.places.base import Place, PlaceReport, PlaceState
+from elasticdl.places.polled import End, PolledPlaces
 
+POLL_SECONDS = 2.0
+ANSWER_SECONDS = 60.0
+# So long before its time limit a place is told to end, as one is that is preempted.
 NOTICE_SECONDS = 120
-AGENT = f"{PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME exec {' '.join(RUN_MODULE)} elasticdl.places.agent"
-_STATES = {  # all others are the end of a job
-    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), PlaceState.WAITING),
-    **dict.fromkeys(("COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"), PlaceState.ENDING),
-    "RUNNING": PlaceState.READY,
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_ENDING = ("COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
+_ENDS = {
+    "PREEMPTED": End(ExitCause.PREEMPTED, -9, "preempted by a job of higher priority"),
+    "TIMEOUT": End(ExitCause.EVICTED, -9, "its time limit is over"),
+    "DEADLINE": End(ExitCause.EVICTED, -9, "its deadline is over"),
+    "NODE_FAIL": End(ExitCause.NODE_LOST, -9, "its node has failed"),
+    "BOOT_FAIL": End(ExitCause.NODE_LOST, -9, "its node could not be started"),
+    "OUT_OF_MEMORY": End(ExitCause.OUT_OF_MEMORY, -9, "it took more memory than it may"),
+    "CANCELLED": End(ExitCause.DELETED, -9, "somebody has cancelled it"),
+    "COMPLETED": End(ExitCause.CLEAN, 0, "exit code 0"),
+    "FAILED": End(ExitCause.CRASHED, 1, "its agent has failed"),
 }
-_CAUSES = {
-    **dict.fromkeys(("PREEMPTED", "TIMEOUT", "DEADLINE"), ExitCause.PREEMPTED),  # its node is others' now
-    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), ExitCause.NODE_LOST),
-    "CANCELLED": ExitCause.DELETED,
-    "OUT_OF_MEMORY": ExitCause.OUT_OF_MEMORY,
-}
-# What passes by itself: the controller is away or busy, or takes no more jobs of this user at present.
-_PASSES = re.compile(r"contact|timed out|temporarily|connection|limit|busy|try again", re.IGNORECASE)
-# Runs a program with an environment: its exit code, and what it printed on stdout and on stderr.
-Run: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], Awaitable[tuple[int, str, str]]]
-
-
-async def run_program(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
-    pipe = asyncio.subprocess.PIPE
-    try:
-        process = await asyncio.create_subprocess_exec(*argv, env=environment, stdout=pipe, stderr=pipe)
-    except OSError as error:
-        return 127, "", f"can't be run: {error.strerror}"
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+# What only the batch job knows: the place's id, its node, and how many processors it has.
+_VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
+# Slurm's controller is away or busy, or takes no more jobs of this user at present; whatever else it says is said of the request.
+_AWAY = re.compile(r"timed out|unable to contact|connect|try again|temporarily|busy|limit", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm:
-    """``name``: of this job's batch jobs alone. ``environment``: of the agents, beside that of Slurm's commands. ``slurm_args``: the
-    user's own options of `sbatch`, which say what a place is. ``folder``: one that all nodes see, for what agents print."""
+class SlurmProvider:
+    """A place's id is the number of its batch job.
+
+    Args:
+        name: Of all its batch jobs; no other job of this user has it.
+        command: The agent's.
+        output: A file for what the agent and its workers print, in which Slurm replaces ``%j`` by the batch job's number.
+        arguments: The user's for ``sbatch`` (``--slurm_args``); they come last, so they win.
+    """
 
     name: str
-    environment: Mapping[str, str]
-    folder: Path
-    slurm_args: Sequence[str] = ()
-    gpus: int = 0  # of a place
-    run: Run = run_program
+    command: Sequence[str]
+    output: str
+    arguments: Sequence[str] = ()
 
-    async def submit(self) -> str:
-        own = ("--parsable", f"--job-name={self.name}", f"--output={self.folder}/place-%j.log", "--no-requeue")
-        notice = f"--signal=B:TERM@{NOTICE_SECONDS}"
-        try:
-            printed = await self._call("sbatch", *own, notice, *self.slurm_args, f"--wrap={AGENT}")
-        except UnreachableError as error:
-            if _PASSES.search(str(error)):
-                raise
-            raise UserError(f"Slurm takes no job like this: {error}") from None
-        return printed.partition(";")[0].strip()
+    async def list(self) -> Mapping[str, Place | End]:
+        query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%b|%r"]
+        lines = (await _run("squeue", "--noheader", "--me", *query)).splitlines()
+        return {line.partition("|")[0]: _read(line) for line in lines}
 
-    async def listed(self) -> Mapping[str, BatchJob]:
-        what = ("--me", f"--name={self.name}", "--states=all", "--noheader", "--format=%i|%T|%N|%r")
-        rows = [line.strip().split("|", 3) for line in (await self._call("squeue", *what)).splitlines()]
-        return {row[0]: self._job(*row) for row in sorted(rows, key=lambda row: int(row[0]))}
+    async def ask(self, avoid: AbstractSet[str]) -> str:
+        words = ["--parsable", "--no-requeue", f"--job-name={self.name}", f"--output={self.output}", "--ntasks=1"]
+        words += [f"--signal=B:TERM@{NOTICE_SECONDS}", *([f"--exclude={','.join(sorted(avoid))}"] if avoid else [])]
+        said = await _run("sbatch", *words, *self.arguments, f"--wrap={_VARIABLES}; exec {shlex.join(self.command)}")
+        return said.strip().partition(";")[0]
 
-    async def cancel(self, job: str, grace: float | None) -> None:
-        await self._call("scancel", *(("--signal=KILL", "--full") if grace == 0 else ()), job)
+    async def end(self, place_id: str, *, at_once: bool) -> None:
+        # A signal is for what runs: of a job that waits nothing would come of it.
+        await _run("scancel", *(["--signal=KILL", "--full", "--state=RUNNING"] if at_once else []), place_id)
+        if at_once:
+            await _run("scancel", place_id)
 
-    async def _call(self, *argv: str) -> str:
-        code, out, err = await self.run(argv, self.environment)
-        if code:
-            raise UnreachableError(f"{argv[0]}: {flat(err) or f'exit code {code}'}")
-        return out
 
-    def _job(self, job: str, state: str, node: str, reason: str) -> BatchJob:
-        told = f"Slurm: {state.lower()}" + (f" ({reason})" if reason not in ("", "None") else "")
-        place = Place(job, node, self.gpus, _STATES.get(state, PlaceState.LOST), told)
-        return BatchJob(place, _CAUSES.get(state, ExitCause.KILLED))
+def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
+    return PolledPlaces(provider, report, POLL_SECONDS)
+
+
+def _read(line: str) -> Place | End:
+    """A line of ``squeue``."""
+    number, state, node, resources, reason = line.split("|", 4)
+    gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
+    place = Place(number, node, int(gpus[1]) if gpus else 0)
+    if state in _WAITING:
+        return replace(place, reason=f"Slurm has no place for it yet: {reason.strip('()')}")
+    if state in _ENDING:
+        return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")
+    if state == "RUNNING":
+        return replace(place, state=PlaceState.READY)
+    return _ENDS.get(state, End(ExitCause.KILLED, -9, f"Slurm calls it {state}"))
+
+
+async def _run(*words: str) -> str:
+    """What one of Slurm's programs prints."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        raise UserError(f"can't run {words[0]}: {error.strerror}; is this a machine of a Slurm cluster?") from None
+    try:
+        out, said = await asyncio.wait_for(process.communicate(), ANSWER_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise UnreachableError(f"{words[0]} has not answered in {ANSWER_SECONDS:g} s") from None
+    if process.returncode:
+        why = f"{words[0]}: {flat(said.decode(errors='replace'))}"
+        raise UnreachableError(why) if _AWAY.search(why) else UserError(f"Slurm refuses {why}")
+    return out.decode(errors="replace")

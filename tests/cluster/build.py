@@ -114,6 +114,15 @@ IMAGE_BUILDER = Part(
         *("libgpgme11", "libdevmapper1.02.1"),
     ),
 )
+# A batch system, and the libraries that a bare machine lacks for it.
+SLURM = Part(
+    "slurm",
+    megabytes=1000,
+    packages=(
+        *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+        *("libhwloc15", "libjson-c5", "liblua5.1-0", "libmunge2", "libyaml-0-2"),
+    ),
+)
 
 
 def cache_folder() -> Path:
@@ -152,7 +161,7 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
     free = shutil.disk_usage(cache).free // MEGABYTE
     if free < part.megabytes:
         raise Unavailable(f"{cache} has {free} MB left: building {part.name} takes {part.megabytes} while it lasts")
-    say(f"building {part.name} of Kubernetes {KUBERNETES} (once; log: {part.log()})")
+    say(f"building {part.name} (once; log: {part.log()})")
     steps = Steps(part.log(), say)
     with tempfile.TemporaryDirectory(
         prefix=f"kubernetes-build-{part.name}-", dir=cache, ignore_cleanup_errors=True

@@ -3,9 +3,11 @@
 import itertools
 import signal
 
+from elasticdl.common.errors import UnreachableError
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.exits import judge_exit
+from elasticdl.places.polled import End
 
 GONE = ExitCause.KILLED, -signal.SIGKILL
 
@@ -129,3 +131,43 @@ class FakeStarter:
     def exit(self, worker_id, code):
         if self.started.pop(worker_id, None):
             self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
+
+
+class FakeProvider:
+    """What `PolledPlaces` asks, with room for so many places. Every third request is not answered."""
+
+    def __init__(self, room):
+        self._room = room
+        self._places, self._asked, self._requests = {}, 0, 0
+
+    async def list(self):
+        self._answer()
+        live = [place_id for place_id, end in self._places.items() if end is None]
+        places = {
+            place_id: Place(place_id, state=PlaceState.READY)
+            if number < self._room
+            else Place(place_id, reason="no room")
+            for number, place_id in enumerate(live)
+        }
+        return {**self._places, **places}
+
+    async def ask(self, avoid):
+        self._answer()
+        self._asked += 1
+        self._places[str(self._asked)] = None
+        return str(self._asked)
+
+    async def end(self, place_id, *, at_once):
+        self._answer()
+        self._end(place_id, "cancelled")
+
+    def lose(self, place_id):
+        self._end(place_id, "its node has failed")
+
+    def _end(self, place_id, detail):
+        self._places[place_id] = self._places[place_id] or End(ExitCause.NODE_LOST, -9, detail)
+
+    def _answer(self):
+        self._requests += 1
+        if self._requests % 3 == 0:
+            raise UnreachableError("no answer")

@@ -5,13 +5,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from places_kit import FakePlaces
-from slurm_kit import FakeSlurm
+from places_kit import FakePlaces, FakeProvider
 
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.batch_system import BatchPlaces
+from elasticdl.places.polled import PolledPlaces
 from elasticdl.places.slots import Slots
-from elasticdl.places.slurm import Slurm
 
 ROOM = 2
 DEADLINE = 30.0
@@ -88,14 +86,13 @@ def pairs_of_gpus_bench(tmp_path):
     return bench_of(partial(Slots, 0, ["GPU-a", "GPU-b", "GPU-c", "GPU-d"], tmp_path, gpus_per_slot=2))
 
 
-def slurm_bench(tmp_path):
-    slurm = FakeSlurm(ROOM)
-    jobs = Slurm("elasticdl-digits", {}, tmp_path, run=slurm)
-    return bench_of(partial(BatchPlaces, jobs, poll_seconds=0.01), lambda bench, job: slurm.end(job, "NODE_FAIL"))
+def polled_bench(tmp_path):
+    provider = FakeProvider(ROOM)
+    return bench_of(partial(PolledPlaces, provider, seconds=0.01), lambda bench, place_id: provider.lose(place_id))
 
 
-BENCHES = [fake_bench, slots_bench, gpus_bench, pairs_of_gpus_bench, slurm_bench]
-THAT_LOSE = [fake_bench, slurm_bench]  # slots of this machine are not lost while this process lives
+BENCHES = [fake_bench, slots_bench, gpus_bench, pairs_of_gpus_bench, polled_bench]
+THAT_LOSE = [fake_bench, polled_bench]  # slots of this machine are not lost while this process lives
 CHECKS = []
 
 

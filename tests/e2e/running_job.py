@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,11 +35,19 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
     return {**os.environ, "ELASTICDL_HOME": str(home), **extra}
 
 
-def run_cli(home: Path, *arguments: str, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+def run_cli(
+    home: Path, *arguments: str, timeout: float = DEADLINE, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [*ELASTICDL, *arguments]
     return subprocess.run(
-        command, env=environment(home), capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, check=False
+        command,
+        env=environment(home, **(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=REPOSITORY,
+        check=False,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.local import job_check, local_run
+from elasticdl.cli.local import job_check, new_job
 from elasticdl.cli.local.process_group import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
@@ -22,7 +22,7 @@ from elasticdl.job.spec import JobSpec
 def test_folders_become_absolute(tmp_path):
     (tmp_path / "train.csv").touch()
     spec = JobSpec(model_zoo="zoo", output="../out", training_data="train.csv", validation_data="synthetic:8")
-    absolute = local_run.with_absolute_paths(spec, tmp_path)
+    absolute = new_job.with_absolute_paths(spec, tmp_path)
     assert absolute.model_zoo == str(tmp_path / "zoo")
     assert absolute.output == str(tmp_path.parent / "out")
     assert absolute.training_data == str(tmp_path / "train.csv")
@@ -32,12 +32,12 @@ def test_folders_become_absolute(tmp_path):
 
 def test_urls_stay(tmp_path):
     spec = JobSpec(checkpoint_dir="s3://bucket/run", training_data="memory://x", model_zoo="/zoo")
-    assert local_run.with_absolute_paths(spec, tmp_path) == spec
+    assert new_job.with_absolute_paths(spec, tmp_path) == spec
 
 
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
-    assert described == {*local_run.FOLDERS_READ, *folders.WRITTEN}
+    assert described == {*new_job.FOLDERS_READ, *folders.WRITTEN}
 
 
 def test_a_folder_that_can_be_made_is_fine_and_nothing_is_left(tmp_path):
@@ -74,16 +74,16 @@ def test_a_missing_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     with pytest.raises(UserError, match="the program no-such-program is not found"):
-        local_run.require_executable(("no-such-program",))
+        new_job.require_executable(("no-such-program",))
     with pytest.raises(UserError, match=r"did you mean `python train\.py`\?"):
-        local_run.require_executable(("train.py",))
-    local_run.require_executable(("sh", "-c", "true"))
+        new_job.require_executable(("train.py",))
+    new_job.require_executable(("sh", "-c", "true"))
 
 
 def test_a_bare_python_is_the_one_that_has_elasticdl():
-    assert local_run.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
+    assert new_job.with_this_python(("python", "train.py")) == (sys.executable, "train.py")
     for command in (("/usr/bin/python", "train.py"), ("sh", "-c", "python train.py")):
-        assert local_run.with_this_python(command) == command
+        assert new_job.with_this_python(command) == command
 
 
 def check_job(spec):

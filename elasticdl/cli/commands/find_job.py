@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.local.folder_home import FolderHome, goes_on
+from elasticdl.cli.local.folder_home import goes_on, home_of
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -83,7 +83,7 @@ def _find_here(name: str | None) -> JobHandle:
     jobs = {job.name: job for job in list_jobs()}
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
     chosen = choose(name, jobs, [each for each, job in jobs.items() if goes_on(job)], hint=newest)
-    return JobHandle(FolderHome(jobs[chosen]))
+    return JobHandle(home_of(jobs[chosen]))
 
 
 def _find_on_cluster(name: str | None) -> JobHandle | None:
@@ -104,7 +104,7 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
             given["namespace"], given["kube_context"]
         )
         return jobs
-    here = [JobHandle(FolderHome(job)) for job in list_jobs()]
+    here = [JobHandle(home_of(job)) for job in list_jobs()]
     try:
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs("", "") if cluster else ())]

@@ -9,6 +9,7 @@ import click
 from pydantic import BaseModel
 
 from elasticdl.cli.commands.find_job import cluster_module
+from elasticdl.cli.local import slurm_run
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
@@ -21,6 +22,7 @@ from elasticdl.job.spec import (
     KubernetesOptions,
     OutputOptions,
     ResumeOptions,
+    SlurmOptions,
     TimingOptions,
 )
 
@@ -32,6 +34,7 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     OutputOptions,
     TimingOptions,
     KubernetesOptions,
+    SlurmOptions,
 )
 _ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")  # to a switch
 
@@ -121,7 +124,9 @@ def _run_anywhere(spec: JobSpec, given: Mapping[str, object]) -> int:
             spec, yaml=given["yaml"], dry_run=given["dry_run"], detach=given["detach"]
         )
         return code
-    for name in ("yaml", "dry_run", "detach"):
+    for name in ("yaml", "dry_run", *(() if spec.launcher else ("detach",))):
         if given[name]:
             raise UserError(f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out")
+    if spec.launcher:
+        return slurm_run.run_job(spec, detach=bool(given["detach"]))
     return run_job(spec)

@@ -14,13 +14,15 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
+from elasticdl.cli.follow import SeenLines
 from elasticdl.cli.home import JournalFeed, Lines
+from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import JobDir, list_jobs
+from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
 from elasticdl.job.journal import parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -49,6 +51,8 @@ def life_of(job: JobDir) -> Life:
     if job.status.exists():
         return Life.ENDED
     master = job.read_master()
+    if job.batch.exists():
+        return _life_in_batch(job, master)
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
@@ -56,6 +60,16 @@ def life_of(job: JobDir) -> Life:
     except FileNotFoundError:
         return Life.LOST
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
+
+
+def _life_in_batch(job: JobDir, master: MasterAddress | None) -> Life:
+    try:
+        state, _ = batch_master.state_of(job)
+    except UnreachableError:  # it is as it was when it was last seen
+        return Life.STARTING if master is None else Life.RUNNING
+    if state in batch_master.RUNS and master is not None:
+        return Life.RUNNING
+    return Life.STARTING if state in (*batch_master.RUNS, *batch_master.WAITS) else Life.LOST
 
 
 def goes_on(job: JobDir) -> bool:
@@ -150,6 +164,29 @@ class FolderHome:
         yield from logs.rest()
 
 
+@dataclass(frozen=True, slots=True)
+class BatchHome(FolderHome):
+    """Of a job whose master is a batch job: its folder is shared by all nodes."""
+
+    master_returns: ClassVar = True
+    look_seconds: ClassVar = 3.0
+
+    def feed(self) -> JournalFeed:
+        return SeenFeed(FileFeed(self.folder.journal))
+
+    def absence(self) -> str:
+        if why := FolderHome.over(self):
+            return why
+        state, why = batch_master.state_of(self.folder)
+        if state in batch_master.WAITS:
+            return f"its master waits in Slurm's queue: {why}"
+        return "" if self.folder.master.exists() else "its master is starting"
+
+
+def home_of(job: JobDir) -> FolderHome:
+    return BatchHome(job) if job.batch.exists() else FolderHome(job)
+
+
 class FileFeed:
     """A journal as it grows. See `elasticdl.cli.home.JournalFeed`."""
 
@@ -176,3 +213,18 @@ class FileFeed:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class SeenFeed:
+    """Of a journal that the next master goes on with from where the last one has saved it: what is told once more is left out."""
+
+    def __init__(self, feed: FileFeed) -> None:
+        self._feed, self._seen = feed, SeenLines()
+        self.finish, self.close = feed.finish, feed.close
+
+    @property
+    def is_complete(self) -> bool:
+        return self._feed.is_complete
+
+    def read(self) -> tuple[bool, list[str]]:
+        return False, [line for line in self._feed.read()[1] if self._seen.is_new(line)]

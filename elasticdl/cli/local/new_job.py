@@ -1,0 +1,107 @@
+"""Checking a job that is started from this machine, and making its folder.
+
+The checks here need no framework; the rest is checked by `job_check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from elasticdl.cli.job_names import made_up_name
+from elasticdl.cli.local.folder_home import goes_on, prune_jobs
+from elasticdl.cli.local.job_check import CheckBrokeError
+from elasticdl.cli.outlets import tell
+from elasticdl.cli.signals import Interrupted
+from elasticdl.common.environment import refuse_variables
+from elasticdl.common.errors import UserError
+from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
+from elasticdl.job import folders
+from elasticdl.job.jobdir import JobDir, create_job_dir, jobs_root, write_aside
+from elasticdl.job.spec import JobSpec
+
+FOLDERS_READ = ("model_zoo",)
+DATA = ("training_data", "validation_data")
+
+
+def checked_here(spec: JobSpec) -> JobSpec:
+    """The job as it will run, once nothing is known to be wrong with it."""
+    refuse_variables(os.environ)
+    if spec.command:
+        spec = spec.model_copy(update={"command": with_this_python(spec.command)})
+        require_executable(spec.command)
+    spec = with_absolute_paths(spec, Path.cwd())
+    folders.require_writable_folders(spec)
+    return spec
+
+
+def with_absolute_paths(spec: JobSpec, cwd: Path) -> JobSpec:
+    """The same job with its folders made absolute, as the processes that use them may be started elsewhere.
+
+    URLs are left alone, and so is a value for the data that is not a file here: what it means is up to ``dataset()``.
+    """
+    changed: dict[str, str] = {}
+    for name in (*FOLDERS_READ, *DATA, *folders.WRITTEN):
+        value = getattr(spec, name)
+        if value and "://" not in value:
+            path = cwd / Path(value).expanduser()
+            if name not in DATA or path.exists():
+                changed[name] = os.path.normpath(path)
+    return spec.model_copy(update=changed)
+
+
+def with_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a bare ``python`` made the one that elasticdl is installed for.
+
+    Another one on PATH (the virtual environment is not activated) would not find the library.
+    """
+    return (sys.executable, *command[1:]) if command[0] in ("python", "python3") else command
+
+
+def require_executable(command: tuple[str, ...]) -> None:
+    program = command[0]
+    if shutil.which(program) is None:
+        hint = f"did you mean `python {program}`?" if program.endswith(".py") else "check its name and PATH"
+        raise UserError(f"the program {program} is not found, or not executable: {hint}")
+    try:
+        program_of(command)
+    except NoSuchProgram as error:
+        raise UserError(f"{error}: name the script as it is called from {Path.cwd()}") from None
+    except UnclearCommand:
+        pass  # it may have a script all the same
+
+
+@contextlib.contextmanager
+def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
+    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
+
+    If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, all is as
+    it was before.
+    """
+    prune_jobs()
+    before = JobDir(jobs_root() / spec.job_name)
+    aside = before.path.with_name(f".{spec.job_name}-before")
+    if spec.job_name and before.path.is_dir() and not goes_on(before):
+        shutil.rmtree(aside, ignore_errors=True)
+        before.path.rename(aside)
+    job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
+    spec = spec.model_copy(update={"job_name": job.name})
+    write_aside(job.spec, spec.to_json())
+    if spec.resume and aside.is_dir():
+        for kept in JobDir(aside).kept_states():  # a link, as the old folder may come back
+            os.link(kept, job.path / kept.name)
+    try:
+        yield job, spec
+    except (UserError, CheckBrokeError, Interrupted) as why:
+        shutil.rmtree(job.path, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(job.path)
+        if isinstance(why, Interrupted):
+            tell(f"job {job.name} was interrupted before it had begun: nothing is left of it")
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

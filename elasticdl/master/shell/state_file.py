@@ -1,0 +1,71 @@
+"""A job's snapshot in a file of its folder, where the next master finds it: for masters of a batch system, whose nodes share it.
+
+Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and writes no more. Between
+the look at the mark and the write another master may put its own there: no shared file system has a lock that outlives every node. A
+successor reads only once, at its start, so such a write is lost and not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticdl.common.errors import UserError
+from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.master.shell.saver import SnapshotStore
+from elasticdl.master.state.snapshot import Snapshot
+
+# The file system is everybody's, so it is written seldom.
+NEWS_SECONDS = 5.0
+
+
+class ReplacedError(OSError):
+    """Another master has taken over."""
+
+
+class FileState(SnapshotStore):
+    """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
+
+    news_seconds = NEWS_SECONDS
+
+    def __init__(self, job: JobDir, holder: str, replaced: Callable[[], None]) -> None:
+        self._path, self._journal = job.state, job.journal
+        self._mark = job.state.with_suffix(".holder")
+        self._holder, self._replaced = holder, replaced
+
+    async def load(self) -> Snapshot | None:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, snapshot: Snapshot) -> None:
+        await asyncio.to_thread(self._save, snapshot.to_json())
+
+    def _load(self) -> Snapshot | None:
+        try:
+            write_aside(self._mark, self._holder)
+            text = self._path.read_text() if self._path.exists() else ""
+            snapshot = Snapshot.from_json(text) if text else None
+            _cut(self._journal, snapshot.journal_bytes if snapshot else None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+        return snapshot
+
+    def _save(self, text: str) -> None:
+        if self._mark.read_text() != self._holder:
+            self._replaced()
+            raise ReplacedError("another master has taken over")
+        write_aside(self._path, text)
+
+
+def _cut(journal: Path, end: int | None) -> None:
+    """Leave the journal as it was when the snapshot was taken: workers tell again what came later, and then each entry is there once.
+
+    ``end``: in bytes; None: all whole lines.
+    """
+    if not journal.exists():
+        return
+    with journal.open("rb+") as file:
+        if end is None:
+            end = file.read().rfind(b"\n") + 1
+        if file.seek(0, 2) > end:
+            file.truncate(end)

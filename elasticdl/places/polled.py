@@ -1,0 +1,194 @@
+"""Places of whoever can only be asked: a batch system, machines that are reached by ssh.
+
+`PolledPlaces` does all of `Places` on three requests of a `Provider`, so a new kind of place is a class with these three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.master.state.events import ExitCause, LauncherFailed
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
+
+CLOSE_SECONDS = 60.0
+LONGEST_DELAY = 60.0
+FIRST_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a place has ended, as `PlaceLost` says it."""
+
+    cause: ExitCause
+    code: int
+    detail: str
+
+
+FORGOTTEN = End(ExitCause.NODE_LOST, -9, "whoever gave its place does not know it any more")
+AS_TOLD = End(ExitCause.KILLED, -9, "as told")
+
+
+class Provider(Protocol):
+    """Each request raises UnreachableError if there is no answer: then it is tried again, after a delay that grows."""
+
+    async def list(self) -> Mapping[str, Place | End]:
+        """All places of this job by their ids, and for a while also those that have ended."""
+
+    async def ask(self, avoid: AbstractSet[str]) -> str:
+        """Ask for one more place, on none of these nodes if there is any other; returns its id.
+
+        Raises:
+            UserError: there will never be any, until somebody mends what this says.
+        """
+
+    async def end(self, place_id: str, *, at_once: bool) -> None:
+        """End a place, or take it off the queue: SIGTERM, and SIGKILL after the time that is usual there, or SIGKILL at once."""
+
+
+class PolledPlaces:
+    """See `elasticdl.places.base.Places`."""
+
+    def __init__(self, provider: Provider, report: PlaceReport, seconds: float) -> None:
+        """``seconds``: between two requests for the list."""
+        self._provider, self._report, self._seconds = provider, report, seconds
+        self._places: dict[str, Place] = {}
+        self._given_back: dict[str, bool] = {}  # by id: at once, or with some grace
+        self._missing, self._avoid = 0, frozenset[str]()
+        self._asking = 0  # 1 while a place is asked for
+        self._changed, self._seen = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def found(self) -> Sequence[Place]:
+        listing = await self._first_list()
+        self._places = {place_id: place for place_id, place in listing.items() if isinstance(place, Place)}
+        self._start(self._keep())
+        return tuple(self._places.values())
+
+    async def _first_list(self) -> Mapping[str, Place | End]:
+        """
+        Raises:
+            UnreachableError: there is no answer for a long time.
+        """
+        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
+        while True:
+            try:
+                return await self._provider.list()
+            except UnreachableError:
+                if backoff.failures >= FIRST_TRIES:
+                    raise
+                await asyncio.sleep(backoff.delay())
+
+    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+        self._avoid = frozenset(avoid)
+        wanted = self._wanted()
+        self._missing = max(0, most - len(wanted) - self._asking)
+        waiting = [each.id for each in wanted if each.state is PlaceState.WAITING]
+        for place_id in waiting[::-1][: max(0, len(wanted) + self._asking - most)]:
+            self.give_back(place_id, 0)
+        self._changed.set()
+
+    def give_back(self, place_id: str, grace: float | None) -> None:
+        at_once = grace == 0
+        if place_id in self._places and self._given_back.get(place_id, not at_once) is not at_once:
+            self._given_back[place_id] = at_once
+            self._start(self._end(place_id, at_once))
+
+    async def close(self) -> None:
+        self.want(0, 0, frozenset())
+        for place_id in self._places:
+            self.give_back(place_id, None)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while self._places:
+                    self._seen.clear()
+                    await self._seen.wait()
+        except TimeoutError as error:
+            raise UnreachableError(f"places {', '.join(self._places)} have not ended in {CLOSE_SECONDS:g} s") from error
+        finally:
+            await self.detach()
+
+    async def detach(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._places.clear()
+
+    async def _keep(self) -> None:
+        """Look what became of the places, and ask for those that are missing, one after the other."""
+        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
+        while True:
+            self._changed.clear()
+            delay = self._seconds
+            try:
+                self._see(await self._provider.list())
+                while self._missing:
+                    await self._ask()
+                backoff.reset()
+            except UserError as error:
+                self._report(LauncherFailed(str(error)))
+                delay = backoff.delay()
+            except UnreachableError:
+                delay = backoff.delay()
+                self._changed.clear()
+            timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
+            await self._changed.wait()
+            timer.cancel()
+
+    async def _ask(self) -> None:
+        """For one more; what is not answered is still missing."""
+        self._missing, self._asking = self._missing - 1, 1
+        try:
+            place_id = await self._provider.ask(self._avoid)
+        except UnreachableError:
+            self._missing += 1
+            raise
+        finally:
+            self._asking = 0
+        self._change(Place(place_id, reason="it was asked for"))
+
+    def _see(self, listing: Mapping[str, Place | End]) -> None:
+        for place_id in [*self._places]:
+            match listing.get(place_id, FORGOTTEN):
+                case End() as end:
+                    del self._places[place_id]
+                    end = AS_TOLD if self._given_back.pop(place_id, None) is not None else end
+                    self._report(PlaceLost(place_id, end.cause, end.code, end.detail))
+                case place if place != self._places[place_id]:
+                    self._change(place)
+        for place_id, place in listing.items():
+            if isinstance(place, Place) and place_id not in self._places:  # asked for, and the answer was lost
+                self._missing = max(0, self._missing - 1)
+                self._change(place)
+        self._seen.set()
+
+    def _change(self, place: Place) -> None:
+        self._places[place.id] = place
+        self._report(PlaceChanged(place))
+
+    def _wanted(self) -> list[Place]:
+        live = (PlaceState.WAITING, PlaceState.READY)
+        return [each for each in self._places.values() if each.state in live and each.id not in self._given_back]
+
+    async def _end(self, place_id: str, at_once: bool) -> None:
+        backoff = Backoff(random.Random(), longest=LONGEST_DELAY)
+        while place_id in self._places:
+            try:
+                await self._provider.end(place_id, at_once=at_once)
+                break
+            except UserError:  # it has ended by itself: the list will say so
+                break
+            except UnreachableError:
+                await asyncio.sleep(backoff.delay())
+        self._changed.set()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

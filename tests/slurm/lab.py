@@ -1,0 +1,145 @@
+"""Slurm's controller and one node, from Debian's packages, as processes of this one; nothing is installed, root is needed.
+
+The node pretends to have as many processors as are asked for. Two partitions share it, and a job in ``high`` takes the place of jobs in
+``low`` (``PreemptType=preempt/partition_prio``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.build import SLURM, require
+from tests.cluster.processes import Leashed
+
+KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
+NODE_TIMEOUT = 10  # seconds until a node that does not answer is given up
+_UP_WITHIN_S = 60.0
+_ANSWERED_WITHIN_S = 30.0
+_LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmLab:
+    """``environment``: what Slurm's programs need, as the user's shell would have it."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    node: Leashed
+
+    def run(self, *words: str) -> str:
+        """Run one of Slurm's programs; returns what it prints."""
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, timeout=_ANSWERED_WITHIN_S, check=False
+        )
+        assert done.returncode == 0, (words, done.stderr)
+        return done.stdout.strip()
+
+
+@contextmanager
+def slurm_lab(folder: Path, processors: int) -> Iterator[SlurmLab]:
+    """A Slurm that runs meanwhile; no job of it is left.
+
+    Raises:
+        Unavailable, BuildError: its programs are not to be had.
+        TimeoutError: it does not come up.
+    """
+    require([SLURM])
+    root = SLURM.folder() / "root"
+    configuration = folder / "slurm.conf"
+    configuration.write_text(_configuration(folder, root, processors))
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    environment = {
+        **os.environ,
+        "SLURM_CONF": str(configuration),
+        "PATH": f"{root}/usr/bin:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": f"{root}/{_LIBRARIES}:{root}/{_LIBRARIES}/slurm-wlm",
+    }
+    common = ["-D", "-f", str(configuration)]
+    stepd = ["-N", socket.gethostname(), "-d", f"{root}/usr/sbin/slurmstepd-wlm"]
+    with ExitStack() as stack:
+        controller = Leashed.start([f"{root}/usr/sbin/slurmctld-wlm", *common], folder / "slurmctld.out", environment)
+        stack.callback(controller.stop)
+        node = Leashed.start([f"{root}/usr/sbin/slurmd-wlm", *common, *stepd], folder / "slurmd.out", environment)
+        stack.callback(node.stop)
+        lab = SlurmLab(folder, environment, node)
+        _wait_until_up(lab)
+        try:
+            yield lab
+        finally:
+            subprocess.run(
+                ["scancel", "--signal=KILL", "--full", "--me"], env=environment, check=False, timeout=_ANSWERED_WITHIN_S
+            )
+
+
+def _wait_until_up(lab: SlurmLab) -> None:
+    deadline, said = time.monotonic() + _UP_WITHIN_S, ""
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            ["sinfo", "-h", "-o", "%T"],
+            env=lab.environment,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWERED_WITHIN_S,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        if set(done.stdout.split()) == {"idle"}:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"Slurm is not up in {_UP_WITHIN_S:g} s: {said}; its logs: {lab.folder}")
+
+
+def _configuration(folder: Path, root: Path, processors: int) -> str:
+    name = socket.gethostname()
+    controller_port, node_port = _free_ports(2)
+    return f"""\
+ClusterName=lab
+SlurmctldHost={name}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+AuthInfo=cred_expire=5
+PluginDir={root}/{_LIBRARIES}/slurm-wlm
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait={KILL_WAIT}
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout={NODE_TIMEOUT}
+NodeName={name} NodeAddr=127.0.0.1 CPUs={processors} Sockets=1 CoresPerSocket={processors} ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN
+PartitionName=low Nodes={name} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=high Nodes={name} MaxTime=INFINITE State=UP PriorityTier=10
+"""
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,83 @@
+"""`elasticdl.master.shell.state_file`: what one master of a batch system leaves to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from elasticdl.common.channel import address_of
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.shell.state_file import FileState, ReplacedError
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, WorkerSnapshot
+
+
+def snapshot(*workers: int) -> Snapshot:
+    known = tuple(WorkerSnapshot(worker, WorkerState.MEMBER, "") for worker in workers)
+    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=4), next_id=9, workers=known), started=1.0)
+
+
+@pytest.fixture
+def job(tmp_path) -> JobDir:
+    return JobDir(tmp_path)
+
+
+def state(job: JobDir, holder: str, replaced: list[str]) -> FileState:
+    return FileState(job, holder, lambda: replaced.append(holder))
+
+
+def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment(job):
+    async def story() -> None:
+        first = state(job, "a", [])
+        assert await first.load() is None
+        job.journal.write_text("one\ntwo\n")
+        await first.save(replace(snapshot(1, 2), journal_bytes=8))
+        job.journal.write_text("one\ntwo\nthree\nfo")
+        assert await state(job, "b", []).load() == replace(snapshot(1, 2), journal_bytes=8)
+        assert job.journal.read_text() == "one\ntwo\n"
+
+    asyncio.run(story())
+
+
+def test_a_line_that_was_cut_off_is_no_line(job):
+    job.journal.write_text("one\ntw")
+    assert asyncio.run(state(job, "a", []).load()) is None
+    assert job.journal.read_text() == "one\n"
+
+
+def test_a_master_that_was_replaced_writes_no_more(job):
+    async def story() -> None:
+        replaced: list[str] = []
+        first, second = state(job, "a", replaced), state(job, "b", replaced)
+        await first.load()
+        await first.save(snapshot(1))
+        await second.load()
+        with pytest.raises(ReplacedError):
+            await first.save(snapshot(2))
+        await second.save(snapshot(3))
+        assert replaced == ["a"]
+        assert await state(job, "c", []).load() == snapshot(3)
+
+    asyncio.run(story())
+
+
+def test_a_file_that_is_no_snapshot_is_the_users_to_mend(job):
+    job.state.write_text('{"format": 77')
+    with pytest.raises(UserError, match=r"an earlier master has left in .* can't be read"):
+        asyncio.run(state(job, "a", []).load())
+
+
+def test_a_masters_address_may_stand_in_a_file(tmp_path):
+    where = tmp_path / "master.json"
+    assert address_of("10.0.0.1:80") == "10.0.0.1:80"
+    with pytest.raises(UnreachableError, match=r"no master is up: .*master\.json: No such file"):
+        address_of(f"file:{where}")
+    where.write_text('{"address": "10.0.0.2:81", "pid": 1}')
+    assert address_of(f"file:{where}") == "10.0.0.2:81"
+    where.write_text("[")
+    with pytest.raises(UnreachableError, match="holds no address"):
+        address_of(f"file:{where}")
