@@ -53,6 +53,10 @@ class Job:
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
 
     @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
     def training(self) -> Training:
         """What the training has achieved so far."""
         return self._workers.training
