@@ -17,6 +17,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
 from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.training import Training
@@ -30,10 +31,10 @@ class Coordinator:
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
         self.settings = settings
         self.limits = past.limits
-        self.records: dict[int, WorkerRecord] = {}
+        self.records = Records()
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
         self.ending = Ending(past.outcome)
-        self.transitions = Transitions(self.rendezvous, self.ending, settings)
+        self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, Patience(settings.progress_timeout))
         self.slow_workers = SlowWorkers(replace=settings.replace_slow)
@@ -262,8 +263,8 @@ class Coordinator:
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.active_members():
-            if rendezvous.broken and not record.connected:  # each is taken for a cause, and may come back later
+        for record in rendezvous.active_members() if rendezvous.broken else ():
+            if not record.connected:  # each is taken for a cause, and may come back later
                 lost = f"worker {record.worker_id} lost its connection"
                 self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
         out: list[Instruction] = []
@@ -296,9 +297,10 @@ class Coordinator:
         if rendezvous.ending:  # what looked like the end was not
             self._reopen(now)
         since = rendezvous.change.since if rendezvous.change else now
+        chosen = frozenset(world.worker_ids)
         for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
-            chosen = record.worker_id in world.worker_ids
-            self.transitions.fire(record, Trigger.ENTER if chosen else Trigger.PASS_OVER, Happening(now))
+            enters = record.worker_id in chosen
+            self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, Happening(now))
         for rank, worker_id in enumerate(world.worker_ids):
             record = self.records[worker_id]
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING

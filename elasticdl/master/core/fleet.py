@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.lifecycle import DONE, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -178,7 +179,7 @@ class Crashes:
 
 
 class Fleet:
-    def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
         self.departures: list[Departure] = []  # for which replacements are due
@@ -189,15 +190,13 @@ class Fleet:
     @property
     def all_completed(self) -> bool:
         """Every process that ran has finished, and none is left but those without a place."""
-        states = {record.state for record in self._records.values()}
-        idle = states <= {WorkerState.COMPLETED, WorkerState.PENDING}
-        return WorkerState.COMPLETED in states and idle and not self.crashes.holding
+        completed, pending = (self._records.count(state) for state in (WorkerState.COMPLETED, WorkerState.PENDING))
+        return bool(completed) and completed + pending == len(self._records) and not self.crashes.holding
 
     @property
     def nobody_comes(self) -> bool:
         """All who are not leaving wait for a place."""
-        live = {record.state for record in self._records.values() if record.live}
-        return live == {WorkerState.PENDING}
+        return 0 < self._records.count(WorkerState.PENDING) == self._records.live
 
     def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
         """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state.lifecycle import LEAVING, LIVE, STARTING, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -51,7 +52,7 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
 
 
 class Recovery:
-    def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
         self._past = past
@@ -79,10 +80,10 @@ class Recovery:
         for worker_id in sorted({*there, *remembered, *past.finished}):
             seen, known = there.get(worker_id), remembered.get(worker_id)
             record = _restore(seen or e.FoundWorker(worker_id), known, self._settings, now)
-            self._records[worker_id] = record
             if worker_id in past.finished:
                 record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
                 record.deadline = None
+            self._records[worker_id] = record
             expected = record.ready or record.world_version or worker_id not in remembered
             if record.live and record.host and expected:
                 self._awaited.add(worker_id)
