@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.events import (
     FoundWorker,
     LauncherFailed,
@@ -15,6 +16,8 @@ from elasticdl.master.state.events import (
 )
 
 Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | LauncherFailed], None]
+# The range of workers that the job has now: `elasticdl scale` changes it.
+Limits = Callable[[], WorkerRange]
 
 
 STACKS_SECONDS = 3.0

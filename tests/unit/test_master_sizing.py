@@ -336,8 +336,9 @@ class Clock:
         return self.now
 
 
-def observer(posted, clock, past=None, **fields):
-    return ScalingObserver(JobSpec(global_batch_size=64, **fields), past or Learnt(), posted.append, clock)
+def observer(posted, clock, past=None, limits=None, **fields):
+    spec = JobSpec(global_batch_size=64, **fields)
+    return ScalingObserver(spec, lambda: limits or spec.num_workers, past or Learnt(), posted.append, clock)
 
 
 def train(it, clock, *, workers, seconds, world=1, count=40):
@@ -373,6 +374,15 @@ def test_the_policy_asks_with_one_worker_too():
     it = observer(posted, clock, scale_policy="efficiency")
     train(it, clock, workers=1, seconds=1.0)
     wait_for(posted, 1)
+    it.close()
+
+
+def test_the_curve_goes_as_far_as_the_job_was_scaled():
+    posted, clock = [], Clock()
+    it = observer(posted, clock, limits=WorkerRange(minimum=1, maximum=64), num_workers="1-4")
+    train(it, clock, workers=10, seconds=0.1)
+    wait_for(posted, 1)
+    assert max(point.workers for point in posted[0].curve) == 20
     it.close()
 
 

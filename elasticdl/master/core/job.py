@@ -57,6 +57,11 @@ class Job:
         return self._phase
 
     @property
+    def limits(self) -> WorkerRange:
+        """As they are now: the specification says what they were at the start."""
+        return self._workers.limits
+
+    @property
     def training(self) -> Training:
         """What the training has achieved so far."""
         return self._workers.training

@@ -50,7 +50,7 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.master.state.events import NeighboursSeen
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Report
+from elasticdl.places.base import Limits, Report
 from elasticdl.places.pods.judge import crash_loop
 from elasticdl.places.pods.launcher import KILL_GRACE, KubernetesLauncher, Patience
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
@@ -175,11 +175,11 @@ class Master:
         launchers: list[KubernetesLauncher] = []
         queue = self.spec.share_queue
         neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
-        job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
+        job, patience = self.spec.job_name, Patience(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
-        pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
 
-        def make_launcher(report: Report) -> KubernetesLauncher:
+        def make_launcher(report: Report, limits: Limits) -> KubernetesLauncher:
+            pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
             launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
             return launchers[0]
 

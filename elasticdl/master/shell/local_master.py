@@ -27,7 +27,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
 from elasticdl.master.shell.log_marking import LogMarks
 from elasticdl.master.shell.saver import Nowhere
@@ -35,7 +35,7 @@ from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, 
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Launcher, Report
+from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.devices import Slot, Slots, find_gpus
 from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.local import LocalLauncher, WorkerCommand
@@ -46,7 +46,7 @@ PARENT_GONE = signal.SIGUSR1
 
 _log = logging.getLogger(__name__)
 
-LauncherFactory = Callable[[Report], Launcher]
+LauncherFactory = Callable[[Report, Limits], Launcher]
 # Gets ready to launch workers, which are told how to reach the master.
 Prepare = Callable[[MasterAddress], LauncherFactory]
 
@@ -117,22 +117,26 @@ def local_launcher(
     spec: JobSpec, job_dir: JobDir, master: MasterAddress, *, stdout_apart: bool = False
 ) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
-    threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
     # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
-    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
+    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
-    def environment(worker_id: int, slot: Slot) -> dict[str, str]:
+    def environment(limits: WorkerRange, worker_id: int, slot: Slot) -> dict[str, str]:
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
-        return {**inherited, **slot.environment, **worker.to_env()}
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits.maximum))}
+        return {**threads, **inherited, **slot.environment, **worker.to_env()}
 
     argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
-    server = _fork_server(spec, argv, environment(0, Slot(0, {})), job_dir.master_log)
+    server = _fork_server(spec, argv, environment(spec.num_workers, 0, Slot(0, {})), job_dir.master_log)
 
-    def make(report: Report) -> Launcher:
+    def make(report: Report, limits: Limits) -> Launcher:
         slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
         out = job_dir.worker_out if stdout_apart else None
-        return LocalLauncher(WorkerCommand(argv, environment, job_dir.worker_log, out), slots, report, server)
+
+        def of_a_worker(worker_id: int, slot: Slot) -> dict[str, str]:
+            return environment(limits(), worker_id, slot)
+
+        return LocalLauncher(WorkerCommand(argv, of_a_worker, job_dir.worker_log, out), slots, report, server)
 
     return make
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.events import ScalingLearnt
@@ -28,10 +28,17 @@ _log = logging.getLogger(__name__)
 
 class ScalingObserver(Observer):
     def __init__(
-        self, spec: JobSpec, past: Learnt, post: Callable[[ScalingLearnt], None], clock: Callable[[], float]
+        self,
+        spec: JobSpec,
+        limits: Callable[[], WorkerRange],
+        past: Learnt,
+        post: Callable[[ScalingLearnt], None],
+        clock: Callable[[], float],
     ) -> None:
-        """``post`` is called in a thread of this observer's. ``past``: what an earlier master has learnt."""
+        """``post`` is called in a thread of this observer's. ``limits``: the job's, as they are now. ``past``: what an earlier
+        master has learnt."""
         self._spec = spec
+        self._limits = limits
         self._post = post
         self._clock = clock
         self._steps = MeasuredSteps()
@@ -84,7 +91,7 @@ class ScalingObserver(Observer):
         try:
             from elasticdl.master.rules.step_time import fit  # imports numpy
 
-            most = min(self._spec.num_workers.maximum, 2 * workers)
+            most = min(self._limits().maximum, 2 * workers)
             curve = fit(observations, follows=self._follows, most=most)
         except Exception:  # noqa: BLE001 - a mistake there must not end the job
             self._failed = True
