@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import StepReport
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.state.speedup import Observation
@@ -115,7 +116,7 @@ class MeasuredSteps:
         """Else nobody would try them again, as what is measured is believed as measured."""
         for workers, (at, each) in list(self._known.items()):
             slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
-            if slower and now - at > min(BELIEVED * 2 ** self._forgotten[workers], LONGEST_BELIEVED):
+            if slower and now - at > _believed_for(self._forgotten[workers]):
                 del self._known[workers]
                 self._forgotten[workers] += 1
 
@@ -137,6 +138,13 @@ class MeasuredSteps:
         self._known.clear()
         self._forgotten.clear()
         self.dropped = True
+
+
+def _believed_for(forgotten: int) -> float:
+    """Seconds, if it was forgotten so often before."""
+    backoff = Backoff(first=BELIEVED, longest=LONGEST_BELIEVED)
+    backoff.failures = forgotten + 1
+    return backoff.bound()
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:

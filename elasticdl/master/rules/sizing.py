@@ -11,14 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.sharing import PRIOR_EXPONENT, Sharing, gains_of
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
 from elasticdl.master.state.lifecycle import DONE, LIVE
 from elasticdl.master.state.rendezvous import Rendezvous
-from elasticdl.master.state.sharing import PRIOR_EXPONENT, Claim, Sharing, gains_of
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
 from elasticdl.master.state.training import Training

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, median_high, median_low
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.master.state.instructions import Record
 from elasticdl.master.state.worker_record import MOST_FACTOR, Verdict, WorkerRecord
@@ -42,7 +43,7 @@ class SlowWorkers:
         self._replace = replace
         self._opinions: dict[int, _Opinion] = {}
         self._replaced_at: float | None = None
-        self._between = SECONDS_BETWEEN_REPLACEMENTS
+        self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
@@ -96,11 +97,12 @@ class SlowWorkers:
 
     def _due(self, slow: list[WorkerRecord], now: float) -> list[WorkerRecord]:
         since = now - self._replaced_at if self._replaced_at is not None else math.inf
-        if not self._replace or not slow or since < self._between:
+        if not self._replace or not slow or since < self._backoff.bound():
             return []
         # It may be what rank 0 alone does, or the machine, that makes whoever comes slow.
-        helped = since > 2 * self._between
-        self._between = SECONDS_BETWEEN_REPLACEMENTS if helped else min(2 * self._between, MOST_SECONDS_BETWEEN)
+        if since > 2 * self._backoff.bound():
+            self._backoff.reset()
+        self._backoff.delay()
         self._replaced_at = now
         return [max(slow, key=lambda record: record.slow.seconds if record.slow else 0.0)]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.learnt import Rejection
 from elasticdl.master.state.speedup import Curve, Point
@@ -52,16 +53,18 @@ class WorkerTarget:
         self.target = target
         self.reason = f"starts with {target}: how the job scales is not known yet"
         self._least = least_efficiency
-        self._rejected: dict[int, tuple[float, float]] = {}  # until when, and the back-off
+        self._rejected: dict[int, tuple[float, Backoff]] = {}  # until when it is not tried
 
     def rejections(self, now: float) -> tuple[Rejection, ...]:
-        return tuple(Rejection(n, max(0.0, until - now), back) for n, (until, back) in sorted(self._rejected.items()))
+        each = sorted(self._rejected.items())
+        return tuple(Rejection(n, max(0.0, until - now), backoff.bound()) for n, (until, backoff) in each)
 
     def recall(self, rejections: Sequence[Rejection], now: float) -> None:
         """What an earlier job, or an earlier master of this one, has found not to pay."""
         for each in rejections:
-            left, backoff = min(each.left, LONGEST_BACKOFF), min(each.backoff, LONGEST_BACKOFF)
-            self._rejected.setdefault(each.workers, (now + left, backoff))
+            backoff = Backoff(first=each.backoff, longest=LONGEST_BACKOFF)
+            backoff.delay()  # which is the one that it had
+            self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
 
     def decide(self, curve: Curve, at: Situation) -> bool:
         """Whether the target, or what keeps it where it is, is another now."""
@@ -126,8 +129,10 @@ class WorkerTarget:
 
         Not after a second time: who is always a little short of what is wanted would come and go.
         """
-        _, backoff = self._rejected.get(point.workers, (0.0, 0.0))
-        return point.workers == here.workers + 1 and backoff == FIRST_BACKOFF
+        if point.workers != here.workers + 1 or point.workers not in self._rejected:
+            return False
+        _, backoff = self._rejected[point.workers]
+        return backoff.bound() == FIRST_BACKOFF
 
     def _most(self, curve: Curve, at: Situation) -> int:
         """The largest number that may be tried now."""
@@ -135,7 +140,7 @@ class WorkerTarget:
         for workers, (until, backoff) in self._rejected.items():
             point = curve.at(workers)
             certain = point is not None and self._is_certain(point)
-            if at.now < until - (backoff * (1 - EARLY) if certain else 0.0):
+            if at.now < until - (backoff.bound() * (1 - EARLY) if certain else 0.0):
                 most = min(most, workers - 1)
         return most
 
@@ -146,9 +151,8 @@ class WorkerTarget:
         return point.low >= self._least * point.workers
 
     def _reject(self, workers: int, now: float) -> None:
-        _, before = self._rejected.get(workers, (0.0, FIRST_BACKOFF / 2))
-        backoff = min(LONGEST_BACKOFF, 2 * before)
-        self._rejected[workers] = now + backoff, backoff
+        _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))
+        self._rejected[workers] = now + backoff.delay(), backoff
 
     def _each_does(self, point: Point, does: str, *, wanted: bool = False) -> str:
         text = f"of {point.workers} workers each {does} {point.efficiency:.2f} of what one does alone"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.shell.observer import Observer
@@ -44,16 +45,18 @@ class ScalingObserver(Observer):
         self._steps = MeasuredSteps()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scaling")
         self._fit: Future[None] | None = None  # under way, or the last
-        self._interval, self._due = FIRST_SECONDS, 0.0
+        self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
         self._failed = False
         self.recalled(past)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         if event in ("world_formed", "master_restarted") and fields["world"]:
             self._steps.enter(fields["world"], len(fields["members"]))
-            self._interval, self._due = FIRST_SECONDS, self._clock() + FIRST_SECONDS
+            self._backoff.reset()
+            self._due = self._clock() + FIRST_SECONDS
         elif event == "scale_requested":  # who asks for it looks what becomes of it
-            self._interval, self._due = FIRST_SECONDS, self._clock()
+            self._backoff.reset()
+            self._due = self._clock()
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         now = self._clock()
@@ -69,7 +72,7 @@ class ScalingObserver(Observer):
             and max(each.workers for each in observations) == 1
         ):
             return  # one worker says nothing of more, and nobody asks
-        self._due, self._interval = now + self._interval, min(2 * self._interval, LONGEST_SECONDS)
+        self._due = now + self._backoff.delay()
         known = (self._steps.workers, observations, self._steps.forgotten, self._steps.dropped)
         self._fit = self._thread.submit(self._learn, *known)
 

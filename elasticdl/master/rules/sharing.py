@@ -20,15 +20,10 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from elasticdl.job.spec import MOST_WORKERS
+from elasticdl.master.state.claim import SKIPPED_AFTER, Claim
 from elasticdl.master.state.speedup import Curve
 
-Count = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 # Until it is measured, a job is taken to scale as N^0.8.
 PRIOR_EXPONENT = 0.8
 # A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
@@ -38,79 +33,9 @@ MEMORY_SECONDS = 20.0
 # While nobody waits, nobody knows how much room there is: jobs ask for as many places again, at least for so many.
 LEAST_PROBE = 4
 CALM_SECONDS = 10.0
-# A job that got no place in so long though it waited can't use those that there are. It is tried again after so long.
-PATIENCE, AGAIN = 60.0, 600.0
 # A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
 UNSEEN_SECONDS = 10.0
 UNSEEN = "asks for no more until it has seen the other jobs of its queue"
-# A job that is over within so long has no more places: its workers would start for little, and others stop for them.
-WORTHWHILE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What one job says to the others of its queue."""
-
-    job: str
-    held: Count  # places; those of workers that leave count until these are gone
-    waiting: Count  # workers for which there is no place
-    minimum: Count
-    wanted: Count  # the most that it would take
-    left: Annotated[float, Field(allow_inf_nan=False)]  # seconds of work for one worker; negative if that is not known
-    # What the first worker brings, the second, ...: speedup over one. There may be fewer than ``wanted``.
-    gains: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(max_length=MOST_WORKERS)]
-    # Seconds in which workers have waited, and it got no place.
-    waited: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-
-    @property
-    def runs(self) -> bool:
-        """It has its fewest."""
-        return self.held >= self.minimum
-
-    @property
-    def vain(self) -> bool:
-        """It would not take what others give up for it; for PATIENCE at a time, once in each AGAIN, it is given the chance."""
-        return self.waited % AGAIN >= PATIENCE
-
-    @property
-    def hopes(self) -> bool:
-        """It does not run yet, and may do so with what others give up."""
-        return not (self.runs or self.vain)
-
-    @property
-    def is_over_soon(self) -> bool:
-        return self.runs and 0 <= self.left < WORTHWHILE_SECONDS * sum(self.gains[: self.held])
-
-    def gain(self, number: int) -> float:
-        """Of the worker that is the ``number``-th, from 1."""
-        return self.gains[number - 1] if number <= len(self.gains) else 0.0
-
-    def worth(self, number: int, usual: float = 1.0) -> float:
-        """What the ``number``-th worker counts for among jobs; ``usual``: the work of a job that does not know what is left."""
-        left = self.left if self.left >= 0 else usual
-        return self.gain(number) / math.sqrt(max(left, 1.0))
-
-    def describe(self, number: int) -> str:
-        left = f"{self.left:.0f} s of work" if self.left >= 0 else "unknown work"
-        return f"{self.gain(number):.2f} with {left} left"
-
-    def to_json(self) -> str:
-        return _ADAPTER.dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Claim:
-        """
-        Raises:
-            ValueError: it is none; one line.
-        """
-        try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"claim: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-_ADAPTER = TypeAdapter(Claim)
 
 
 def gains_of(curve: Curve, most: int) -> tuple[float, ...]:
@@ -164,7 +89,7 @@ class _Division:
             if claim.runs or (claim.hopes and claim.minimum <= self._places):
                 taken, awaited = claim.minimum, awaited or not claim.runs
                 # One that waited in vain before has no more than its fewest until it runs.
-                if claim.runs or claim.waited < PATIENCE:
+                if claim.runs or claim.waited < SKIPPED_AFTER:
                     self._offer(claim)
             elif claim.held <= self._places and not awaited:
                 taken = claim.held
@@ -191,7 +116,7 @@ class _Division:
         while probes and self._candidates:
             _, job, claim = heapq.heappop(self._candidates)
             self.shares[job] += 1
-            if claim.waited < PATIENCE:  # else it goes on waiting, and it is another's turn, too
+            if claim.waited < SKIPPED_AFTER:  # else it goes on waiting, and it is another's turn, too
                 probes -= 1
                 self._offer(claim)
 
