@@ -84,7 +84,7 @@ class Job:
                 had_begun = self._workers.training.begun
                 steps, milestones = self._workers.training.report(event, now)
                 self._workers.fleet.crashes.trained(len(steps))
-                self._workers.liveness.patience.stepped(steps, event.total_steps, now)
+                self._workers.progress_limits.stepped(steps, event.total_steps, now)
                 news = i.NewSteps(steps, pace_of(self._workers.rendezvous.of(_S.MEMBER)))
                 must_be_kept = milestones or self._workers.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
@@ -142,7 +142,7 @@ class Job:
             last_change=world.reason if world else "",
             limits=self._workers.limits,
             advice=self._workers.sizing.advice,
-            decision=self._workers.sizing.decision(self._workers.limits),
+            decision=self._workers.sizing.decision,
             workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 

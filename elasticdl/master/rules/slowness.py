@@ -8,14 +8,16 @@ The limit is that of NVIDIA's resiliency extension: a score of 0.7 against the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, median_high, median_low
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import Pace, StepTimes
+from elasticdl.master.rules.rule import Act, LetGo, Replace, Seen
 from elasticdl.master.state.instructions import Record
+from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.worker_record import MOST_FACTOR, Verdict, WorkerRecord
 
 SCORE = 0.7  # of the median worker's time over its own; less is slow
@@ -39,16 +41,46 @@ class _Opinion:
 
 
 class SlowWorkers:
-    def __init__(self, *, replace: bool) -> None:
-        self._replace = replace
+    def __init__(self, job: Seen) -> None:
+        self._job = job
+        self._replace = job.settings.replace_slow
+        self.outgoing: int | None = None  # slow worker that stays until another can take its place
         self._opinions: dict[int, _Opinion] = {}
         self._replaced_at: float | None = None
         self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
+    def look(self, now: float) -> Iterator[Act]:
+        job, members, world = self._job, self._job.rendezvous.active_members(), self._job.rendezvous.world
+        may_replace = not job.progress_limits.ending and self.outgoing is None
+        alone = world is not None and len(world.members) == 1
+        records, to_replace = self.judge(members, now, alone=alone, may_replace=may_replace)
+        for record in to_replace:
+            # Without it a job at its minimum would stand still until another is ready.
+            first = len(members) <= job.limits.minimum and not job.settings.gang
+            self.outgoing = record.worker_id if first else None
+            yield Replace(record, f"slow: {record.slow}", first)
+        yield from self._relieve()
+        yield from records
+
+    def _relieve(self) -> Iterator[Act]:
+        """Let the slow worker go that has stayed until its replacement is ready."""
+        job = self._job
+        record = job.records.get(self.outgoing) if self.outgoing is not None else None
+        if record is not None and record.state is WorkerState.REJOINING:
+            return  # it is on its way into the next world
+        is_over = job.progress_limits.ending  # it may be writing the result
+        if record is None or record.state is not WorkerState.MEMBER or record.slow is None or is_over:
+            self.outgoing = None
+            return
+        others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
+        if others >= job.limits.minimum:
+            self.outgoing = None
+            yield LetGo(record, f"slow: {record.slow}")
+
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
     ) -> tuple[list[Record], list[WorkerRecord]]:
-        """To be called regularly with the members of the world. Entries for the journal, and whom to replace.
+        """With each tick: the members of the world. Returns entries for the journal, and whom to replace.
 
         ``alone``: the world has one member. ``may_replace``: else nobody is to be replaced now.
         """
@@ -74,8 +106,10 @@ class SlowWorkers:
                 still_slow.append(record)
         return out, self._due(still_slow, now) if may_replace else []
 
-    def suspects(self, members: Sequence[WorkerRecord]) -> bool:
-        """Whether one of them looks slow, and has not been watched for long enough to say so."""
+    @property
+    def suspects(self) -> bool:
+        """Whether a member looks slow, and has not been watched for long enough to say so."""
+        members = self._job.rendezvous.active_members()
         return any(record.worker_id in self._opinions and record.slow is None for record in members)
 
     def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
