@@ -32,7 +32,8 @@ class LogMarks(Observer):
             self._sizes[fields["worker"]] = {}
         whole = bool(members) or began >= self._next_look
         sizes: dict[str, int] = {}
-        for worker in [each for each in self._sizes if whole or each == fields.get("worker")]:
+        who = fields.get("worker")
+        for worker in self._sizes if whole else [who] if who in self._sizes else []:
             sizes |= self._grown(worker)
         if event == "worker_left":
             self._sizes.pop(fields["worker"], None)
