@@ -53,7 +53,8 @@ class Coordinator:
             case e.ScaleRequested(workers):
                 self.limits = workers
                 self.fleet.try_all()
-                return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
+                requested = Record("scale_requested", {"workers": str(workers)})
+                return [requested, *self.sizing.scaled(), *self.reconcile(now)]
             case e.NeighboursSeen(claims):
                 return [*self.sizing.see(claims, now), *self.reconcile(now)]
             case e.LauncherFailed(reason):
@@ -359,7 +360,7 @@ class Coordinator:
             return out
         self.ending.deadline = now + self.settings.stop_grace
         for record in self.records.values():
-            before = record.state
+            before, record.remark = record.state, ""  # nobody watches over it any more
             out += self.transitions.fire(record, Trigger.DISMISS, Happening(now, outcome.reason))
             if record.state is not before:
                 record.reason = f"the job ends: {outcome.reason}"

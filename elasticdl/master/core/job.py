@@ -142,7 +142,7 @@ class Job:
             last_change=world.reason if world else "",
             limits=self._workers.limits,
             advice=self._workers.sizing.advice,
-            decision=self._workers.sizing.decision,
+            decision="" if outcome else self._workers.sizing.decision,
             workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 

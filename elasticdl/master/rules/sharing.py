@@ -164,12 +164,11 @@ class Sharing:
         before, share = self.share, shares[own.job]
         agrees = before is None or (share - before) * (self._seen - before) > 0  # with what was seen the last time
         self._seen = share
-        if share == before or agrees:
-            self.yields = share < own.minimum
-        if share == before or not agrees:
+        if share != before and not agrees:
             return False
-        self.share, self.reason = share, self._explain(own, claims, shares, places)
-        return True
+        self.share, self.yields = share, share < own.minimum
+        self.reason = self._explain(own, claims, shares, places)  # another one may be why it is what it was
+        return share != before
 
     def wait(self, now: float) -> None:
         """To be called again and again. It gives up waiting for a first look if that takes too long."""

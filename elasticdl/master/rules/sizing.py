@@ -136,6 +136,13 @@ class Sizing:
 
     # ---- what happens ----
 
+    def scaled(self) -> list[Instruction]:
+        """The range of workers is another now."""
+        policy = self._policy
+        if policy is None or not policy.scaled(self._seen.limits):
+            return []
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
+
     def notice(self, event: e.NoticeReported, now: float) -> list[Instruction]:
         """A worker has something for the journal."""
         told = {**event.fields, "worker": event.worker_id}

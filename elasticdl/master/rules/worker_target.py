@@ -69,13 +69,25 @@ class WorkerTarget:
     def decide(self, curve: Curve, at: Situation) -> bool:
         """Whether the target, or what keeps it where it is, is another now."""
         before = self.target, self.reason.partition(":")[0]
-        self.target = min(max(self.target, at.limits.minimum), at.limits.maximum)
-        if self.target != before[0]:
-            self.reason = f"goes to {self.target}: the job was scaled to {at.limits}"
+        self._fit_into(at.limits)
         here = curve.at(at.present)
         if here is not None and at.measured and not self._give_up(curve, here, at):
             self._try_more(curve, here, at)
         return before != (self.target, self.reason.partition(":")[0])
+
+    def scaled(self, limits: WorkerRange) -> bool:
+        """The range is another, so the reason is, too. Whether the target is another now."""
+        if self._fit_into(limits):
+            return True
+        self.reason = f"stays at {self.target}: the job was scaled to {limits}, and nothing was measured since"
+        return False
+
+    def _fit_into(self, limits: WorkerRange) -> bool:
+        before, self.target = self.target, min(max(self.target, limits.minimum), limits.maximum)
+        if self.target == before:
+            return False
+        self.reason = f"goes to {self.target}: the job was scaled to {limits}"
+        return True
 
     def _give_up(self, curve: Curve, here: Point, at: Situation) -> bool:
         """Whether there are too many."""
