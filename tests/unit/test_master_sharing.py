@@ -45,6 +45,16 @@ def test_a_job_that_a_further_place_brings_nothing_says_so():
     assert (sharing.share, sharing.reason) == told
 
 
+def test_a_neighbour_that_is_gone_is_not_shown_as_the_reason():
+    sharing, own = Sharing(), claim("a", held=4, waiting=1, gains=FAIR)
+    sharing.see(own, [claim("b", held=4, waiting=1, gains=FAIR)], 0.0)
+    share = sharing.share
+    assert "the last of b brings" in sharing.reason
+    assert not sharing.see(own, [claim("c", held=4, waiting=1, gains=FAIR)], 2.0)
+    assert sharing.share == share
+    assert "the last of c brings" in sharing.reason
+
+
 def test_of_two_alike_the_shorter_has_more():
     shares = divide(
         [
