@@ -64,6 +64,7 @@ class Recovery:
         self._claims: dict[int, World] = {}
         self._left = 0  # the newest world that somebody has left
         self.held: list[e.Event] = []
+        self._heard_of: set[int] = set()  # workers of whose sessions something is held
 
     @property
     def begun(self) -> bool:
@@ -104,9 +105,10 @@ class Recovery:
         match event:
             case e.WorkerConnected(worker_id):
                 # It says again whatever of its earlier session is still true.
-                self.held = [
-                    old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
-                ]
+                if worker_id in self._heard_of:
+                    self.held = [
+                        old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
+                    ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
                     self.news = now
@@ -123,11 +125,13 @@ class Recovery:
                 self._set_connected(worker_id, connected=False)
                 self._claims.pop(worker_id, None)
         self.held.append(event)
+        if isinstance(event, _OF_A_SESSION):
+            self._heard_of.add(event.worker_id)
 
     def over(self, now: float) -> bool:
         if self._since is None:
             return False
-        given_up = self._can_be_reached and now - self.news > self._settings.heartbeat_timeout
+        given_up = now - self.news > self._settings.heartbeat_timeout and self._can_be_reached
         return not self._awaited or given_up or self.waited(now) >= self._settings.recovery_timeout
 
     def waited(self, now: float) -> float:
