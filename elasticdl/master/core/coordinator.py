@@ -252,10 +252,9 @@ class Coordinator:
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.active_members() if rendezvous.broken else ():
-            if not record.connected:  # each is taken for a cause, and may come back later
-                lost = f"worker {record.worker_id} lost its connection"
-                self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
+        for record in rendezvous.cut_off():  # each is taken for a cause, and may come back later
+            lost = f"worker {record.worker_id} lost its connection"
+            self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
         out: list[Instruction] = []
         if rendezvous.reopened:
             self._reopen(now)

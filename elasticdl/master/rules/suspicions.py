@@ -28,14 +28,6 @@ def _moved(record: WorkerRecord, settings: Settings, now: float) -> float:
     return record.pulse.moved if record.pulse else now
 
 
-def _heard(record: WorkerRecord, settings: Settings, now: float) -> float:
-    return record.pulse.heard if record.pulse else now
-
-
-def _began(record: WorkerRecord, settings: Settings, now: float) -> float:
-    return (record.deadline or now) - settings.start_timeout
-
-
 def _quiet(record: WorkerRecord, settings: Settings, now: float) -> float:
     return now if record.quiet_since is None else record.quiet_since
 
@@ -44,8 +36,12 @@ TABLE: Mapping[SuspicionKind, Row] = {
     _K.STUCK: Row(_moved, shown=False, is_news=lambda suspicion, report: suspicion.is_due or not report.moves),
     # Only who differs from the others is named. A hang of which nobody is to blame is no remark about one member.
     _K.WAITS: Row(_moved, shown=False, is_news=lambda suspicion, report: False),
-    _K.LATE: Row(_began),
-    _K.SILENT: Row(_heard, asks_worker=False, is_news=lambda suspicion, report: suspicion.named is not None),
+    _K.LATE: Row(lambda record, settings, now: (record.deadline or now) - settings.start_timeout),
+    _K.SILENT: Row(
+        lambda record, settings, now: record.pulse.heard if record.pulse else now,
+        asks_worker=False,
+        is_news=lambda suspicion, report: suspicion.named is not None,
+    ),
     # A worker that says nothing about it may be importing, which is no news.
     _K.UNREACHED: Row(_quiet, i.ReadLog, is_news=lambda suspicion, report: report.unreached),
     _K.ABSENT: Row(_quiet),

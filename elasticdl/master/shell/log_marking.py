@@ -22,7 +22,9 @@ class LogMarks(Observer):
         self._job = job
         self._clock = clock
         self._file = job.marks.open("a")
-        self._sizes: dict[int, dict[Path, int]] = {}  # of the logs of those workers that are there, -1 if never looked at
+        self._sizes: dict[
+            int, dict[Path, int]
+        ] = {}  # of the logs of those workers that are there, -1 if never looked at
         self._next_look = 0.0
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:

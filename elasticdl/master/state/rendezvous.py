@@ -76,6 +76,11 @@ class Rendezvous:
         """Those who train, or leave their world and have not asked for the next."""
         return self.of(_S.MEMBER)
 
+    def cut_off(self) -> list[WorkerRecord]:
+        """Members of a broken world that have no session."""
+        members = self._records.each_of(_S.MEMBER) if self.broken else ()
+        return sorted((r for r in members if not r.connected), key=attrgetter("worker_id"))
+
     def places(self) -> tuple[int, int]:
         """Workers that have a place, those that leave among them, and such as wait for one.
 
