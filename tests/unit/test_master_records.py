@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
+from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state.lifecycle import LIVE, WorkerState
 from elasticdl.master.state.records import Records
+from elasticdl.master.state.suspicion import SuspicionKind
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -72,3 +74,7 @@ def test_an_event_of_one_worker_is_not_weighed_by_a_look_at_all():
             job.step(event, 0.0)
     assert job.view().world_version == 1
     assert looks <= 4
+
+
+def test_there_is_a_row_for_each_kind_of_suspicion():
+    assert TABLE.keys() == set(SuspicionKind)

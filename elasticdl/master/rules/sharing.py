@@ -9,8 +9,8 @@ A division begins with the fewest workers of each job. Then each place goes to t
 adds, over the square root of the work that is left. Speedups alone would be AdaptDL's measure, work alone that of the shortest
 remaining time first; between the two lies what is best for the mean completion time (Berg et al., heSRPT, 2020).
 
-A place that is given up is not always one that the other job can take: its workers may need another kind of node, or it never
-gets enough of them. So a job that waits in vain is left alone after a while, and neither holds up others nor costs them places.
+The other job can't always take a place that was given up for it: its workers may need another kind of node, or it never gets
+enough places. So a job that waits in vain is skipped after a while, and costs the others no places.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from elasticdl.master.state.speedup import Curve
 PRIOR_EXPONENT = 0.8
 # A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
 STICKINESS = 1.2
-# A place on its way from one job to another is counted by none of them, or by both: what was seen most often in so long counts.
+# A place that moves between two jobs is counted by none or by both. So the number that was seen most often in so long counts.
 MEMORY_SECONDS = 20.0
-# While nobody waits, nobody knows how much room there is: jobs ask for as many places again, at least for so many.
+# If no worker waits, the cluster may have more places: jobs ask for as many again as they know of, at least for so many.
 LEAST_PROBE = 4
 CALM_SECONDS = 10.0
 # A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
@@ -88,7 +88,7 @@ class _Division:
             self.shares[claim.job] = claim.minimum
             if claim.runs or (claim.hopes and claim.minimum <= self._places):
                 taken, awaited = claim.minimum, awaited or not claim.runs
-                # One that waited in vain before has no more than its fewest until it runs.
+                # A job that waited in vain gets no more than its fewest until it runs.
                 if claim.runs or claim.waited < SKIPPED_AFTER:
                     self._offer(claim)
             elif claim.held <= self._places and not awaited:

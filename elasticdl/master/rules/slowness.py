@@ -1,4 +1,4 @@
-"""Who holds the others up, judged from what the steps of each went into.
+"""Who is slow, judged from how each worker spends its steps.
 
 Each step lasts as long for one member as for all, so the slowest is the one that waits least. A member is slow if for some
 time it has needed much longer for its own work than the median member, in all and for each sample, while the others waited.
@@ -26,7 +26,7 @@ LEAST_STEPS = 8  # over which the medians must have been taken
 # A verdict counts once it has stood for so many steps and seconds.
 STEPS_TO_JUDGE = 20
 SECONDS_TO_JUDGE = 10.0
-LEAST_LOSS = 0.001  # seconds a step; what costs the others less is not worth a word
+LEAST_LOSS = 0.001  # seconds a step; smaller losses are ignored
 SECONDS_BETWEEN_REPLACEMENTS = 300.0  # twice as many after one that has not helped, and so on
 MOST_SECONDS_BETWEEN = 3600.0
 PHASES = ("data", "compute", "update")
@@ -34,7 +34,7 @@ PHASES = ("data", "compute", "update")
 
 @dataclass(slots=True)
 class _Opinion:
-    """It looks as if a worker had become slow, or had recovered."""
+    """A worker seems to have become slow, or to have recovered; not yet shown."""
 
     since: float
     step: int

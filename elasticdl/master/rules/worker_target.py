@@ -26,7 +26,7 @@ LONGEST_BACKOFF = 4 * 3600.0
 EARLY = 1 / 8
 # Seconds for which a gain is counted, unless the job is over sooner.
 HORIZON = 600.0
-# A number that is had is kept unless it falls below the wanted efficiency by this part.
+# The present number is kept unless its efficiency is below the limit by this part.
 SLACK = 0.02
 
 
@@ -137,9 +137,9 @@ class WorkerTarget:
         return point.workers <= 2 * here.workers and self._is_certain(point)
 
     def _is_due_again(self, point: Point, here: Point) -> bool:
-        """Rejected once, and its back-off is over. Else one busy moment would count for ever, as what is measured is believed.
+        """Rejected once, and its back-off is over: the machine may have been busy then.
 
-        Not after a second time: who is always a little short of what is wanted would come and go.
+        Not after a second time: a number that is always a little short of the limit would come and go.
         """
         if point.workers != here.workers + 1 or point.workers not in self._rejected:
             return False
