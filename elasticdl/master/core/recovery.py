@@ -61,7 +61,7 @@ class Recovery:
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
-        self._claims: dict[int, World] = {}
+        self._claims: dict[int, dict[int, World]] = {}  # by version, and by who says so
         self._left = 0  # the newest world that somebody has left
         self.held: list[e.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
@@ -113,9 +113,10 @@ class Recovery:
                     self._awaited.discard(worker_id)
                     self.news = now
                 self._set_connected(worker_id, connected=True)
-                self._claims.pop(worker_id, None)
+                self._forget_claim(worker_id)
                 if event.members:
-                    self._claims[worker_id] = World(event.world_version, event.members, "")
+                    claims = self._claims.setdefault(event.world_version, {})
+                    claims[worker_id] = World(event.world_version, event.members, "")
             case e.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
             case e.JoinRequested():
@@ -123,7 +124,7 @@ class Recovery:
             case e.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
-                self._claims.pop(worker_id, None)
+                self._forget_claim(worker_id)
         self.held.append(event)
         if isinstance(event, _OF_A_SESSION):
             self._heard_of.add(event.worker_id)
@@ -148,7 +149,8 @@ class Recovery:
 
         One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
         """
-        known = [*([self._past.world] if self._past.world else []), *self._claims.values()]
+        claimed = [next(iter(claims.values())) for claims in self._claims.values() if claims]
+        known = [*([self._past.world] if self._past.world else []), *claimed]
         newest = max(known, key=lambda world: world.version, default=None)
         return newest if newest and newest.version >= self._left else None
 
@@ -159,6 +161,10 @@ class Recovery:
         world = self.world
         members = world.worker_ids if world else connected if self._left else ()
         return self._awaited <= self._doubtful or not connected.isdisjoint(members)
+
+    def _forget_claim(self, worker_id: int) -> None:
+        for claims in self._claims.values():
+            claims.pop(worker_id, None)
 
     def _set_connected(self, worker_id: int, *, connected: bool) -> None:
         if record := self._records.get(worker_id):
