@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test test-all coverage lint proto clean
+.PHONY: help setup demo cluster test test-all coverage lint proto wheel clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -47,6 +47,10 @@ lint: setup  ## style, types, layers, and whether the generated code is what the
 
 proto: setup  ## generate elasticdl/proto from proto/elasticdl.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. elasticdl/proto/elasticdl.proto
+
+wheel:  ## dist/elasticdl-VERSION-py3-none-any.whl, which pip installs anywhere; PYTHON=... names a Python that has pip
+	rm -rf build/lib  # else what was deleted since would be in it
+	$(or $(PYTHON),python3) -m pip wheel --no-deps -w dist .
 
 clean:  ## remove what setup and the tools made here; the Horovod wheel stays in the user's cache
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

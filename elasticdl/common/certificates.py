@@ -4,6 +4,10 @@ The authority's key exists only while `issue` runs: nobody can make another cert
 job's certificates mean nothing to another, not even to a later job of the same name. Only this module needs the package
 ``cryptography``.
 
+A certificate is valid for longer than any job lasts, and is never renewed. An end date limits what a stolen key is worth.
+Here the job's end does that: an authority vouches for one job, and its certificates open nothing but this job's master.
+A shorter life would need an authority whose key stays in the cluster, which is worth more to a thief than any of the keys.
+
 Each certificate says whose it is in its DNS name (`elasticdl.common.credentials.Identity`), which the other side checks;
 the subject (CN the role, O the job) says the same to people. The master's serves and can't call; the others call and
 can't serve, so that no worker can pose as the master.
@@ -21,7 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from elasticdl.common.credentials import Identity, Role, TlsFiles
 
-LIFETIME = timedelta(days=365)
+LIFETIME = timedelta(days=3650)
 # Clocks of a cluster's nodes differ.
 BACKDATED = timedelta(hours=1)
 

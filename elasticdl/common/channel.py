@@ -44,7 +44,7 @@ ONE_SECRET = f"take all of {CA}, {CERTIFICATE} and {KEY} from one Secret of the 
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """A channel to the master at ``host:port``. Certificates are read now: open another to use newer ones.
+    """A channel to the master at ``host:port``.
 
     Raises:
         UserError: the certificate is unfit to call with, as one that has expired.
@@ -96,7 +96,7 @@ def refusal(address: str, credentials: Credentials) -> str | None:
     None if nothing of the kind was found, as with a master that is not there.
     """
     if isinstance(credentials, Token):
-        return "it takes certificates, not a token: it is no job of this machine" if _speaks_tls(address) else None
+        return None  # a master that refuses it says so itself
     try:
         return _stranger(address, credentials, identify(credentials).job)
     except UserError as error:
@@ -109,22 +109,20 @@ def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
     try:
         context.load_cert_chain(tls.certificate, tls.key, password="")
         context.load_verify_locations(tls.ca)
-        _connect(address, context, Identity(Role.MASTER, job).dns_name)
+        host, _, port = address.rpartition(":")
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
+            context.wrap_socket(plain, server_hostname=Identity(Role.MASTER, job).dns_name),
+        ):
+            pass
     except ssl.SSLCertVerificationError:
-        return f"it is not the master of the job {job} whose certificates {tls.path} holds: {ONE_SECRET}"
-    except ssl.SSLError as error:
-        plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # the latter since OpenSSL 3.2
-        return "it does not speak TLS: it takes a token, not certificates" if plain else None
-    except OSError:
-        return None
+        return (
+            f"it is not the master of the job {job} that the certificates here were made for: another job of that name, or one "
+            "whose Secrets were replaced while it ran"
+        )
+    except OSError:  # of TLS, too
+        pass
     return None
-
-
-def _speaks_tls(address: str) -> bool:
-    with suppress(OSError):
-        _connect(address, _client_context(), server_name=None)
-        return True
-    return False
 
 
 def _client_context() -> ssl.SSLContext:
@@ -133,15 +131,6 @@ def _client_context() -> ssl.SSLContext:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
-
-
-def _connect(address: str, context: ssl.SSLContext, server_name: str | None) -> None:
-    host, _, port = address.rpartition(":")
-    with (
-        socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
-        context.wrap_socket(plain, server_hostname=server_name),
-    ):
-        pass
 
 
 def _shake_hands(

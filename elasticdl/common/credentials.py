@@ -95,7 +95,7 @@ class Below:
 
 @dataclass(frozen=True, slots=True)
 class TlsFolder:
-    """Where a process finds the certificate of its role in a job. Read when it is used, so that it may be rotated."""
+    """Where a process finds the certificate of its role in a job."""
 
     path: Path
 

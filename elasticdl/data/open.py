@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.data.numpy_file import NumpyFile
 from elasticdl.data.records import RecordFile, Records
 from elasticdl.data.storage import Storage, find_files
@@ -85,7 +86,7 @@ class _Opener:
         try:
             from elasticdl.data.parquet import GroupCache, open_parquet
         except ModuleNotFoundError as error:
-            raise UserError(f"{name}: {error.name} is not installed: pip install 'elasticdl[parquet]'") from error
+            raise UserError(f"{name}: {error.name} is not installed: {how_to_install('parquet')}") from error
         if not self.cache:
             self.cache.append(GroupCache())
         return open_parquet(name, self.storage, self.cache[0], self.params.columns)

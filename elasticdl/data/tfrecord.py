@@ -21,6 +21,7 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
+from elasticdl.common.crc32c import masked_crc32c
 from elasticdl.common.errors import UserError
 from elasticdl.data.records import PieceFile
 from elasticdl.data.storage import Storage
@@ -50,7 +51,7 @@ def open_tfrecord(name: str, storage: Storage) -> PieceFile:
 def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mmap]) -> NDArray[np.int64]:
     """Where the data of each record end. ``window_at``: gives the content from a place on, or some of it."""
     window, begins = window_at(0), 0
-    if len(window) < HEADER or _masked_crc32c(window[:8]) != _CHECKSUM.unpack_from(window, 8)[0]:
+    if len(window) < HEADER or masked_crc32c(window[:8]) != _CHECKSUM.unpack_from(window, 8)[0]:
         raise UserError(f"{name}: not a TFRecord file: its first 12 bytes are no length with its checksum")
     ends: list[int] = []
     offset = 0
@@ -69,16 +70,6 @@ def _find_ends(name: str, size: int, window_at: Callable[[int], bytes | mmap.mma
             f"of the file, {size:,}; expected a whole TFRecord file: copy or write it again"
         )
     return np.array(ends, np.int64)
-
-
-def _masked_crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _kept(version: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:

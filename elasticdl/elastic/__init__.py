@@ -8,7 +8,17 @@ After ``elastic.torch.init(...)`` or ``elastic.keras.init(...)`` this module tel
 """
 
 import importlib
+import importlib.util
 from typing import Any
+
+from elasticdl.common.errors import UserError
+from elasticdl.common.extras import how_to_install
+from elasticdl.common.reason import tell_uncaught_in_one_line
+
+for _name in ("numpy", "fsspec"):  # PyTorch alone brings no numpy, and TensorFlow no fsspec
+    if importlib.util.find_spec(_name) is None:
+        tell_uncaught_in_one_line()
+        raise UserError(f"elasticdl.elastic needs {_name}, which is not installed: {how_to_install('worker')}")
 
 _NUMBERS = ("steps", "batch_size", "global_batch_size", "gpus", "master")
 

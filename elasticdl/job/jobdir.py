@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -97,7 +98,7 @@ class JobDir:
         return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
 
     def write_master(self, address: MasterAddress) -> None:
-        write_aside(self.master, json.dumps(asdict(address)))
+        write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
 
     def read_master(self) -> MasterAddress | None:
         """None when no master runs (or none has started yet)."""
@@ -107,12 +108,16 @@ class JobDir:
             return None
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part. If it fails, nothing is left behind."""
+def write_aside(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file so that a reader sees the old text or the new, never a part. If it fails, nothing is left behind.
+
+    ``mode``: that of the file, less what the umask takes away.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.unlink(missing_ok=True)
     with contextlib.ExitStack() as undo:
-        with scratch.open("x", encoding="utf-8") as file:  # in a folder of many, never through somebody else's link
+        # In a folder of many, never through somebody else's link.
+        with open(scratch, "x", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
             undo.callback(scratch.unlink, missing_ok=True)
             file.write(text)
         scratch.replace(path)

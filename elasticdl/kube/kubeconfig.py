@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-from kubernetes import client, config
+from typing import TYPE_CHECKING
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat
+
+if TYPE_CHECKING:
+    from kubernetes import client
 
 DEFAULT_NAMESPACE = "default"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -36,6 +38,8 @@ def load(configuration: client.Configuration, place: Place, *, own_account: bool
     Raises:
         UserError: there is no kubeconfig, it can't be used, or there is no such context in it.
     """
+    from kubernetes import config  # here: whether a cluster is configured is asked where the package is not needed
+
     files = _files(place)
     shown = f"kubeconfig {files or _default_file()}"
     try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.common.reason import flat, name_of
 from elasticdl.job.spec import JobSpec
 
@@ -81,10 +82,8 @@ def main() -> int:
         print(flat(error), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        extra = "torch" if error.name == "torch" else "tensorflow"
-        print(
-            f"{error.name} is not installed, and a worker needs it: pip install 'elasticdl[{extra}]'", file=sys.stderr
-        )
+        extra = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}.get(error.name or "", "worker")
+        print(f"{error.name} is not installed, and a worker needs it: {how_to_install(extra)}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,6 +1,9 @@
 """Submitting a job to a real API server: all of its objects, or none."""
 
 import contextlib
+import os
+import shutil
+import subprocess
 from datetime import UTC, datetime
 
 import pytest
@@ -13,6 +16,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import Place
 from elasticdl.kube.manifests import job_objects
+from tests.cluster.build import CLUSTER
 from tests.cluster.kit import until
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -74,6 +78,37 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
     until(lambda services: "digits-master" not in services, "no service", core.list_namespaced_service, namespace)
     secret = lambda secrets: not any(name.endswith("-tls") for name in secrets)  # noqa: E731
     until(secret, "no secret", core.list_namespaced_secret, namespace)
+
+
+def test_another_rendering_leaves_the_keys_of_a_running_job_alone(place, cluster, tmp_path):
+    """As GitOps does it: every rendering has keys of its own, and is applied over the last one."""
+    kubectl = shutil.which("kubectl", path=f"{CLUSTER.folder()}{os.pathsep}{os.environ['PATH']}")
+    if kubectl is None:
+        pytest.skip("there is no kubectl")
+    applied = []
+    for number in range(2):
+        made = submission(place, envs=f"RENDERING={number}").parts
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump_all([*job_objects.companions(made), job_objects.make_job(made)]))
+        command = [kubectl, "--kubeconfig", str(cluster.kubeconfig), "apply", "-f", str(file)]
+        applied.append(subprocess.run(command, capture_output=True, text=True, check=False, timeout=60))
+        if not number:
+            first = {each["metadata"]["name"]: each["data"] for each in place.list("Secret")}
+    assert (applied[0].returncode, applied[0].stderr) == (0, "")
+    assert applied[1].returncode == 1
+    said = applied[1].stderr
+    assert said.count("data: Forbidden: field is immutable when `immutable` is set") == 5, said
+    used = [value for content in first.values() for value in content.values() if len(value) > 100]
+    assert not [value for value in used if value in said], "kubectl shows keys, which must not be those in use"
+    assert {each["metadata"]["name"]: each["data"] for each in place.list("Secret")} == first
+
+
+def test_a_restricted_namespace_takes_a_job_but_no_folder_of_a_node(place, cluster):
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.CoreV1Api(cluster.client()).patch_namespace(place.namespace, {"metadata": {"labels": labels}})
+    submission(place).check()
+    with pytest.raises(UserError, match=r"the cluster refuses the .* pod: violates PodSecurity .*restricted.*hostPath"):
+        submission(place, volume="host_path=/etc,mount_path=/x").check()
 
 
 def test_a_name_that_exists(place):

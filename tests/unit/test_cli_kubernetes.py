@@ -214,11 +214,14 @@ def test_manifests_are_written_for_others_to_apply_and_only_for_the_owner_to_rea
     file.chmod(0o644)
     argv = ["train", "--image", "i", "--model_def", "m", "--job_name", "digits", "--namespace", "lab"]
     assert main([*argv, "--yaml", str(file)]) == 0
-    assert capsys.readouterr().out.startswith(f"job digits written to {file}, with its secret keys: ")
+    told = capsys.readouterr().out
+    assert told.startswith(f"job digits written to {file}, with its secret keys: ")
+    assert "apply this file only: each --yaml makes other keys" in told
     assert file.stat().st_mode & 0o777 == 0o600
     manifests = list(yaml.safe_load_all(file.read_text()))
     assert (manifests[-1]["kind"], manifests[-1]["spec"]["parallelism"]) == ("Job", 1)
     assert {each["metadata"]["namespace"] for each in manifests} == {"lab"}
+    assert [each["immutable"] for each in manifests if each["kind"] == "Secret"] == [True] * 4
     (spec,) = [each for each in manifests if each["metadata"]["name"] == "digits-spec"]
     assert JobSpec.from_json(spec["data"]["job.json"]).model_def == "m"
     assert json.loads(spec["data"]["worker.json"])["spec"]["containers"][0]["image"] == "i"
@@ -389,8 +392,8 @@ def test_without_the_package_it_is_said_how_to_get_it():
         "sys.exit(main(['status', 'x', '--namespace', 'y']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    said = 'elasticdl status: jobs on a cluster need the package kubernetes: pip install "elasticdl[kubernetes]"\n'
-    assert (done.returncode, done.stderr) == (2, said)
+    said = "elasticdl status: jobs on a cluster need the package kubernetes: pip install '.[kubernetes]' in a checkout of elasticdl, "
+    assert (done.returncode, done.stderr) == (2, f"{said}or its wheel with [kubernetes] (docs/install.md)\n")
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -57,6 +57,13 @@ def test_keys_are_of_the_curve_p256_and_fit_their_certificates(job, role):
     assert x509.load_pem_x509_certificate(job[role].certificate).public_key() == key.public_key()
 
 
+def test_a_certificate_outlives_the_longest_job(job):
+    """Nothing renews it."""
+    for files in job.values():
+        for each in (files.certificate, files.ca):
+            assert x509.load_pem_x509_certificate(each).not_valid_after_utc > NOW + timedelta(days=9 * 365)
+
+
 def test_the_authority_signs_nothing_but_these_and_its_key_is_nowhere(job):
     authority = x509.load_pem_x509_certificate(job[Role.OWNER].ca)
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value == x509.BasicConstraints(True, 0)

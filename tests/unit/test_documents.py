@@ -148,6 +148,7 @@ def test_code_in_tables_is_found(document):
         ("python examples/nothing.py", "there is no examples/nothing.py"),
         ("make nothing", "nothing is no target"),
         ('pip install ".[nothing]"', "nothing is no extra"),
+        ('pip install "elasticdl[kubernetes]"', "another project's package"),
         ("docker build -f docker/Dockerfile.nothing .", "there is no docker/Dockerfile.nothing"),
         ("benchmarks/nothing.sh", "there is no benchmarks/nothing.sh"),
         ("nothing at all", "nothing is no program"),

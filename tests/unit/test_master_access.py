@@ -1,13 +1,9 @@
 """Who may call what, and what a master's port is opened with."""
 
-from datetime import UTC, datetime
-
-import grpc
 import pytest
 
-from elasticdl.common.certificates import issue
-from elasticdl.common.credentials import Role, TlsFolder, Token
-from elasticdl.master.shell.access import ALLOWED, TlsAccess, TokenAccess
+from elasticdl.common.credentials import Role, Token
+from elasticdl.master.shell.access import ALLOWED, TokenAccess
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -30,21 +26,3 @@ class NoServer:
 def test_a_token_is_never_sent_over_a_network(address):
     with pytest.raises(ValueError, match="a token must not travel in the clear"):
         TokenAccess(Token("secret")).add_port(NoServer(), address)
-
-
-class AnyServer:
-    def add_secure_port(self, address, credentials):
-        return 1
-
-
-def test_grpc_is_given_another_certificate_only_when_there_is_one(tmp_path, monkeypatch):
-    """With each that it is given it frees the last, which many connections at once do not survive."""
-    asked = []
-    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda first, renewed, **_: asked.append(renewed))
-    issue("digits", datetime.now(UTC))[Role.MASTER].write(tmp_path)
-    TlsAccess.load(TlsFolder(tmp_path)).add_port(AnyServer(), "127.0.0.1:0")
-    (renewed,) = asked
-    assert [renewed(), renewed()] == [None, None]
-    issue("digits", datetime.now(UTC))[Role.MASTER].write(tmp_path)
-    assert renewed() is not None
-    assert renewed() is None

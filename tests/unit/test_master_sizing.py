@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import pytest
@@ -453,6 +454,19 @@ def test_a_mistake_there_ends_it_and_not_the_job(caplog, monkeypatch):
     train(it, clock, workers=2, seconds=0.6)
     it.close()
     assert "how the job scales is not looked at any more" in caplog.text
+    assert not posted
+
+
+def test_without_numpy_it_is_said_what_is_missing(caplog, monkeypatch):
+    posted, clock = [], Clock()
+    it = observer(posted, clock)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, "elasticdl.master.rules.step_time", raising=False)
+    train(it, clock, workers=2, seconds=0.6)
+    it.close()
+    (line,) = caplog.messages
+    assert "numpy" in line
+    assert "[worker]" in line
     assert not posted
 
 

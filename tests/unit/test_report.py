@@ -78,6 +78,11 @@ def test_the_page_is_one_file_that_may_load_nothing():
     json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
+def test_a_report_is_not_larger_than_it_needs_to_be():
+    """Most of it is the library that draws."""
+    assert len(report(page_data(read(disturbed()))).encode()) < 1_200_000
+
+
 def test_what_a_job_says_is_never_markup():
     told = [*disturbed(), line(100, "warning", message=NASTY)]
     page = report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -102,6 +103,18 @@ def test_a_command_imports_only_what_it_needs(argv, heavy):
     code = f"import sys; from elasticdl.cli.__main__ import main; main({argv!r}); sys.exit(str(set({heavy!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "set()\n"
+
+
+def test_jobs_of_this_machine_are_shown_without_asking_for_a_cluster(tmp_path):
+    code = "import sys; from elasticdl.cli.__main__ import main; main(['status']); sys.exit(str('kubernetes' in sys.modules))"
+    lonely = {**os.environ, "HOME": str(tmp_path), "ELASTICDL_HOME": str(tmp_path), "KUBECONFIG": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=lonely)
+    assert done.stderr == "False\n"
+
+
+def test_no_library_is_used_by_a_name_that_its_class_hides():
+    """As ``client._ApiClient__deserialize``: it may be gone with the library's next version."""
+    assert [path for path in MODULES if re.search(r"\._[A-Za-z]\w*[a-z0-9]__[a-z]\w*\b(?!__)", path.read_text())] == []
 
 
 def test_no_two_modules_of_the_command_line_and_the_cluster_have_one_name():

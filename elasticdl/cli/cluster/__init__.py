@@ -4,6 +4,7 @@
     submission     all of a job's objects, or none
     cluster_run    what ``train`` and ``run`` do when there is an image: from the submission to the job's end
     cluster_job    a job as the commands see any job, and its deletion
+    configured     whether there is a cluster
     job_streams    its journal and its logs
 
 Imported only for a job that is on a cluster.

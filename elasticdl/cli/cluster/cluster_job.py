@@ -21,7 +21,6 @@ from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube import kubeconfig
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
@@ -203,10 +202,6 @@ def find(name: str | None, namespace: str, context: str) -> ClusterJob:
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
     return ClusterJob(client, name, place)
-
-
-def is_configured() -> bool:
-    return kubeconfig.is_configured(Place())
 
 
 def find_current(name: str) -> ClusterJob | None:

@@ -102,6 +102,7 @@ def _write(parts: Parts, file: str) -> int:
         raise UserError(f"--yaml {file}: {error.strerror}") from None
     name = parts.spec.job_name
     print(f"job {name} written to {file}, with its secret keys: `kubectl apply -f {file}` starts it")
+    print("apply this file only: each --yaml makes other keys, which the cluster refuses as long as the job is there")
     return 0
 
 

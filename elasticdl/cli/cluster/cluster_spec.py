@@ -10,6 +10,7 @@ It is run once, when the job is submitted; either method may be missing.
 
 from __future__ import annotations
 
+import json
 import runpy
 from typing import Any
 
@@ -60,8 +61,7 @@ class ClusterSpec:
         adapt = getattr(self._cluster, method, None)
         if adapt is None:
             return manifest
-        # The client has no public way from a mapping to its own classes that all of its versions share.
-        built = self._client._ApiClient__deserialize(manifest, kind)
+        built = self._client.deserialize(json.dumps(manifest), kind, "application/json")
         try:
             adapted = adapt(built)
         except Exception as error:  # as above

@@ -13,9 +13,9 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.local.local_jobs import LocalJob, find_job
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs
 
-_MISSING = 'jobs on a cluster need the package {}: pip install "elasticdl[kubernetes]"'
 Given = Mapping[str, Any]
 
 
@@ -41,7 +41,7 @@ def cluster_module(name: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing == "elasticdl":
             raise
-        raise UserError(_MISSING.format(missing)) from None
+        raise UserError(f"jobs on a cluster need the package {missing}: {how_to_install('kubernetes')}") from None
 
 
 def find(name: str | None, given: Given) -> JobHandle:
@@ -87,8 +87,9 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
 
 def _current_cluster() -> Any:
     """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
+    if not cluster_module("configured").is_configured():
+        return None
     try:
-        module = cluster_module("cluster_job")
+        return cluster_module("cluster_job")
     except UserError:
         return None
-    return module if module.is_configured() else None

@@ -16,6 +16,7 @@ from elasticdl.common.triton_first import require_triton_first
 require_triton_first("elasticdl.elastic.lightning")
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.common.reason import tell_uncaught_in_one_line
 from elasticdl.elastic.lightning.strategy import make_strategy
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, own
@@ -40,7 +41,7 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
     packages = [each for each in PACKAGES if each in sys.modules]
     packages = packages or [each for each in PACKAGES if importlib.util.find_spec(each.partition(".")[0])]
     if not packages:
-        raise UserError("elasticdl.elastic.lightning needs Lightning: pip install 'elasticdl[lightning]'")
+        raise UserError(f"elasticdl.elastic.lightning needs Lightning: {how_to_install('lightning')}")
     made = []
     for package in packages:
         made.append(make_strategy(package, runtime))

@@ -145,7 +145,7 @@ class MasterStream:
         """Why trying again is of no use, if it is not."""
         if isinstance(error, grpc.Call) and error.code() in REFUSALS:
             return error.details()
-        if self._silence.met:  # it worked before: certificates may be about to be renewed, and will match again
+        if self._silence.met:  # it worked before: whoever answers now may have the address until the next master has it
             return None
         return refusal(self._environment.master, self._environment.credentials)
 

@@ -156,7 +156,8 @@ def _account(parts: Parts) -> list[Manifest]:
 
 def _secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
-    return {**_head(parts, "Secret", name), "type": kind, "data": data}
+    # Immutable: the keys of another rendering of the same job must not take the place of those that its pods use.
+    return {**_head(parts, "Secret", name), "type": kind, "immutable": True, "data": data}
 
 
 def _policy(parts: Parts, name: str, pods: Manifest, ingress: Manifest) -> Manifest:

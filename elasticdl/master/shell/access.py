@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
@@ -21,7 +20,6 @@ import grpc
 
 from elasticdl.common.channel import TOKEN_KEY, identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
-from elasticdl.common.errors import UserError
 
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),
@@ -31,7 +29,6 @@ ALLOWED: Mapping[str, frozenset[Role]] = {
     "Scale": frozenset({Role.OWNER}),
     "Stop": frozenset({Role.OWNER}),
 }
-_log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
@@ -91,44 +88,13 @@ class TlsAccess:
         return cls(tls, identify(tls, serves=True).job)
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        certificate = _RenewedCertificate(self.tls)
-        renewed: Any = certificate.renewed  # the stubs do not know that None is an answer
-        credentials = grpc.dynamic_ssl_server_credentials(
-            certificate.configuration(), renewed, require_client_authentication=True
-        )
+        files = self.tls.read()
+        credentials = grpc.ssl_server_credentials([(files.key, files.certificate)], files.ca, require_client_auth=True)
         return server.add_secure_port(address, credentials)
 
     def roles(self, context: Context) -> frozenset[Role]:
         names = context.auth_context().get("x509_subject_alternative_name", ())
         return frozenset(role for role in Role if Identity(role, self.job).dns_name.encode() in names)
-
-
-class _RenewedCertificate:
-    """The certificate that a port serves with: that of the files when a connection comes."""
-
-    def __init__(self, tls: TlsFolder) -> None:
-        self._tls = tls
-        self._files = tls.read()
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        files = self._files
-        return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.ca)
-
-    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC for each connection; with None it goes on with what it has.
-
-        That is the answer whenever nothing has changed: gRPC frees what it had before, although another connection may
-        be using it at that moment, which ends the process (SIGSEGV).
-        """
-        try:
-            files = self._tls.read()
-        except UserError as error:
-            _log.warning("the certificate in use stays: %s", error)
-            return None
-        if files == self._files:
-            return None
-        self._files = files
-        return self.configuration()
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as above

@@ -218,20 +218,19 @@ class MetricsServer(Observer):
 
 class _Server(BoundedHTTPServer):
     def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
-        self._tls = tls
         job = identify(tls, serves=True).job
         self.readers = {Identity(role, job).dns_name for role in READERS}
         self.exposition = exposition
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._context.verify_mode = ssl.CERT_REQUIRED
+        self._context.load_cert_chain(tls.certificate, tls.key)
+        self._context.load_verify_locations(tls.ca)
         super().__init__(address, _Handler, CONNECTIONS)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(SILENCE_SECONDS)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(self._tls.certificate, self._tls.key)
-        context.load_verify_locations(self._tls.ca)
-        with context.wrap_socket(request, server_side=True) as connection:
+        with self._context.wrap_socket(request, server_side=True) as connection:
             super().finish_request(connection, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

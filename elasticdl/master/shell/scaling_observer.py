@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from elasticdl.common.backoff import Backoff
+from elasticdl.common.extras import how_to_install
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.shell.observer import Observer
@@ -96,6 +97,10 @@ class ScalingObserver(Observer):
 
             most = min(self._limits().maximum, 2 * workers)
             curve = fit(observations, follows=self._follows, most=most)
+        except ModuleNotFoundError as error:
+            self._failed = True
+            _log.warning("how the job scales is not looked at: %s; %s", error, how_to_install("worker"))
+            return
         except Exception:  # noqa: BLE001 - a mistake there must not end the job
             self._failed = True
             _log.exception("how the job scales is not looked at any more")

@@ -28,6 +28,7 @@ from elasticdl.master.shell.servicer import Server, Servicer
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.shell.summary import achieved, write_summary
+from elasticdl.master.shell.tensorboard import TensorBoard
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.master.state.learnt import Learnt
@@ -184,8 +185,6 @@ async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
 def _tensorboard(spec: JobSpec) -> list[Observer]:
     if not spec.tensorboard_log_dir:
         return []
-    from elasticdl.master.shell.tensorboard import TensorBoard  # takes seconds to import
-
     return [TensorBoard(spec.tensorboard_log_dir)]
 
 

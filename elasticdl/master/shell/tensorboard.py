@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elasticdl.master.shell.event_file import EventFile
 from elasticdl.master.shell.observer import PAUSE_PARTS, Observer
 from elasticdl.master.state.values import Pace, StepReport
 
 _log = logging.getLogger(__name__)
-
-
-@contextmanager
-def _not_installed(name: str) -> Iterator[None]:
-    """Meanwhile the module can't be imported, unless it has been."""
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-
-
-# It imports PyTorch for tensors, of which a master has none: most of the time that a master would take to start.
-with _not_installed("torch"):
-    from tensorboardX import SummaryWriter
 
 
 class TensorBoard(Observer):
@@ -37,7 +18,7 @@ class TensorBoard(Observer):
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._writer: SummaryWriter | None = None
+        self._writer: EventFile | None = None
         self._failed = False
         self._step = 0
         self._world_size = 0
@@ -72,9 +53,8 @@ class TensorBoard(Observer):
         if self._failed:
             return
         try:
-            self._writer = self._writer or SummaryWriter(self._folder)
-            for name, value in scalars.items():
-                self._writer.add_scalar(name, value, step)
+            self._writer = self._writer or EventFile(self._folder)
+            self._writer.add(scalars, step)
         except OSError as error:
             self._failed = True
             _log.error("can't write TensorBoard scalars to %s: %s; going on without", self._folder, error)

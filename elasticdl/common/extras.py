@@ -1,0 +1,8 @@
+"""What is installed only by who asks for it: extras of this package, and how to have one."""
+
+from __future__ import annotations
+
+
+def how_to_install(extra: str) -> str:
+    """For messages. An index of packages is not named: what PyPI has under the name elasticdl is another project's."""
+    return f"pip install '.[{extra}]' in a checkout of elasticdl, or its wheel with [{extra}] (docs/install.md)"

@@ -1,0 +1,47 @@
+"""What only some users install, and what is said to who lacks it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticdl.job.spec import JobSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("missing", "program"), [("numpy", "torch"), ("fsspec", "keras")])
+def test_what_a_script_lacks_is_one_line(missing, program):
+    code = f"import sys; sys.modules['{missing}'] = None; import elasticdl.elastic.{program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"elasticdl.elastic needs {missing}, which is not installed: pip install '.[worker]' in a checkout of elasticdl, "
+        "or its wheel with [worker] (docs/install.md)\n"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_master_and_the_command_line_need_none_of_the_extras():
+    missing = ["numpy", "fsspec", "torch", "tensorflow", "kubernetes", "pyarrow", "sklearn", "plotly", "tensorboardX"]
+    modules = ["master.shell.local_master", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
+    imports = "; ".join(f"import elasticdl.{name}" for name in modules)
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_message_names_the_package_of_another_project():
+    texts = {path: path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")}
+    assert [path for path, text in texts.items() if re.search(r"pip install .?elasticdl", text)] == []
+
+
+def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
+    code = "import sys; sys.modules['fsspec'] = None; from elasticdl.worker.check import main; sys.exit(main())"
+    spec = JobSpec(model_zoo=str(ROOT / "model_zoo"), model_def="digits.mlp_torch").to_json()
+    done = subprocess.run([sys.executable, "-c", code], input=spec, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.search(r"fsspec.* is not installed.*: pip install '\.\[worker\]' ", done.stderr)
+    assert done.stderr.count("\n") == 1
