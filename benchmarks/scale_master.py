@@ -50,7 +50,7 @@ class SimulatedLauncher:
     async def find(self) -> Sequence[FoundWorker]:
         return ()
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if self._server is None:
             self._server = await asyncio.start_unix_server(self._serve, self._room.socket)
         if worker_id >= self._room.workers:

@@ -126,7 +126,7 @@ class LastingLauncher:
             asyncio.get_running_loop().call_soon(self._watch, worker_id, placed)
         return [FoundWorker(worker_id, placed.host.address, placed.pid) for worker_id, placed in there.items()]
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         busy = Counter(placed.host for placed in self._running.values())
         host = min(self._hosts, key=lambda each: busy[each])
         environment = WorkerEnvironment(

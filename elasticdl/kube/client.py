@@ -18,6 +18,7 @@ from kubernetes.client import ApiClient, ApiException, Configuration
 
 from elasticdl.kube import kubeconfig
 from elasticdl.kube.api_error import ABSENT, NotDoneError, translated
+from elasticdl.kube.budget import WriteBudget
 from elasticdl.kube.kubeconfig import Place, is_configured
 from elasticdl.kube.manifests.names import CONTAINER
 
@@ -66,6 +67,7 @@ class Client:
     def __init__(self, api: ApiClient, namespace: str) -> None:
         self.api = api
         self.namespace = namespace
+        self.budget: WriteBudget | None = None  # none: a command of a person makes a few requests
 
     @property
     def server(self) -> str:
@@ -192,6 +194,8 @@ class Client:
         ]
         texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
         url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
+        if self.budget and method != "GET":
+            self.budget.wait()
         with self.translated(what):
             answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
             if not 200 <= answer.status <= 299:

@@ -37,8 +37,8 @@ class Launcher(Protocol):
         From then on they count as launched: what became of them is reported after the call.
         """
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
-        """Start this worker, or keep it until there is a place; on another node than ``away_from``, if there is one.
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
+        """Start this worker, or keep it until there is a place; on other nodes than ``away_from``, if there are any.
 
         Raises:
             ValueError: this id was launched before.

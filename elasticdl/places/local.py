@@ -29,6 +29,7 @@ from elasticdl.places.base import Report
 from elasticdl.places.devices import Slot, Slots
 from elasticdl.places.fork_server import CannotFork, ForkedWorker, ForkServer, kill_group, reap_group
 from elasticdl.places.hung_process import look_at
+from elasticdl.places.memory_kills import MemoryKills
 
 HOST = "127.0.0.1"
 # Another job may give a GPU back at any time, and does not tell us.
@@ -99,13 +100,14 @@ class LocalLauncher:
         self._starting: dict[int, asyncio.Event] = {}  # which says that it was killed meanwhile
         self._watchers: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._memory_kills = MemoryKills()
         self._closed = False
 
     async def find(self) -> Sequence[FoundWorker]:
         """None: workers of this machine die with their master."""
         return ()
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)
@@ -277,7 +279,7 @@ class LocalLauncher:
         log = self._command.log(worker_id)
         text = _last_of(log)
         output = _end_of(text)
-        cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
+        cause, detail = self._memory_kills.explain(code, *judge_exit(code, text if code in (1, USAGE) else output))
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {log}"
         return WorkerExited(worker_id, cause, code, detail, output)

@@ -25,7 +25,7 @@ class FakeLauncher:
         self.report = report
         self.known, self.pending, self.running, self.closed = set(), [], set(), False
 
-    async def launch(self, worker_id, away_from=""):
+    async def launch(self, worker_id, away_from=()):
         if worker_id in self.known:
             raise ValueError(worker_id)
         self.known.add(worker_id)

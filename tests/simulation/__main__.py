@@ -7,12 +7,11 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
-from tests.simulation.plan import Plan, make_plan, with_unlike_workers
+from tests.simulation.plan import Plan
 from tests.simulation.planted import PLANTED, find
-from tests.simulation.run import Failure, run, run_seed, shrink
+from tests.simulation.run import Failure, plan_of, run, run_seed, shrink
 from tests.simulation.trace import Trace
 
 SHOWN = 5
@@ -30,15 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as make it fail")
     parser.add_argument("--policy", action="store_true", help="the jobs choose their number of workers")
     parser.add_argument("--unlike", action="store_true", help="workers differ from each other for a while")
+    parser.add_argument("--hostile", action="store_true", help="one worker after another is taken away for a while")
     options = parser.parse_args(argv)
+    kind = {"policy": options.policy, "unlike": options.unlike, "hostile": options.hostile}
     if options.planted:
         return show_planted(options.first, options.seeds)
     if options.seed is not None:
-        plan = replace(make_plan(options.seed), policy=options.policy)
-        plan = with_unlike_workers(plan) if options.unlike else plan
-        return show(plan, shrinks=options.shrink, traces=options.trace, steps=options.steps)
+        return show(plan_of(options.seed, **kind), shrinks=options.shrink, traces=options.trace, steps=options.steps)
     seeds = range(options.first, options.first + options.seeds)
-    return run_many(seeds, options.jobs, partial(run_seed, policy=options.policy, unlike=options.unlike))
+    return run_many(seeds, options.jobs, partial(run_seed, **kind))
 
 
 def show(plan: Plan, *, shrinks: bool, traces: bool, steps: bool) -> int:

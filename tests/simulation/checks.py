@@ -9,11 +9,12 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import World
-from elasticdl.master.core.fleet import CRASHES_AT_START
+from elasticdl.master.core.fleet import BURST, CRASHES_AT_START, LEAST_BURST, LEAST_RATE
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT
 from tests.simulation.lineage import Model, Violation
+from tests.simulation.plan import Kind
 
 if TYPE_CHECKING:
     from tests.simulation.masters import Master
@@ -36,6 +37,7 @@ LET_IN = "a worker that is ready is let in when there is room"
 JUSTIFIED = "a job ends as it was told to, or fails for a reason"
 ONE_MODEL = "the members of a world hold one model"
 ALIKE = "who trains has the job's data, and nobody else is refused"
+BOUNDED = "workers are launched at a bounded rate, whatever becomes of them"
 NO_START = "workers in a row could not start"
 
 
@@ -45,6 +47,7 @@ STEPS_TO_LEAVE = 8
 STEPS_TO_BE_KNOWN = 25  # longer than a heartbeat
 # For what a fault has left to be mended, and for a worker to be let in then.
 RECOVERY_SECONDS = 5.0
+LAUNCHES_SECONDS = 10.0
 WAITING_SECONDS = 1.5
 
 
@@ -76,6 +79,7 @@ class Checks:
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
         self.master_disturbed = self.saves_lost = self.master_cut_off = False
         self.told_at_end = False  # that weights differ
+        self._launches: dict[int, list[float]] = {}  # by master, as each begins to count anew
         self._refused = 0  # workers that are unlike the others
         self._drifted: tuple[int, int] | None = None  # world and epoch in which weights have become others
 
@@ -201,6 +205,18 @@ class Checks:
 
     def _slow(self, process: Process) -> bool:
         return process.core.state is WorkerState.PREPARING
+
+    def launched(self, master: Master) -> None:
+        """A master asks for one more worker."""
+        site, times = self._site, self._launches.setdefault(master.generation, [])
+        times.append(site.clock.now)
+        scaled = sum(fault.kind is Kind.SCALE for fault in site.plan.faults)
+        policy = 1000 if site.plan.policy else 0  # who chooses another number each half second asks as often
+        most = (1 + scaled + BURST) * site.plan.workers + LEAST_BURST + LEAST_RATE * LAUNCHES_SECONDS + policy
+        lately = sum(time > site.clock.now - LAUNCHES_SECONDS for time in times)
+        if lately > most:
+            text = f"master {master.generation} launches {lately} in {LAUNCHES_SECONDS:.0f} s, of {site.plan.workers}"
+            raise Violation(BOUNDED, text)
 
     # ---- workers that are unlike ----
 

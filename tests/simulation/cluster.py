@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ KILL_SECONDS = 0.05
 REPORT_SECONDS = 0.02
 RESYNC_SECONDS = 1.0
 TERMINATION_GRACE = 3.5
+REJECTING = "n1"
 
 Report = e.WorkerPending | e.WorkerPlaced | e.WorkerExited | e.StacksFound
 
@@ -25,6 +27,7 @@ Report = e.WorkerPending | e.WorkerPlaced | e.WorkerExited | e.StacksFound
 @dataclass(slots=True)
 class _Pod:
     worker_id: int
+    away_from: Sequence[str] = ()
     process: Process | None = None  # none: it waits for a place
     exited: e.WorkerExited | None = None
     cause: ExitCause | None = None  # of an end that is under way, if it is not the process's own
@@ -38,6 +41,8 @@ class Cluster:
         self._site = site
         self._pods: dict[int, _Pod] = {}
         self._places = places
+        self.rejects_until = self.evicts_until = 0.0
+        self.other_node = True  # beside the one that rejects
 
     @property
     def processes(self) -> list[Process]:
@@ -65,10 +70,10 @@ class Cluster:
                 pod.forgotten = True
         return tuple(found), reports
 
-    def launch(self, worker_id: int) -> None:
+    def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         pod = self._pods.get(worker_id)
         if pod is None or pod.forgotten:
-            self._pods[worker_id] = _Pod(worker_id)
+            self._pods[worker_id] = _Pod(worker_id, away_from)
             self._site.clock.after(self._site.draw_cluster.uniform(0.2, 1.0) * PLACE_SECONDS, self._place_pending)
 
     def terminate(self, worker_id: int) -> None:
@@ -133,13 +138,26 @@ class Cluster:
         for pod in self._pods.values():
             if pod.process is not None or pod.exited is not None:
                 continue
+            if taken < self._places and self._rejects(pod):
+                why = "Pod was rejected: Allocate failed"
+                self._exit(pod, e.WorkerExited(pod.worker_id, ExitCause.EVICTED, -9, why, node=REJECTING))
+                continue
             if taken < self._places:
                 taken += 1
                 pod.process = Process(self._site, pod.worker_id, f"h{pod.worker_id}", life)
                 pod.process.call(pod.process.start)
                 self._report(pod, e.WorkerPlaced(pod.worker_id, pod.process.host, 1))
+                if self._site.clock.now < self.evicts_until:
+                    pod.process.disturbed = True
+                    after = PLACE_SECONDS * self._site.draw_cluster.random()
+                    self._site.clock.after(after, pod.process.end, ExitCause.EVICTED, 1)
             else:
                 self._report(pod, e.WorkerPending(pod.worker_id, "no place"))
+
+    def _rejects(self, pod: _Pod) -> bool:
+        """Whether the scheduler chooses the node that rejects all pods now: it looks the emptiest."""
+        avoided = self.other_node and REJECTING in pod.away_from
+        return self._site.clock.now < self.rejects_until and not avoided
 
     def _report(self, pod: _Pod, report: Report) -> None:
         """To whoever is master when it arrives; one that is lost comes with the next full list."""

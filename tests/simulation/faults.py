@@ -176,6 +176,14 @@ def _other_data(site: Site, fault: Fault) -> None:
     site.other_data, site.other_data_until = _READINGS[fault.who % len(_READINGS)], site.clock.now + fault.seconds
 
 
+def _reject(site: Site, fault: Fault) -> None:
+    site.cluster.rejects_until, site.cluster.other_node = site.clock.now + fault.seconds, fault.who % 2 > 0
+
+
+def _evict_all(site: Site, fault: Fault) -> None:
+    site.cluster.evicts_until = site.clock.now + fault.seconds
+
+
 def _stop(site: Site, fault: Fault) -> None:
     site.checks.accept(Phase.STOPPED)
     site.command(e.StopRequested("simulated", checkpoint=fault.who % 2 > 0, now=fault.who % 10 == 0))
@@ -215,4 +223,6 @@ _ON_SITE: dict[Kind, Callable[[Site, Fault], None]] = {
     Kind.OTHER_DATA: _other_data,
     Kind.STOP: _stop,
     Kind.STORE_DOWN: _store_down,
+    Kind.REJECT: _reject,
+    Kind.EVICT_ALL: _evict_all,
 }

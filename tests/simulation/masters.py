@@ -87,9 +87,10 @@ class _Launcher:
     async def find(self) -> Sequence[e.FoundWorker]:
         raise AssertionError("the master asks the cluster itself")
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         self._master.burn()
-        self._cluster.launch(worker_id)
+        self._master.site.checks.launched(self._master)
+        self._cluster.launch(worker_id, away_from)
 
     def terminate(self, worker_id: int) -> None:
         self._master.burn()

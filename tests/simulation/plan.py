@@ -35,6 +35,9 @@ class Kind(StrEnum):
     # Only in jobs whose workers become unlike.
     OTHER_DATA = "workers that start for a while have other data, or can't read them"
     DRIFT = "a worker's weights become others, and nobody says so"
+    # Only in jobs on hostile nodes.
+    REJECT = "a node rejects every pod at once"
+    EVICT_ALL = "every worker is evicted as soon as it runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Plan:
     calm: float  # from when on there are no faults
     policy: bool = False  # the job chooses its number of workers, by a curve that changes at random
     unlike: bool = False  # workers differ from each other for a while
+    hostile: bool = False  # what runs workers takes one after another away
 
     def __str__(self) -> str:
         batch = f"global batch {self.global_batch}" if self.global_batch else f"{self.worker_batch} samples a worker"
@@ -147,8 +151,17 @@ def make_plan(seed: int) -> Plan:
 
 def with_unlike_workers(plan: Plan) -> Plan:
     """The same history, in which workers also differ from each other for a while."""
-    draw = random.Random(f"{plan.seed} unlike")
-    kinds = draw.choices((Kind.OTHER_DATA, Kind.DRIFT), (3, 1), k=draw.randint(1, 3))
+    return replace(_with_more(plan, "unlike", (Kind.OTHER_DATA, Kind.DRIFT), (3, 1)), unlike=True)
+
+
+def with_hostile_nodes(plan: Plan) -> Plan:
+    """The same history, in which one worker after another is also taken away for a while."""
+    return replace(_with_more(plan, "hostile", (Kind.REJECT, Kind.EVICT_ALL), (1, 1)), hostile=True)
+
+
+def _with_more(plan: Plan, why: str, kinds_there_are: tuple[Kind, ...], shares: tuple[float, ...]) -> Plan:
+    draw = random.Random(f"{plan.seed} {why}")
+    kinds = draw.choices(kinds_there_are, shares, k=draw.randint(1, 3))
     more = tuple(
         Fault(
             at=round(draw.uniform(0.0, plan.calm - 0.5), 2),
@@ -158,7 +171,7 @@ def with_unlike_workers(plan: Plan) -> Plan:
         )
         for kind in kinds
     )
-    return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)), unlike=True)
+    return replace(plan, faults=tuple(sorted((*plan.faults, *more), key=lambda fault: fault.at)))
 
 
 def _draw_faults(draw: random.Random, last: float) -> tuple[Fault, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from elasticdl.common.backoff import TokenBucket
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
@@ -19,6 +20,7 @@ from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
 from elasticdl.master.core.fleet import Fleet
+from elasticdl.master.core.losses import Losses
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot
@@ -36,14 +38,15 @@ class PlantedFault:
     seeds: range  # one of these must show it; of a rare one they begin shortly before the first that does
     slow: bool = False  # it takes many histories, and another breaks the same promise sooner
     unlike: bool = False  # in histories whose workers differ from each other
+    hostile: bool = False  # in histories in which one worker after another is taken away
 
 
 def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
     """How many histories were needed, and the one that shows it: without the fault it holds. None if none does."""
     for number, seed in enumerate(seeds, 1):
         with fault.plant():
-            failure = run_seed(seed, unlike=fault.unlike)
-        if failure and run_seed(seed, unlike=fault.unlike) is None:
+            failure = run_seed(seed, unlike=fault.unlike, hostile=fault.hostile)
+        if failure and run_seed(seed, unlike=fault.unlike, hostile=fault.hostile) is None:
             return number, failure
     return None
 
@@ -221,6 +224,13 @@ def _votes_for_one(what: str) -> Planting:
     return _method(Vote, "of", of)
 
 
+@contextmanager
+def _replaces_at_once() -> Iterator[None]:
+    """Whatever workers are lost of, and however many."""
+    with patch.object(Losses, "count", lambda *_: None), patch.object(TokenBucket, "take", lambda *_: 0.0):
+        yield
+
+
 _REAL_COMMIT, _REAL_LEAVE, _REAL_SYNCED = Position.commit, Position.leave, Position.synced
 _REAL_SNAPSHOT = MasterCore.snapshot
 
@@ -275,6 +285,7 @@ PLANTED = (
         "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)
     ),
     PlantedFault("workers are not looked for after a restart", _finds_nobody, range(200)),
+    PlantedFault("no replacement ever waits", _replaces_at_once, range(100), hostile=True),
     # What workers compare.
     PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), range(300), unlike=True),
     PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), range(300), unlike=True),

@@ -42,6 +42,12 @@ def test_workers_that_are_unlike_the_others_are_found(seeds: range) -> None:
     assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
 
 
+@pytest.mark.parametrize("seeds", [range(QUICK), *many(range(QUICK, 2 * BLOCK))])
+def test_launches_are_bounded_where_one_worker_after_another_is_taken_away(seeds: range) -> None:
+    failures = [failure for seed in seeds if (failure := run_seed(seed, hostile=True))]
+    assert not failures, "\n".join(str(shrink(failure)) for failure in failures[:3])
+
+
 def test_a_history_is_its_seed() -> None:
     courses = []
     for _ in range(2):

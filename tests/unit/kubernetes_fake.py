@@ -9,6 +9,7 @@ from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.watch import Change, Listing
 
 STOP = object()
+OVER = ("Succeeded", "Failed")
 
 
 class FakeStream:
@@ -96,6 +97,7 @@ class FakePods:
         self.logs = {}  # by pod
         self.nodes_answer = threading.Event()  # as long as it is not set, no log comes
         self.nodes_answer.set()
+        self.quota = None  # as many pods as there may be
         self.lingering = False  # deleted pods stay until forced
 
     def create(self, manifest):
@@ -103,6 +105,9 @@ class FakePods:
         return self._create(manifest)
 
     def _create(self, manifest):
+        there = [pod for pod in self.objects.objects.values() if pod["status"]["phase"] not in OVER]
+        if self.quota is not None and len(there) >= self.quota:
+            raise ApiError(403, f"exceeded quota: team, requested: pods=1, used: pods={self.quota}")
         name = manifest["metadata"]["name"]
         if name in self.objects.objects:
             raise ApiError(409, f'pods "{name}" already exists')
@@ -140,6 +145,12 @@ class FakePods:
         self._call("delete_all", grace)
         for name in list(self.objects.objects):
             self.objects.put(name, self.objects.objects[name], "DELETED")
+
+    def remove(self, workers):
+        self._call("remove", *workers)
+        for name, pod in list(self.objects.objects.items()):
+            if pod["status"]["phase"] in OVER and int(name.rpartition("-")[2]) in workers:
+                self.objects.put(name, pod, "DELETED")
 
     def _find(self, name):
         if name not in self.objects.objects:

@@ -55,8 +55,8 @@ class Yard:
             self.join(worker_id)
         return ids
 
-    def exit(self, worker_id, cause=ExitCause.KILLED, code=-9):
-        return self.post(e.WorkerExited(worker_id, cause, code, "detail"))
+    def exit(self, worker_id, cause=ExitCause.KILLED, code=-9, node=""):
+        return self.post(e.WorkerExited(worker_id, cause, code, "detail", node=node))
 
     def crash(self, worker_id):
         return self.exit(worker_id, ExitCause.CRASHED, 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
+from elasticdl.kube import budget
 from elasticdl.kube.api_error import NoAnswerError, NotDoneError
+from elasticdl.kube.budget import WriteBudget
 from elasticdl.kube.client import MERGE, Client, namespace_path, path_of
 from elasticdl.places.pods.worker_pods import WorkerPodApi
 
@@ -122,3 +125,41 @@ def test_a_log_that_begins_and_stops_in_the_middle_is_told_as_any_other_failure(
         WorkerPodApi(lab, "digits").log("digits-worker-0", 3.0)
     assert limits == [(3.0, 3.0)]
     assert log.closed
+
+
+def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    lab.budget = WriteBudget(4, lambda: now[0], sleep)
+    at_once, more = budget.BURST + 4 * budget.BURST_PER_WORKER, 300
+    _, answers = asked
+    for number in range(at_once + more):
+        refused = number % 2
+        answers.append((403, b'{"message": "exceeded quota"}') if refused else (200, b"{}"))
+        answers.append((200, b"{}"))
+        change = (
+            lambda: lab.create({"kind": "Pod"}),
+            lambda: lab.patch("ConfigMap", "x", {}),
+            lambda: lab.delete("Pod", "x"),
+        )[number % 3]
+        if refused:
+            with pytest.raises(NotDoneError):
+                change()
+        else:
+            change()
+        lab.read("Pod", "x")
+    assert now[0] == pytest.approx(more / budget.RATE, rel=0.05)
+
+
+def test_of_pods_that_are_over_those_of_some_workers_are_removed_at_once(asked, lab):
+    calls, answers = asked
+    answers.append((200, b"{}"))
+    WorkerPodApi(lab, "digits").remove([3, 4])
+    ((method, url, _),) = calls
+    assert method == "DELETE"
+    selection = parse_qs(urlsplit(url).query)
+    assert selection["labelSelector"][0].endswith(",elasticdl.org/worker in (3,4)")
+    assert "status.phase!=Running" in selection["fieldSelector"][0]

@@ -404,17 +404,22 @@ def test_the_share_of_urgent_places_is_that_of_the_range_which_the_job_has_now()
     assert pods.urgent == 5
 
 
-def test_a_worker_may_be_kept_from_a_node_and_the_users_own_affinity_stays():
+def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
     own = {"podAntiAffinity": {"x": 1}, "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["first"]}}
     template = {**PODS.template, "spec": {**PODS.template["spec"], "affinity": own}}
     pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, template, limits=PODS.limits)
     assert pods.manifest(1, 0)["spec"]["affinity"] == own
-    made = pods.manifest(1, 0, "node-b")["spec"]["affinity"]
+    made = pods.manifest(1, 0, ("node-b", "node-c"))["spec"]["affinity"]
     assert made["podAntiAffinity"] == {"x": 1}
     first, avoiding = made["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert first == "first"
     assert avoiding["preference"]["matchFields"] == [
-        {"key": "metadata.name", "operator": "NotIn", "values": ["node-b"]}
+        {"key": "metadata.name", "operator": "NotIn", "values": ["node-b"]},
+        {
+            "key": "metadata.name",
+            "operator": "NotIn",
+            "values": ["node-c"],
+        },  # a field may be compared with one value only
     ]
     assert own["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == ["first"]
     assert "affinity" not in PODS.manifest(1, 0)["spec"]

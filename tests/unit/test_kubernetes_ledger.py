@@ -29,7 +29,7 @@ def test_from_asked_for_to_gone():
     assert ledger.refused(0, "quota") == [WorkerPending(0, "quota")]
     assert ledger.created(pod()) == [WorkerPending(0, "it is being started on node n0", "n0")]
     assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1, "n0")]
-    assert ledger.seen(DONE) == [WorkerExited(0, ExitCause.CLEAN, 0, "exit code 0")]
+    assert ledger.seen(DONE) == [WorkerExited(0, ExitCause.CLEAN, 0, "exit code 0", node="n0")]
     assert ledger.gone(0) == []
     assert 0 not in ledger
     assert ledger.known(0)

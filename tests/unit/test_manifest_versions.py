@@ -39,7 +39,7 @@ def manifests(tmp_path_factory):
     pods = WorkerPods("digits", "lab", owner, json.loads(template), PODS.limits, parse_priority("high=0.5"))
     event = make_event(Notice("WorldFormed", "world 1", 0.0, 1.0), owner.about("lab"))
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
-    return [*written, *parts, pods.manifest(0, 0, away_from="n1"), event]
+    return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]
 
 
 @functools.cache

@@ -9,12 +9,12 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import (
     CRASHES_AT_START,
     CRASHES_IN_TRAINING,
-    LONGEST_DELAY,
     after_training,
     judge,
     misuse,
     refusal,
 )
+from elasticdl.master.core.losses import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.events import ExitCause
@@ -47,15 +47,6 @@ def test_a_worker_that_leaves_is_replaced_without_waiting_for_its_end():
     assert launched(y.post(e.WorkerDraining(1, "SIGTERM"))) == [3]
     assert launched(y.exit(1, ExitCause.CLEAN, 0)) == []
     assert y.causes == ["drained"]
-
-
-@pytest.mark.parametrize("cause", [*BY_THE_CLUSTER, ExitCause.DELETED])
-def test_what_the_cluster_took_away_is_replaced_at_once_however_often(cause):
-    y = Yard(maximum=1)
-    y.wait()
-    for worker_id in range(2 * CRASHES_IN_TRAINING):
-        assert launched(y.exit(worker_id, cause, 1)) == [worker_id + 1]
-    assert (set(y.causes), y.end) == ({str(cause)}, "")
 
 
 def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():

@@ -31,16 +31,19 @@ def test_it_agrees_with_a_look_at_all(deeds):
         elif record and deed == "drop":
             del records[worker_id]
         elif record and deed == "linger":
-            record.lingers = record.state in (WorkerState.MEMBER, WorkerState.REJOINING)
+            record.waits_for_successor = record.state in (WorkerState.MEMBER, WorkerState.REJOINING)
         for record in records.values():  # as the table of states has it
-            record.lingers = record.lingers and record.state in (WorkerState.MEMBER, WorkerState.REJOINING)
+            record.waits_for_successor = record.waits_for_successor and record.state in (
+                WorkerState.MEMBER,
+                WorkerState.REJOINING,
+            )
         everybody = [records[worker_id] for worker_id in sorted(records)]
         for states in [(each,) for each in WorkerState] + [LIVE]:
             there = [record for record in everybody if record.state in states]
             assert records.of(*states) == there
             assert records.count(*states) == len(there)
         assert records.live == sum(record.live for record in everybody)
-        assert records.lingering() == [record for record in everybody if record.lingers]
+        assert records.lingering() == [record for record in everybody if record.waits_for_successor]
 
 
 def test_an_event_of_one_worker_is_not_weighed_by_a_look_at_all():

@@ -49,7 +49,7 @@ class Launcher:
     async def find(self):
         return ()
 
-    async def launch(self, worker_id, away_from=""):
+    async def launch(self, worker_id, away_from=()):
         self.launched.append(worker_id)
 
     def terminate(self, worker_id):

@@ -30,7 +30,7 @@ class NoPlace:
     async def find(self):
         return ()
 
-    async def launch(self, worker_id, away_from=""):
+    async def launch(self, worker_id, away_from=()):
         self.calls.append("launch")
         if self.broken:
             raise ZeroDivisionError("a mistake")

@@ -380,7 +380,7 @@ def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_r
     assert town.job.view().phase == "running"
     assert set(town.members) == {0, 1, 2}
     launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
-    assert launched[3:] == [(3, "node-b")]
+    assert launched[3:] == [(3, ("node-b",))]
     town.post(e.WorkerPlaced(3, "h", 1))
     town.post(e.WorkerConnected(3, "h", 1, 0, 0))
     town.post(e.JoinRequested(3, 0, 0, False, False, ""))
@@ -537,4 +537,4 @@ def test_on_a_cluster_the_replacement_goes_to_another_node():
     [named] = town.entries("worker_slow")
     assert named["host"] == "node-b"
     launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
-    assert launched == [(0, ""), (1, ""), (2, ""), (3, "node-b")]
+    assert launched == [(0, ()), (1, ()), (2, ()), (3, ("node-b",))]

@@ -5,8 +5,9 @@ nothing. Ids are never used again.
 
 | what became of the worker                       | what follows                                                     |
 | ----------------------------------------------- | ---------------------------------------------------------------- |
-| drained, killed, frozen, preempted, evicted,    | it is replaced at once, and no count is kept                     |
-|   node lost, deleted                            |                                                                  |
+| drained, killed, frozen, preempted, evicted,    | it is replaced at once if it had been in a world; if not, after  |
+|   node lost, deleted                            |   a delay that grows with each in a row of its cause or its node |
+|                                                 |   (`elasticdl.master.core.losses`); the job does not fail for it |
 | crashed, out of memory                          | it is replaced after a delay that doubles with each in a row     |
 | three crashed in a row before reaching a world, | the job fails                                                    |
 |   and no world is running                       |                                                                  |
@@ -15,6 +16,8 @@ nothing. Ids are never used again.
 | could not start, while others can train         | it is replaced after a delay; after four in a row in its place   |
 |                                                 | no more, until the job is scaled                                 |
 | finished                                        | it is not replaced                                               |
+
+However many are lost, replacements are launched at a bounded rate (`BURST`, `RATE`).
 
 If several things befell it, the cause is what the cluster did; else what the worker said of itself; else why the master
 gave it up; else its exit code.
@@ -25,26 +28,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from elasticdl.common.backoff import TokenBucket
+from elasticdl.master.core.losses import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
+from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.lifecycle import DONE, WorkerState
 from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 30.0
-_DOUBLINGS = 16
 CRASHES_AT_START = 3
 # In one place. Storage that is away for some seconds must not cost the job a place.
 TRIES_OF_PLACE = 4
-_DELAY_GROWS = 4
+_DELAY_GROWS = 4.0
 CRASHES_IN_TRAINING = 10
 # So many steps without a crash clear the count.
 STEPS_TO_FORGET_CRASHES = 100
 # These causes stand even if the master has killed the worker itself. (DELETED does not: its own kill looks like that.)
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
+# Replacements that may be launched at once, and in a second: for each worker that there may be, and at least.
+BURST, LEAST_BURST = 2, 8
+RATE, LEAST_RATE = 1 / 30, 1.0
 _REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
 NEVER_JOINED = (
     "ended with exit code 0 and took no part in the job: each process trains for itself unless the script uses elasticdl.elastic: "
@@ -71,7 +77,7 @@ def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
         return ExitCause.CRASHED, record.failure
     if record.state is WorkerState.KILLING:
         return ExitCause.FROZEN, record.reason
-    if (record.state is WorkerState.DRAINING or record.lingers) and event.cause is not ExitCause.DELETED:
+    if (record.state is WorkerState.DRAINING or record.waits_for_successor) and event.cause is not ExitCause.DELETED:
         return ExitCause.DRAINED, record.reason
     if event.cause is not ExitCause.CLEAN:
         return event.cause, told
@@ -117,19 +123,24 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Of a worker that is to be replaced. ``away_from``: its node, if that may be to blame. ``tries``: see `WorkerRecord`."""
+    """Of a worker that is to be replaced. ``away_from``: its node, if it was slow. ``tries``: see `WorkerRecord`.
+    ``cause``: of its loss, if it had been in no world. ``wait``: of its replacement, if it has to."""
 
     reason: str
-    away_from: str
+    away_from: str = ""
     tries: int = 0
+    cause: ExitCause | None = None
+    wait: Wait | None = None
+
+    def waits(self, now: float) -> bool:
+        return self.wait is not None and self.wait.until > now
 
 
 class Crashes:
-    """Counts crashes: says how long a replacement has to wait, and when the job can't go on."""
+    """Counts crashes: says when the job can't go on."""
 
     def __init__(self, past: CrashSnapshot) -> None:
         self.counts = past
-        self._held_until: list[float] = []  # one for each replacement that has to wait; not saved, as time passes
 
     def trained(self, steps: int) -> None:
         since = self.counts.steps_since + steps
@@ -140,18 +151,12 @@ class Crashes:
         """Workers do get through their start."""
         self.counts = replace(self.counts, at_start=0)
 
-    def held(self, now: float) -> int:
-        """How many replacements have to wait at this time."""
-        self._held_until = [time for time in self._held_until if time > now]
-        return len(self._held_until)
-
     @property
-    def holding(self) -> bool:
-        """Whether a replacement had to wait when `held` was last asked."""
-        return bool(self._held_until)
+    def in_a_row(self) -> int:
+        return max(self.counts.at_start, self.counts.in_training)
 
-    def count(self, *, in_training: bool, now: float) -> None:
-        """One more; its replacement waits the longer, the more there were in a row."""
+    def count(self, *, in_training: bool) -> None:
+        """One more."""
         before = self.counts
         self.counts = replace(
             before,
@@ -159,15 +164,6 @@ class Crashes:
             in_training=before.in_training + in_training,
             steps_since=0,
         )
-        in_a_row = min(max(self.counts.at_start, self.counts.in_training), _DOUBLINGS)
-        self._hold(FIRST_DELAY * 2 ** (in_a_row - 1), now)
-
-    def count_unfit(self, tries: int, now: float) -> None:
-        """So many in a row could not start in a place, where others train."""
-        self._hold(FIRST_DELAY * _DELAY_GROWS ** (tries - 1), now)
-
-    def _hold(self, delay: float, now: float) -> None:
-        self._held_until.append(now + min(LONGEST_DELAY, delay))
 
     def too_many(self, *, world_runs: bool) -> str:
         """Why it makes no sense to go on, if so."""
@@ -185,18 +181,41 @@ class Fleet:
         self.departures: list[Departure] = []  # for which replacements are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
         self.crashes = Crashes(past.crashes)
+        self._losses = Losses()  # not saved, as time passes
+        self._pace = TokenBucket(LEAST_RATE, LEAST_BURST)  # of replacements
+        self._paced = False  # a replacement was due, and had to wait for it
+        self._now = 0.0
         self.next_id = past.next_id
+        self.bound(past.limits.maximum)
 
     @property
     def all_completed(self) -> bool:
         """Every process that ran has finished, and none is left but those without a place."""
         completed, pending = (self._records.count(state) for state in (WorkerState.COMPLETED, WorkerState.PENDING))
-        return bool(completed) and completed + pending == len(self._records) and not self.crashes.holding
+        return bool(completed) and completed + pending == len(self._records) and not self.holding
 
     @property
     def nobody_comes(self) -> bool:
         """All who are not leaving wait for a place."""
         return 0 < self._records.count(WorkerState.PENDING) == self._records.live
+
+    @property
+    def holding(self) -> bool:
+        """Whether a replacement is in back-off, as of the latest plan."""
+        return self._paced or self._held(self._now) > 0
+
+    def _held(self, now: float) -> int:
+        """How many replacements have to wait at this time."""
+        return sum(departure.waits(now) for departure in self.departures)
+
+    @property
+    def wait(self) -> str:
+        """For people, why replacements wait, if they do so for long."""
+        waits = [each.wait for each in self.departures if each.wait and each.waits(self._now)]
+        first_of_longest = min(waits, key=lambda wait: (-wait.delay, wait.until), default=None)
+        if first_of_longest is None or first_of_longest.delay < SHOWN_DELAY:
+            return ""
+        return first_of_longest.row.describe(first_of_longest.until - self._now)
 
     def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
         """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
@@ -212,7 +231,6 @@ class Fleet:
         self,
         record: WorkerRecord,
         event: WorkerExited,
-        now: float,
         *,
         runs: bool,
         begun: bool,
@@ -233,10 +251,10 @@ class Fleet:
         if cause not in CRASHES or fatal:
             record.tries = 0
         elif record.unfit or (not record.ready and self._others_train(record, begun=begun)):
-            fatal, warning = self._try_again(record, reason, least, now)
+            fatal, warning = self._try_again(record, reason, least)
         else:
             record.tries = 0
-            self.crashes.count(in_training=record.world_version > 0, now=now)
+            self.crashes.count(in_training=record.world_version > 0)
             if verdict := self.crashes.too_many(world_runs=runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
@@ -245,19 +263,41 @@ class Fleet:
         """Others than this worker have trained. A master that took over may not have heard of a step yet."""
         return begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
-    def miss(self, record: WorkerRecord, why: str) -> None:
-        """Its place is to be taken by another, unless nobody could start there."""
-        if record.tries < TRIES_OF_PLACE:
-            self.departures.append(Departure(why, record.node if record.slow else "", record.tries))
+    def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
+        """A worker's place is to be taken by another, unless nobody could start there. ``departure``: why, for people; ``why``: the
+        same, without its number. ``cause``: of its loss; None if it was told to leave. Returns what a person must know."""
+        if record.tries >= TRIES_OF_PLACE:
+            return ""
+        self._now, wait, early = now, None, None
+        if cause in CRASHES:
+            row = (record.tries, _DELAY_GROWS) if record.tries else (self.crashes.in_a_row, 2.0)
+            wait = wait_after(row[0], why, now, row[1])
+        elif cause and not record.world_version:
+            wait, early = self._losses.count(record, cause, why, self.next_id, now), cause
+        slow = record.node if record.slow else ""
+        self.departures.append(Departure(departure, slow, record.tries, early, wait))
+        if wait is None or cause in CRASHES or wait.row.told or wait.delay < TOLD_DELAY:
+            return ""
+        wait.row.told = True
+        return wait.row.describe(wait.until - now)
 
-    def _try_again(self, record: WorkerRecord, reason: str, least: int, now: float) -> tuple[str, str]:
+    def entered_world(self, record: WorkerRecord) -> None:
+        """A worker is in one for the first time: what made replacements wait as others had not come so far is over."""
+        over = self._losses.reached_world(record)
+        self.departures = [
+            replace(each, wait=None)
+            if each.wait and any(row is ended for row in each.wait.rows for ended in over)
+            else each
+            for each in self.departures
+        ]
+
+    def _try_again(self, record: WorkerRecord, reason: str, least: int) -> tuple[str, str]:
         """A worker could not start. Why the job can't go on, if so; and what a person must know, if anything."""
         record.tries += 1
         if record.tries < TRIES_OF_PLACE:
-            self.crashes.count_unfit(record.tries, now)
             return "", ""
         others = sum(each.holds_place for each in self._records.values() if each is not record)
-        most = others + self.crashes.held(now)
+        most = others + self._held(self._now)
         why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
         if most < least:
             return why, ""
@@ -265,9 +305,17 @@ class Fleet:
         workers = f"{most} worker{'s' if most > 1 else ''}"
         return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
 
-    def try_all(self) -> None:
-        """Somebody has scaled the job: what could not start may start now."""
+    def scaled(self, maximum: int) -> None:
+        """Somebody has scaled the job: what could not start may start now, and nobody waits."""
         self.crashes.counts = replace(self.crashes.counts, most=0, given_up="")
+        self._losses.clear()
+        self.departures = [replace(each, wait=None) for each in self.departures]
+        self.bound(maximum)
+
+    def bound(self, maximum: int) -> None:
+        """At what rate replacements are launched, for so many workers."""
+        self._losses.workers = maximum
+        self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
     def plan(
         self, maximum: int, retention_order: Callable[[], Sequence[int]], now: float
@@ -276,6 +324,7 @@ class Fleet:
 
         ``retention_order``: workers in the world or waiting for one, those to keep first.
         """
+        self._now, self._paced = now, False
         records = self._records.values()
         live = [record for record in records if record.live]
         wanted = maximum - sum(record.state in DONE for record in records)
@@ -284,14 +333,22 @@ class Fleet:
             live.sort(key=lambda r: (place.get(r.worker_id, len(place)), _LEAST_USE.get(r.state, 0), r.worker_id))
             self.departures.clear()
             return 0, live[max(0, wanted) :][::-1]
-        taken = sum(record.holds_place for record in records) + self.crashes.held(now)
+        taken = sum(record.holds_place for record in records) + self._held(now)
         return max(0, min(wanted, self.crashes.counts.most or wanted) - taken), []
 
-    def launch(self) -> tuple[WorkerRecord, Departure | None]:
-        """A new worker, and which other's place it takes, if it does."""
-        departure = self.departures.pop(0) if self.departures else None
+    def launch(self) -> list[Instruction]:
+        """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""
+        due = next((number for number, each in enumerate(self.departures) if not each.waits(self._now)), None)
+        self._paced = self._paced or (due is not None and self._pace.take(self._now) > 0)
+        if self._paced:
+            return []
+        departure = None if due is None else self.departures.pop(due)
         reason = f"in place of another: {departure.reason}" if departure else "asked for"
         record = self._records[self.next_id] = WorkerRecord(self.next_id, reason)
-        record.tries = departure.tries if departure else 0
+        slow = [departure.away_from] if departure and departure.away_from else []
+        if departure:
+            record.tries, record.replaces = departure.tries, departure.cause
         self.next_id += 1
-        return record, departure
+        away_from = tuple(dict.fromkeys([*slow, *self._losses.avoided(self._now)]))
+        fields = {"worker": record.worker_id, "reason": reason, "replaces": departure is not None}
+        return [LaunchWorker(record.worker_id, reason, away_from), Record("worker_launched", fields)]

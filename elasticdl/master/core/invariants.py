@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from elasticdl.master.core.coordinator import Coordinator
+from elasticdl.master.core.workers import Workers
 from elasticdl.master.state.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.state.values import Phase
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -17,7 +17,7 @@ class InvariantError(AssertionError):
     """A mistake in the core."""
 
 
-def check(job: Coordinator, phase: Phase) -> None:
+def check(job: Workers, phase: Phase) -> None:
     """
     Raises:
         InvariantError: one does not hold; its sentence, and of whom it does not.
@@ -31,7 +31,7 @@ def check(job: Coordinator, phase: Phase) -> None:
             raise InvariantError(f"{sentence}: not so of {wrong}")
 
 
-OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Coordinator], bool]] = {
+OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Workers], bool]] = {
     "a record lies under its worker's id, which is below the next id": lambda r, job: (
         job.records[r.worker_id] is r and r.worker_id < job.fleet.next_id
     ),
@@ -41,13 +41,13 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Coordinator], bool]] = {
     ),
     "who waits for a world has asked for one": lambda r, job: r.ready or r.state not in (_S.STANDBY, _S.REJOINING),
     "who has to leave has a time to do so": lambda r, job: (
-        r.deadline is not None or not (r.lingers or r.state in LEAVING)
+        r.deadline is not None or not (r.waits_for_successor or r.state in LEAVING)
     ),
     "who trains, waits or has finished has no deadline unless it leaves": lambda r, job: (
-        r.deadline is None or r.lingers or r.state not in _UNHURRIED
+        r.deadline is None or r.waits_for_successor or r.state not in _UNHURRIED
     ),
-    "only one who is in the world, or left it for the next, lingers": lambda r, job: (
-        not r.lingers or r.state in IN_WORLD
+    "only one who is in the world, or left it for the next, waits for its successor": lambda r, job: (
+        not r.waits_for_successor or r.state in IN_WORLD
     ),
     "silence means nothing of who has finished, failed or was given up": lambda r, job: (
         r.pulse is None or r.state in (*LIVE, _S.DRAINING)
@@ -59,7 +59,7 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Coordinator], bool]] = {
 }
 
 
-def _lost_members(job: Coordinator, phase: Phase) -> Iterable[object]:
+def _lost_members(job: Workers, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
     if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
         return ()
@@ -67,13 +67,13 @@ def _lost_members(job: Coordinator, phase: Phase) -> Iterable[object]:
     return set(rendezvous.world.worker_ids) - inside
 
 
-def _idle(job: Coordinator, phase: Phase) -> Iterable[object]:
-    waits = job.listening or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.crashes.holding
+def _idle(job: Workers, phase: Phase) -> Iterable[object]:
+    waits = job.listening or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.holding
     waits = waits or job.sizing.most()[0] == 0
     return () if waits or not job.all_gone() else (phase,)
 
 
-OF_THE_JOB: Mapping[str, Callable[[Coordinator, Phase], Iterable[object]]] = {
+OF_THE_JOB: Mapping[str, Callable[[Workers, Phase], Iterable[object]]] = {
     "as long as no change is under way, everybody in the world is alive in it or has finished": _lost_members,
     "no version is higher than the newest": lambda job, phase: (
         r.world_version for r in job.records.values() if r.world_version > job.rendezvous.version

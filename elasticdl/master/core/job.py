@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.coordinator import Coordinator
 from elasticdl.master.core.invariants import check
 from elasticdl.master.core.recovery import Recovery
+from elasticdl.master.core.workers import Workers
 from elasticdl.master.rules.slowness import pace_of
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
@@ -47,10 +47,10 @@ class Job:
     def __init__(self, settings: Settings, snapshot: JobSnapshot | None = None) -> None:
         self._past = self._saved = past = snapshot or JobSnapshot(settings.workers)
         self._settings = settings
-        self._workers = Coordinator(settings, past)
+        self._workers = Workers(settings, past)
         self._workers.listening = snapshot is not None
         self._recovery = Recovery(self._workers.records, settings, past) if snapshot else None
-        self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died of its last deed
+        self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died just after ending the job
 
     @property
     def phase(self) -> Phase:
@@ -133,6 +133,8 @@ class Job:
             reason = f"waits until the job's state is saved: {problem}"
         elif reason and not outcome and (unreached := self._workers.watch.unreached()):
             reason += f"; {unreached}"
+        if not outcome and (wait := self._workers.fleet.wait):
+            reason = f"{reason}; {wait}" if reason else wait
         reason = reason or self._workers.fleet.crashes.counts.given_up
         return JobView(
             phase=self._phase,

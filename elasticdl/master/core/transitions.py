@@ -19,12 +19,14 @@ _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerStat
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """What the actions need to know. ``reason`` becomes the record's, ``cause`` is why the world changes."""
+class TransitionContext:
+    """What the actions need to know. ``reason`` becomes the record's, ``cause`` is why the world changes, and why a replacement
+    is launched. ``lost``: how, unless the master told the worker to leave."""
 
     now: float
     reason: str = ""
     cause: str = ""
+    lost: e.ExitCause | None = None
     clean: bool = False  # the process ended by itself with exit code 0
     event: e.WorkerConnected | e.JoinRequested | e.WorkerFailed | None = None
 
@@ -51,13 +53,13 @@ class Transitions:
         self._rendezvous = rendezvous
         self._ending = ending
         self._settings = settings
-        self._actions: Mapping[Action, Callable[[WorkerRecord, Happening], Instruction | None]] = {
-            Action.NOTE_PENDING: lambda r, h: _note("worker_pending", r, reason=h.reason),
-            Action.NOTE_STARTED: lambda r, h: _note("worker_started", r, host=r.place, pid=r.pid),
-            Action.NOTE_READY: lambda r, h: _note("worker_ready", r),
-            Action.NOTE_DRAINING: lambda r, h: _note("worker_draining", r, reason=h.reason),
+        self._actions: Mapping[Action, Callable[[WorkerRecord, TransitionContext], Instruction | None]] = {
+            Action.NOTE_PENDING: lambda r, c: _note("worker_pending", r, reason=c.reason),
+            Action.NOTE_STARTED: lambda r, c: _note("worker_started", r, host=r.place, pid=r.pid),
+            Action.NOTE_READY: lambda r, c: _note("worker_ready", r),
+            Action.NOTE_DRAINING: lambda r, c: _note("worker_draining", r, reason=c.reason),
             Action.TAKE_POSITION: self._take_position,
-            Action.QUEUE: lambda r, h: setattr(r, "queued_at", h.now),
+            Action.QUEUE: lambda r, c: setattr(r, "queued_at", c.now),
             Action.CHANGE_WORLD: self._change_world,
             Action.STAY: self._stay,
             Action.LEAVE_WORLD: self._leave_world,
@@ -68,11 +70,11 @@ class Transitions:
             Action.ORDER: self._order,
             Action.BREAK_ITS_WORLD: self._break_its_world,
             Action.END_PROCESS: self._end_process,
-            Action.KILL: lambda r, h: i.KillWorker(r.worker_id, h.reason),
+            Action.KILL: lambda r, c: i.KillWorker(r.worker_id, c.reason),
             Action.BLAME: self._blame,
         }
 
-    def fire(self, record: WorkerRecord, trigger: Trigger, happening: Happening) -> list[Instruction]:
+    def fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
         """Nothing happens if the table does not know the trigger in the record's state."""
         before = record.state
         row = WORKERS.get((before, trigger))
@@ -81,86 +83,87 @@ class Transitions:
         state, actions = row
         self._records.move(record, state)
         if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
-            record.reason = happening.reason
-        lingers, record.lingers = record.lingers, record.lingers and record.state in IN_WORLD
+            record.reason = context.reason
+        waited = record.waits_for_successor
+        record.waits_for_successor = waited and record.state in IN_WORLD
         if record.state is not before:
-            self._enter(record, happening, overstays=lingers)
-        out = [self._actions[action](record, happening) for action in actions if not (lingers and action is _NOTED)]
+            self._enter(record, context, overstays=waited)
+        out = [self._actions[action](record, context) for action in actions if not (waited and action is _NOTED)]
         return [instruction for instruction in out if instruction is not None]
 
-    def _enter(self, record: WorkerRecord, happening: Happening, *, overstays: bool) -> None:
+    def _enter(self, record: WorkerRecord, context: TransitionContext, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
         record.suspicion, record.remark, record.waits = None, "", ""
         if record.state in LEAVING and not overstays:
-            record.deadline = happening.now + self._settings.stop_grace
+            record.deadline = context.now + self._settings.stop_grace
         elif record.state is WorkerState.INITIALIZING and record.deadline is None:
-            record.deadline = happening.now + self._settings.start_timeout
-        elif record.state in _NO_DEADLINE and not record.lingers:
+            record.deadline = context.now + self._settings.start_timeout
+        elif record.state in _NO_DEADLINE and not record.waits_for_successor:
             record.deadline = None
         if record.state is not WorkerState.STARTING:
             ended = record.state is WorkerState.FINISHED and self._settings.own_program
-            record.quiet_since = happening.now if ended else None
+            record.quiet_since = context.now if ended else None
         if record.state in (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.KILLING):
             record.pulse = None
 
     # ---- worlds ----
 
-    def _take_position(self, record: WorkerRecord, happening: Happening) -> None:
-        if isinstance(asked := happening.event, e.JoinRequested):
+    def _take_position(self, record: WorkerRecord, context: TransitionContext) -> None:
+        if isinstance(asked := context.event, e.JoinRequested):
             record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
             record.synced_in = asked.synced_in
 
-    def _change_world(self, record: WorkerRecord, happening: Happening) -> None:
-        self._rendezvous.begin(happening.now).causes[record.worker_id] = happening.cause
+    def _change_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        self._rendezvous.begin(context.now).causes[record.worker_id] = context.cause
 
-    def _stay(self, record: WorkerRecord, happening: Happening) -> None:
-        if not record.lingers:
-            record.lingers = True
-            record.deadline = happening.now + self._settings.stop_grace
+    def _stay(self, record: WorkerRecord, context: TransitionContext) -> None:
+        if not record.waits_for_successor:
+            record.waits_for_successor = True
+            record.deadline = context.now + self._settings.stop_grace
 
-    def _leave_world(self, record: WorkerRecord, happening: Happening) -> None:
-        broken = isinstance(happening.event, e.JoinRequested) and happening.event.broken
+    def _leave_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        broken = isinstance(context.event, e.JoinRequested) and context.event.broken
         if self._rendezvous.change is None or (broken and not self._rendezvous.broken):
-            self._rendezvous.begin(happening.now, happening.cause, broken=broken)
+            self._rendezvous.begin(context.now, context.cause, broken=broken)
 
-    def _break_world(self, record: WorkerRecord, happening: Happening) -> None:
-        if not (happening.clean and self._ending.outcome):
-            self._rendezvous.begin(happening.now, broken=True).causes[record.worker_id] = happening.cause
+    def _break_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        if not (context.clean and self._ending.outcome):
+            self._rendezvous.begin(context.now, broken=True).causes[record.worker_id] = context.cause
 
-    def _tear_world(self, record: WorkerRecord, happening: Happening) -> None:
-        if not happening.clean and self._rendezvous.leaves_others(record):
-            self._break_world(record, happening)
+    def _tear_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        if not context.clean and self._rendezvous.leaves_others(record):
+            self._break_world(record, context)
         else:
-            self._explain(record, happening)
+            self._explain(record, context)
 
-    def _explain(self, record: WorkerRecord, happening: Happening) -> None:
+    def _explain(self, record: WorkerRecord, context: TransitionContext) -> None:
         change = self._rendezvous.change
-        if change and record.worker_id in change.causes and not happening.clean:
-            change.causes[record.worker_id] = happening.cause
+        if change and record.worker_id in change.causes and not context.clean:
+            change.causes[record.worker_id] = context.cause
 
-    def _repeat_world(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        world, connected = self._rendezvous.world, happening.event
+    def _repeat_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+        world, connected = self._rendezvous.world, context.event
         if world is None or (isinstance(connected, e.WorkerConnected) and connected.world_version == world.version):
             return None
         return i.PublishWorld(world, (record.worker_id,))
 
-    def _break_its_world(self, record: WorkerRecord, happening: Happening) -> Instruction | None:
-        if not isinstance(connected := happening.event, e.WorkerConnected):
+    def _break_its_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+        if not isinstance(connected := context.event, e.WorkerConnected):
             return None
         reason = "the others went on while it was cut off"
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
-    def _order(self, record: WorkerRecord, happening: Happening) -> Instruction:
+    def _order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         if outcome := self._ending.outcome:
             return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
         return i.DrainWorker(record.worker_id, record.reason)
 
-    def _end_process(self, record: WorkerRecord, happening: Happening) -> Instruction:
+    def _end_process(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         kind = i.TerminateWorker if self._settings.own_program else i.KillWorker
-        return kind(record.worker_id, happening.reason)
+        return kind(record.worker_id, context.reason)
 
-    def _blame(self, record: WorkerRecord, happening: Happening) -> None:
-        failed = happening.event
+    def _blame(self, record: WorkerRecord, context: TransitionContext) -> None:
+        failed = context.event
         if isinstance(failed, e.WorkerFailed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
 
@@ -169,4 +172,4 @@ def _note(event: str, record: WorkerRecord, **fields: object) -> Instruction:
     return i.Record(event, {"worker": record.worker_id, **fields})
 
 
-_NOTED = Action.NOTE_DRAINING  # once: when a worker begins to linger, not when it then leaves
+_NOTED = Action.NOTE_DRAINING  # once: when a worker begins to wait for its successor, not when it then leaves

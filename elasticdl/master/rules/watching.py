@@ -72,7 +72,7 @@ class Watch:
         yield from self._judge_silent(now)
         late = [r for r in job.records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
-            if record.lingers or record.state in LEAVING:
+            if record.waits_for_successor or record.state in LEAVING:
                 yield GiveUp(record, f"had not left {self._settings.stop_grace:g} s after it was to")
         suspects = self._suspects(late, now)
         for record in job.records.values():

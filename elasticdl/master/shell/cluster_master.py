@@ -35,6 +35,7 @@ from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import read_journal
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube.budget import WriteBudget
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import Place
 from elasticdl.kube.manifests.job_objects import EXIT_LEFT
@@ -134,6 +135,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
+                client.budget = WriteBudget(spec.num_workers.maximum)
                 log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()

@@ -181,13 +181,14 @@ class WorkerPlaced(WorkerEvent):
 class WorkerExited(WorkerEvent):
     """The worker's process is gone. With code 0 it ended by itself, even if it was told to.
 
-    ``output`` is the end of what it printed.
+    ``output`` is the end of what it printed. ``node``: of a cluster, on which it was, or which has refused it.
     """
 
     cause: ExitCause
     code: int
     detail: str = ""
     output: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

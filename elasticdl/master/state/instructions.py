@@ -109,9 +109,9 @@ class AdoptWorld(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorker(WorkerInstruction):
-    """It has never been launched before. ``away_from``: a node to avoid, if there is another."""
+    """It has never been launched before. ``away_from``: nodes to avoid, if there are others."""
 
-    away_from: str = ""
+    away_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-# These come before `SaveState`: no successor must know of them, and workers wait for some.
+# Safe to send before saving, so these come before `SaveState`: no successor must know of them, and workers wait for some.
 UNSAVED = (
     AnnounceChange,
     BreakWorld,

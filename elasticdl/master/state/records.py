@@ -50,7 +50,7 @@ class Records(dict[int, WorkerRecord]):
         return sum(len(self._by_state[state]) for state in states)
 
     def lingering(self) -> list[WorkerRecord]:
-        return [record for record in self.of(WorkerState.MEMBER, WorkerState.REJOINING) if record.lingers]
+        return [record for record in self.of(WorkerState.MEMBER, WorkerState.REJOINING) if record.waits_for_successor]
 
     @property
     def live(self) -> int:

@@ -188,7 +188,7 @@ class Rendezvous:
         if not standbys or self.ending:
             return
         members = self._records.count(_S.MEMBER)
-        room = limits.maximum - members + sum(record.lingers for record in self._records.each_of(_S.MEMBER))
+        room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
         ready = members + len(standbys)
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = _too_few(ready, limits)

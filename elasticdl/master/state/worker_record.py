@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.lifecycle import LIVE, WorkerState
 from elasticdl.master.state.suspicion import Suspicion
 from elasticdl.master.state.values import StepTimes
@@ -80,9 +81,10 @@ class WorkerRecord:
     connected: bool = False
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats
-    lingers: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
+    waits_for_successor: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
+    replaces: ExitCause | None = None  # how the worker was lost in whose place it is, if that had been in no world
     tries: int = 0  # how many in a row were unfit in its place, itself included
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
@@ -109,8 +111,8 @@ class WorkerRecord:
 
     @property
     def live(self) -> bool:
-        """Whether it is one of the workers that the job has; one that lingers is being replaced."""
-        return self.state in LIVE and not self.lingers
+        """Whether it is one of the workers that the job has; one that waits for its successor is being replaced."""
+        return self.state in LIVE and not self.waits_for_successor
 
     @property
     def holds_place(self) -> bool:
@@ -128,7 +130,7 @@ class WorkerRecord:
         return (not self.has_state, -step, -world, -epoch, self.rank < 0, self.rank, self.worker_id)
 
     def view(self) -> WorkerView:
-        state = "draining" if self.lingers else _SHOWN.get(self.state, "draining")
+        state = "draining" if self.waits_for_successor else _SHOWN.get(self.state, "draining")
         reason = "finished" if self.state is WorkerState.FINISHED else self.reason
         rank = self.rank if state == "member" else -1
         remark = self.remark or (f"slow: {self.slow}" if self.slow and rank >= 0 else self.waits)

@@ -6,9 +6,9 @@ Where a cluster makes the contract mean something of its own:
 - `terminate` deletes the pod with its grace period, `kill` with a second's: its process is still ended by its node, and
   the device is free before the next one gets it. Only when a pod is still there after `FORCE_SECONDS`, because its node is lost,
   it is taken off the books by force; whether the process has ended then nobody can tell.
-- A pod is asked for until the cluster takes it. What it takes only later (a quota) is a reason to be pending; what it will
-  never take is `LauncherFailed`.
-- The pods that are over are left for their logs, and go with the job.
+- A pod is asked for until the cluster takes it. What it takes only later (a quota) is a reason to be pending, and all workers
+  wait behind one back-off (`elasticdl.places.pods.shared_retry`); what it will never take is `LauncherFailed`.
+- Of the pods that are over the newest are left for their logs, and go with the job; the others are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,9 @@ from elasticdl.kube.retry import retry
 from elasticdl.kube.watch import Listing, Receiver, Watch
 from elasticdl.master.state.events import ExitCause, FoundWorker, LauncherFailed, StacksFound
 from elasticdl.places.base import STACKS_SECONDS, Report
-from elasticdl.places.pods.judge import Ended, Running, is_doubtful, judge
-from elasticdl.places.pods.ledger import PID, Ledger, Reports
+from elasticdl.places.pods.ledger import Ledger, Reports, found
+from elasticdl.places.pods.leftovers import Leftovers
+from elasticdl.places.pods.shared_retry import POLL_SECONDS, SharedRetry
 from elasticdl.places.pods.worker_pods import Manifest, WorkerPodApi, WorkerPods, worker_id_of
 
 # A request takes milliseconds, and hundreds of workers may be asked for at once.
@@ -56,6 +57,7 @@ class Patience:
     close: float = 60.0
     start: float = 60.0  # for the first list
     first_retry: float = 0.5
+    over: float = 60.0  # for pods that are over to be kept, however many there are
     longest_retry: float = 8.0  # so long may a job be blind after the API server is back
 
 
@@ -79,6 +81,10 @@ class KubernetesLauncher:
         events_seen = Receiver(partial(soon, self.events_listed), partial(soon, self.event_changed))
         self._pod_watch = Watch(api.pods, pods_seen, self._backoff(), time.monotonic)
         self._event_watch = Watch(api.events, events_seen, self._backoff(), time.monotonic)
+        self._refusals = SharedRetry(self._backoff())
+        self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)  # to ask for a pod
+        self._leftovers = Leftovers(patience.over)
+        self._removal: asyncio.TimerHandle | None = None
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -98,9 +104,9 @@ class KubernetesLauncher:
             self._ledger.adopt(pod)
         # What becomes of the workers is reported only after the caller knows that they were found.
         asyncio.get_running_loop().call_soon(self._begin, listing)
-        return tuple(_found(pod) for pod in ours)
+        return tuple(found(pod) for pod in ours)
 
-    async def launch(self, worker_id: int, away_from: str = "") -> None:
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if self._ledger.known(worker_id):
             raise ValueError(f"worker {worker_id} was launched before")
         place = self._ledger.launch(worker_id)
@@ -158,8 +164,9 @@ class KubernetesLauncher:
     async def detach(self) -> None:
         """Let the workers be: another master takes them over. Nothing can be launched afterwards."""
         self._closed = True
-        if self._image_timer:
-            self._image_timer.cancel()
+        for timer in (self._image_timer, self._removal):
+            if timer:
+                timer.cancel()
         for task in self._tasks:
             task.cancel()
         for watch in (self._pod_watch, self._event_watch):
@@ -201,11 +208,11 @@ class KubernetesLauncher:
 
     async def _create(self, worker_id: int, manifest: Manifest) -> None:
         """Ask for the pod until the cluster takes it, or nobody wants it any more."""
-        given_up, backoff, certain = self._creating[worker_id], self._backoff(), True
+        given_up, conflicts, certain = self._creating[worker_id], self._backoff(), True
         try:
             while not given_up.is_set():
                 try:
-                    pod = await self._request(manifest)
+                    answer = await self._request_in_turn(manifest, given_up)
                 except ApiError as failure:
                     certain = certain and not failure.uncertain
                     if failure.status in _WRONG:
@@ -213,20 +220,43 @@ class KubernetesLauncher:
                         self._look(worker_id, self._ledger.never(worker_id, ExitCause.CRASHED, str(failure)))
                         return
                     why = f"the cluster does not take its pod: {without_name(str(failure))}"
+                    answer = POLL_SECONDS
+                    if failure.status == CONFLICT:  # it is this pod's own affair
+                        answer = conflicts.delay()
+                    else:
+                        self._refusals.refused(why, asyncio.get_running_loop().time(), failure.retry_after)
                     self._look(worker_id, self._ledger.refused(worker_id, why))
-                    await _until(given_up, backoff.delay(failure.retry_after))
-                else:
-                    self._look(worker_id, self._ledger.created(pod))
+                if not isinstance(answer, float):
+                    self._look(worker_id, self._ledger.created(answer))
                     certain = False
                     break
+                await _until(given_up, answer)
         finally:
             del self._creating[worker_id]
-        if not given_up.is_set() and worker_id in self._ledger:
+        if not given_up.is_set() and (worker_id in self._ledger or worker_id in self._leftovers):
             return
         if certain:
             self._look(worker_id, self._ledger.never(worker_id, ExitCause.KILLED, "it had no place yet"))
         else:  # also if it was seen to go before we knew that it had come
             await self._delete(worker_id, KILL_GRACE)
+
+    async def _request_in_turn(self, manifest: Manifest, given_up: asyncio.Event) -> Manifest | float:
+        """The pod, or after how many seconds it may be its turn, if others are refused."""
+        async with self._turns:
+            if given_up.is_set():
+                return 0.0
+            if wait := self._refusals.wait(asyncio.get_running_loop().time()):
+                worker_id = worker_id_of(manifest)
+                self._look(worker_id, self._ledger.refused(worker_id, self._refusals.reason))
+                return wait
+            try:
+                pod = await self._request(manifest)
+            except ApiError as failure:
+                if failure.status in (CONFLICT, *_WRONG):
+                    self._refusals.succeeded()
+                raise
+            self._refusals.succeeded()
+            return pod
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
@@ -322,6 +352,9 @@ class KubernetesLauncher:
         loop = asyncio.get_running_loop()
         if self._ledger.held(worker_id):
             loop.call_later(self._patience.event, lambda: self._look(worker_id, self._ledger.settle(worker_id)))
+        for left in self._ledger.take_left():
+            self._leftovers.add(left, loop.time())
+        self._plan_removal()
         trouble = self._ledger.image_trouble
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
@@ -332,17 +365,23 @@ class KubernetesLauncher:
             self._image_timer = None
         self._changed.set()
 
+    def _plan_removal(self) -> None:
+        """Of pods that are over, when the first of them need not be kept any more."""
+        loop = asyncio.get_running_loop()
+        if self._removal is None and not self._closed and (wait := self._leftovers.next(loop.time())) is not None:
+            self._removal = loop.call_later(max(wait, POLL_SECONDS), self._remove)
+
+    def _remove(self) -> None:
+        self._removal = None
+        if workers := self._leftovers.take(asyncio.get_running_loop().time()):
+            ask = partial(self._call, self._api.remove, workers)
+            self._start(retry(ask, "remove pods that are over", self._backoff()))
+        self._plan_removal()
+
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
             seconds = f"{self._patience.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
-
-
-def _found(pod: Manifest) -> FoundWorker:
-    verdict = judge(pod, (), told=False)
-    host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
-    node = "" if isinstance(verdict, Ended) else verdict.node
-    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod), node)
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

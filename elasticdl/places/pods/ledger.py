@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
+from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.pods.judge import Ended, Running, Waiting, is_doubtful, judge, judge_end
 from elasticdl.places.pods.worker_pods import place_of, worker_id_of
 
 Object = Mapping[str, Any]
@@ -50,6 +50,7 @@ class Ledger:
         self._ended: set[int] = set()
         self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
+        self._left: list[int] = []  # workers whose end is reported, and whose pods are still there
 
     def __contains__(self, worker_id: int) -> bool:
         """Whether a worker was launched or adopted and is not known to be gone."""
@@ -94,6 +95,11 @@ class Ledger:
         if entry := self._entries.get(worker_id):
             entry.told = True
         return entry is not None
+
+    def take_left(self) -> list[int]:
+        """Workers whose end was reported since the last call, and whose pods are still there."""
+        left, self._left = self._left, []
+        return left
 
     # ---- what was seen ----
 
@@ -182,9 +188,12 @@ class Ledger:
         return [] if entry.held else self._end(worker_id, verdict)
 
     def _end(self, worker_id: int, verdict: Ended) -> Reports:
-        del self._entries[worker_id]
+        entry = self._entries.pop(worker_id)
         self._ended.add(worker_id)
-        return [WorkerExited(worker_id, verdict.cause, verdict.code, verdict.detail, verdict.output)]
+        if entry.pod and not entry.gone:
+            self._left.append(worker_id)
+        node = str((entry.pod or {}).get("spec", {}).get("nodeName") or "")
+        return [WorkerExited(worker_id, verdict.cause, verdict.code, verdict.detail, verdict.output, node)]
 
     def _wait(self, worker_id: int, entry: Entry, waiting: Waiting) -> Reports:
         if entry.placed or waiting == entry.waits:
@@ -206,3 +215,11 @@ class Ledger:
         numbers = [_PREEMPTOR.match(str(event.get("message"))) for event in events]
         others = [self._waiting.get(number[1]) if number else None for number in numbers]
         return [{"related": other, **event} if other else event for event, other in zip(events, others, strict=True)]
+
+
+def found(pod: Object) -> FoundWorker:
+    """What a master that takes over is told of it."""
+    verdict = judge(pod, (), told=False)
+    host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
+    node = "" if isinstance(verdict, Ended) else verdict.node
+    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod), node)

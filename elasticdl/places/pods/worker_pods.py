@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ Manifest = dict[str, Any]
 LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+_OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_NAMED_AT_ONCE = 500  # workers in the address of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class WorkerPods:
     limits: Limits
     priority: Priority | None = None
 
-    def manifest(self, worker_id: int, place: int, away_from: str = "") -> Manifest:
-        """``away_from``: a node to avoid, if the scheduler finds another."""
+    def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
+        """``away_from``: nodes to avoid, if the scheduler finds others."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
@@ -143,6 +145,13 @@ class WorkerPodApi:
         """Those that are not over."""
         self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
 
+    def remove(self, workers: Sequence[int]) -> None:
+        """Those of these workers that are over."""
+        for first in range(0, len(workers), _NAMED_AT_ONCE):
+            named = ",".join(map(str, workers[first : first + _NAMED_AT_ONCE]))
+            of_these = f"{self._selector},{WORKER_LABEL} in ({named})"
+            self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
+
 
 def worker_id_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][WORKER_LABEL])
@@ -152,12 +161,15 @@ def place_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
 
 
-def _avoiding(node: str, affinity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The user's own affinity, and one away from this node that outweighs it, where nodes are only preferred."""
+def _avoiding(nodes: Sequence[str], affinity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's own affinity, and one away from these nodes that outweighs it, where nodes are only preferred.
+
+    It is a preference: what a pod requires can't be changed any more when the nodes are in order again.
+    """
     of_nodes = affinity.get("nodeAffinity") or {}
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    others = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]}
-    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": others}]
+    not_named = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": {"matchFields": not_named}}]
     return {**affinity, "nodeAffinity": {**of_nodes, preferred: terms}}
 
 

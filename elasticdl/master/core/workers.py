@@ -1,13 +1,13 @@
 """The workers of a job, and what is done about them.
 
-An event of a worker becomes a trigger, and `elasticdl.master.state.lifecycle` says what follows. Then `Coordinator` looks at
+An event of a worker becomes a trigger, and `elasticdl.master.state.lifecycle` says what follows. Then `Workers` looks at
 the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
 """
 
 from __future__ import annotations
 
 from elasticdl.master.core.fleet import Departure, Fleet
-from elasticdl.master.core.transitions import Ending, Happening, Transitions
+from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
 from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, LetGo, Replace, Rule
@@ -28,7 +28,7 @@ from elasticdl.master.state.worker_record import NotificationLevel, Pulse, Worke
 _S = WorkerState
 
 
-class Coordinator:
+class Workers:
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
         self.settings = settings
         self.limits = past.limits
@@ -52,7 +52,7 @@ class Coordinator:
                 return self._exited(event, now)
             case e.ScaleRequested(workers):
                 self.limits = workers
-                self.fleet.try_all()
+                self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})
                 return [requested, *self.sizing.scaled(), *self.reconcile(now)]
             case e.NeighboursSeen(claims):
@@ -82,7 +82,7 @@ class Coordinator:
             case e.WorkerPending(_, reason, node) if not record.pid:
                 record.node = node
                 known = (record.state, record.reason) == (_S.PENDING, reason)
-                out = [] if known else self._fire(record, Trigger.NO_PLACE, Happening(now, reason))
+                out = [] if known else self._fire(record, Trigger.NO_PLACE, TransitionContext(now, reason))
                 if self.fleet.nobody_comes:  # who waits for a replacement may have its place
                     waiting = self.rendezvous.lingering()
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
@@ -91,7 +91,7 @@ class Coordinator:
                 record.host, record.pid, record.node, record.quiet_since = host, pid, node, now
                 if not self.settings.own_program:  # which may do without the library, and then never connects
                     record.deadline = now + self.settings.start_timeout
-                return self._fire(record, Trigger.PLACED, Happening(now))  # it waits for nothing any more
+                return self._fire(record, Trigger.PLACED, TransitionContext(now))  # it waits for nothing any more
             case e.WorkerConnected():
                 return self._connected(event, record, now)
             case e.WorkerDisconnected():
@@ -107,7 +107,7 @@ class Coordinator:
             case e.WorkerFailed(worker_id, _, message):
                 event = self.fleet.failed(record, event, begun=self.training.begun)
                 cause = f"worker {worker_id} failed: {message}"
-                return self._fire(record, Trigger.FAIL, Happening(now, message, cause, event=event))
+                return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, event=event))
         return []
 
     def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
@@ -122,7 +122,7 @@ class Coordinator:
         record.pulse = record.pulse or Pulse(now, now)
         record.pulse.heard = now
         trigger = Trigger.CONNECT_IN_WORLD if event.world_version else Trigger.CONNECT
-        out = self._fire(record, trigger, Happening(now, event=event))
+        out = self._fire(record, trigger, TransitionContext(now, event=event))
         if record.state is _S.EXCLUDED:
             self.liveness.restart((record.worker_id,), now)
         return out
@@ -136,12 +136,13 @@ class Coordinator:
             return []  # about an earlier world: late, or sent again
         self.rendezvous.version = max(self.rendezvous.version, event.left_world)
         cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"
-        return self._fire(record, Trigger.JOIN, Happening(now, cause=cause, event=event))
+        return self._fire(record, Trigger.JOIN, TransitionContext(now, cause=cause, event=event))
 
     def _draining(self, event: e.WorkerDraining, record: WorkerRecord, now: float) -> list[Instruction]:
         lingers = event.lingers and self.rendezvous.alone(record)
         cause = f"worker {record.worker_id} leaves: {event.reason}"
-        out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, Happening(now, event.reason, cause))
+        context = TransitionContext(now, event.reason, cause, lost=e.ExitCause.DRAINED)
+        out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, context)
         if event.lingers and not lingers:
             out.append(i.DrainWorker(record.worker_id, event.reason))  # others hold the state: it need not wait
         return [*out, *self.reconcile(now)]
@@ -150,35 +151,36 @@ class Coordinator:
         """That all have finished is so whoever says it."""
         self.rendezvous.together = self.rendezvous.together or event.together
         record = self.records.get(event.worker_id)
-        return self._fire(record, Trigger.FINISH, Happening(now)) if record else []
+        return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
 
     def _exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
         runs, training, least = bool(self.rendezvous.active_members()), self.training, self.limits.minimum
-        found = self.fleet.exited(record, event, now, runs=runs, begun=training.begun, least=least, step=training.step)
+        found = self.fleet.exited(record, event, runs=runs, begun=training.begun, least=least, step=training.step)
         cause, reason, fatal, warning = found
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
             out.append(Record("warning", {"message": warning}))
+        record.node = record.node or event.node  # one that is refused by a node was never placed
         gone = f"worker {event.worker_id} {reason}"
-        out += self._fire(record, Trigger.EXIT, Happening(now, cause=gone, clean=event.code == 0), departure=gone)
+        context = TransitionContext(now, reason, gone, lost=cause, clean=event.code == 0)
+        out += self._fire(record, Trigger.EXIT, context)
         if fatal:
             self.ending.decide(Outcome(Phase.FAILED, fatal, event.output))
         return [*out, *self.reconcile(now)]
 
-    def _fire(
-        self, record: WorkerRecord, trigger: Trigger, happening: Happening, departure: str = ""
-    ) -> list[Instruction]:
-        """``departure``: why a replacement is launched, if one is due now."""
+    def _fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
         held_place = record.holds_place
-        out = self.transitions.fire(record, trigger, happening)
+        out = self.transitions.fire(record, trigger, context)
         if record.worker_id == self.slow_workers.outgoing and not record.holds_place:
             self.slow_workers.outgoing = None  # its replacement was asked for before it left
         elif held_place and not record.holds_place and record.state not in DONE:
-            self.fleet.miss(record, departure or f"worker {record.worker_id} leaves")
+            why = context.cause or f"worker {record.worker_id} leaves"
+            if warning := self.fleet.miss(record, why, context.reason, context.lost, now=context.now):
+                out.append(Record("warning", {"message": warning}))
         if record.state is _S.GONE:
             del self.records[record.worker_id]
         return out
@@ -198,13 +200,13 @@ class Coordinator:
             case GiveUp(record, reason):
                 return self.give_up(record, reason, now)
             case Replace(record, reason, first):
-                why = Happening(now, reason, f"worker {record.worker_id} is {reason}")
+                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
                 if not first:
-                    return self._fire(record, Trigger.LET_GO, why, departure=why.cause)
-                self.fleet.departures.append(Departure(why.cause, away_from=record.node))
+                    return self._fire(record, Trigger.LET_GO, why)
+                self.fleet.departures.append(Departure(why.cause, record.node))
                 return []
             case LetGo(record, reason):
-                why = Happening(now, reason, f"worker {record.worker_id} is {reason}")
+                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
                 return self.transitions.fire(record, Trigger.LET_GO, why)
             case LeaveWorld(cause):
                 self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
@@ -224,7 +226,7 @@ class Coordinator:
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
-        return self._fire(record, Trigger.GIVE_UP, Happening(now, reason, why), departure=why)
+        return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=e.ExitCause.FROZEN))
 
     # ---- the whole ----
 
@@ -239,12 +241,9 @@ class Coordinator:
         missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"
-            out += self.transitions.fire(record, Trigger.LET_GO, Happening(now, reason, cause))
+            out += self.transitions.fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
         for _ in range(missing):
-            record, departure = self.fleet.launch()
-            fields = {"worker": record.worker_id, "reason": record.reason, "replaces": departure is not None}
-            launch = i.LaunchWorker(record.worker_id, record.reason, departure.away_from if departure else "")
-            out += [launch, Record("worker_launched", fields)]
+            out += self.fleet.launch()
         return out
 
     def advance(self, now: float) -> list[Instruction]:
@@ -254,7 +253,7 @@ class Coordinator:
         rendezvous = self.rendezvous
         for record in rendezvous.cut_off():  # each is taken for a cause, and may come back later
             lost = f"worker {record.worker_id} lost its connection"
-            self.transitions.fire(record, Trigger.EXCLUDE, Happening(now, cause=lost))
+            self.transitions.fire(record, Trigger.EXCLUDE, TransitionContext(now, cause=lost))
         out: list[Instruction] = []
         if rendezvous.reopened:
             self._reopen(now)
@@ -288,9 +287,11 @@ class Coordinator:
         chosen = frozenset(world.worker_ids)
         for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
             enters = record.worker_id in chosen
-            self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, Happening(now))
+            self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, TransitionContext(now))
         for rank, worker_id in enumerate(world.worker_ids):
             record = self.records[worker_id]
+            if not record.world_version:
+                self.fleet.entered_world(record)
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
         rendezvous.adopt(world)
         self.fleet.crashes.reached_world()
@@ -326,14 +327,14 @@ class Coordinator:
             record.world_version, record.rank, record.ready = world.version, rank, True
             record.step, record.epoch, record.has_state = member.step, member.epoch, True
             cause = f"worker {member.worker_id} leaves: {record.reason}" if record.state is _S.DRAINING else lost
-            self.transitions.fire(record, Trigger.ADOPT, Happening(now, cause=cause))
+            self.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
         return [i.AdoptWorld(world)]
 
     def _reopen(self, now: float) -> None:
         """Training goes on, with others in the place of those who believe it is over."""
         for record in self.rendezvous.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
-            self._fire(record, Trigger.REOPEN, Happening(now, "finished before the others"))
+            self._fire(record, Trigger.REOPEN, TransitionContext(now, "finished before the others"))
 
     # ---- the end ----
 
@@ -360,7 +361,7 @@ class Coordinator:
         self.ending.deadline = now + self.settings.stop_grace
         for record in self.records.values():
             before, record.remark = record.state, ""  # nobody watches over it any more
-            out += self.transitions.fire(record, Trigger.DISMISS, Happening(now, outcome.reason))
+            out += self.transitions.fire(record, Trigger.DISMISS, TransitionContext(now, outcome.reason))
             if record.state is not before:
                 record.reason = f"the job ends: {outcome.reason}"
         return out

@@ -1,0 +1,139 @@
+"""How long replacements wait: one back-off for each cause of losses, and one for each node.
+
+Ordinary losses are not felt: a worker that has been in a world is replaced at once, and so is the first of any kind that
+has not. Only losses in a row of workers that had got nowhere make replacements wait, each time twice as long:
+
+| losses in a row            | wait from | the longest wait | other consequence                                     |
+| -------------------------- | --------- | ---------------- | ----------------------------------------------------- |
+| of one cause               | the second | 30 s            |                                                       |
+| of one node                | the third | 5 min            | from the second on replacements are kept off the node |
+
+Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
+replacements come one after another, spread over as much time again, so that one of them tries it: if that is lost, the others
+wait on with it. A replacement that reaches a world ends the row of its cause and that of its node, and whoever waits for these waits no longer. A person
+is told once when a wait gets long, and sees it for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.worker_record import WorkerRecord
+
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+LONGEST_OF_NODE = 300.0
+# A person sees a wait that is longer than the first of these, and is told of one that is longer than the second.
+SHOWN_DELAY, TOLD_DELAY = 1.5, 6.0
+AVOIDED_FROM = 2
+MOST_AVOIDED = 50  # they are named in each pod
+NODE_FORGOTTEN_AFTER = 3600.0
+_OF_THE_NODE = (ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.FROZEN)
+
+
+@dataclass(slots=True)
+class Row:
+    """Losses in a row of one kind. ``unfelt``: so many waves of them have no delay. ``node``: if they are of one."""
+
+    backoff: Backoff
+    unfelt: int = 1
+    node: str = ""
+    losses: int = 0
+    waves: int = 0
+    delay: float = 0.0
+    until: float = -math.inf
+    last: float = 0.0  # when there was one
+    why: str = ""  # the last was lost
+    told: bool = False
+    sharing: int = 0  # losses of the latest wave
+    _next_id: int = 0  # of the workers that are launched after the latest wave
+
+    def add(self, worker_id: int, next_id: int, why: str, now: float) -> None:
+        self.losses, self.why, self.last = self.losses + 1, why, now
+        if worker_id < self._next_id or now < self.until:
+            self.sharing += 1
+            return
+        self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
+        self.delay = self.backoff.delay() if self.waves > self.unfelt else 0.0
+        self.until = now + self.delay
+
+    @property
+    def avoided(self) -> bool:
+        """Whether replacements are kept off its node."""
+        return bool(self.node) and self.waves >= AVOIDED_FROM
+
+    def describe(self, seconds: float) -> str:
+        """For people, if replacements wait so long."""
+        workers = f"{self.losses} workers in a row were" if self.losses > 1 else "1 worker was"
+        where = f" on node {self.node}" if self.node else ""
+        lost = f"{workers} lost{where} before training, the last {self.why}"
+        wait = f"{max(1, round(seconds))} s"
+        if self.avoided:
+            return f"{lost}; the node is avoided, and tried again in {wait}"
+        return f"replacements wait {wait}: {lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Of a replacement, for these rows. ``turn``: among those that share them, from 0 for the first to 1."""
+
+    rows: tuple[Row, ...]
+    turn: float = 0.0
+
+    @property
+    def until(self) -> float:
+        return max(row.until + self.turn * row.delay for row in self.rows)
+
+    @property
+    def delay(self) -> float:
+        return max(row.delay for row in self.rows)
+
+    @property
+    def row(self) -> Row:
+        """Which a person is told of."""
+        return next((row for row in self.rows if row.avoided), self.rows[0])
+
+
+def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait:
+    """So many in a row, which are counted elsewhere."""
+    backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=factor)
+    backoff.failures = failures
+    delay = backoff.bound()
+    return Wait((Row(backoff, losses=failures, delay=delay, until=now + delay, why=why),))
+
+
+class Losses:
+    """Of workers that had been in no world."""
+
+    def __init__(self) -> None:
+        self._causes: dict[ExitCause, Row] = {}
+        self._nodes: dict[str, Row] = {}
+        self.workers = 1  # that there may be
+
+    def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> Wait:
+        """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
+        rows = [self._causes.setdefault(cause, Row(Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY)))]
+        if record.node and cause in _OF_THE_NODE:
+            of_node = Row(Backoff(first=FIRST_DELAY, longest=LONGEST_OF_NODE), AVOIDED_FROM, record.node)
+            rows.append(self._nodes.setdefault(record.node, of_node))
+        for row in rows:
+            row.add(record.worker_id, next_id, why, now)
+        return Wait(tuple(rows), min(1.0, rows[0].sharing / self.workers))
+
+    def reached_world(self, record: WorkerRecord) -> tuple[Row | None, ...]:
+        """A worker has, for the first time: the rows that this ends."""
+        of_cause = self._causes.pop(record.replaces, None) if record.replaces else None
+        return of_cause, self._nodes.pop(record.node, None)
+
+    def avoided(self, now: float) -> tuple[str, ...]:
+        """Nodes to keep replacements off, the worst first."""
+        self._nodes = {node: row for node, row in self._nodes.items() if now - row.last < NODE_FORGOTTEN_AFTER}
+        avoided = sorted((row for row in self._nodes.values() if row.avoided), key=lambda row: -row.losses)
+        return tuple(row.node for row in avoided[:MOST_AVOIDED])
+
+    def clear(self) -> None:
+        self._causes.clear()
+        self._nodes.clear()

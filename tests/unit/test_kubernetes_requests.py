@@ -1,0 +1,179 @@
+"""How many requests a job makes of its cluster, whatever the cluster does to its pods."""
+
+import asyncio
+import random
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes_fake import FakeObjects, FakePods
+from kubernetes_kit import JOB, PODS, pod, terminated
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.job.spec import WorkerRange
+from elasticdl.kube.budget import WriteBudget
+from elasticdl.master.core.job import Job
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.values import Settings
+from elasticdl.places.pods.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
+from elasticdl.places.pods.leftovers import KEPT, Leftovers
+from elasticdl.places.pods.shared_retry import SharedRetry
+
+DEADLINE = 20.0
+
+
+class RejectingPods(FakePods):
+    """Each pod is bound to one node, whose kubelet refuses it."""
+
+    def create(self, manifest):
+        made = super().create(manifest)
+        why = {"reason": "UnexpectedAdmissionError", "message": "Pod was rejected: Allocate failed"}
+        spec = {**made["spec"], "nodeName": "n1"}
+        self.objects.put(made["metadata"]["name"], {**made, "spec": spec, "status": {"phase": "Failed", **why}})
+        return made
+
+
+class Stage:
+    """A launcher, and what it reports."""
+
+    def __init__(self, pods, patience):
+        self.pods = pods
+        self.reports = asyncio.Queue()
+        self.launcher = KubernetesLauncher(pods, PODS, self.reports.put_nowait, patience, random.Random(1))
+
+    async def next(self):
+        return await asyncio.wait_for(self.reports.get(), DEADLINE)
+
+    def count(self, method):
+        return sum(call[0] == method for call in self.pods.calls)
+
+    async def until(self, condition):
+        async with asyncio.timeout(DEADLINE):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+def on_stage(pods_class, story, **patience):
+    async def whole():
+        stage = Stage(pods_class(FakeObjects(), FakeObjects()), Patience(**patience))
+        await stage.launcher.find()
+        try:
+            await story(stage)
+        finally:
+            await stage.launcher.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
+def test_a_node_that_rejects_every_pod_costs_few_requests(workers, most):
+    """80 seconds of the job's time, in which the cluster answers at once."""
+
+    async def story(stage):
+        job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
+        while now < 80:
+            out = job.step(e.Tick(), now)
+            while out or running:
+                for each in out:
+                    if isinstance(each, i.LaunchWorker):
+                        running += 1
+                        await stage.launcher.launch(each.worker_id, each.away_from)
+                out = []
+                if running:
+                    report = await stage.next()
+                    running -= isinstance(report, e.WorkerExited)
+                    out = job.step(report, now)
+            now += 0.5
+        assert stage.count("create") <= most
+        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT)
+        assert len(stage.pods.calls) <= 3 * most
+        assert "lost on node n1 before training, the last evicted: Pod was rejected" in job.view().reason
+        last = max(stage.pods.objects.objects, key=lambda name: int(name.rpartition("-")[2]))
+        avoiding = stage.pods.objects.objects[last]["spec"]["affinity"]["nodeAffinity"]
+        assert "n1" in str(avoiding)
+
+    on_stage(RejectingPods, story, over=0.0)
+
+
+def test_all_workers_wait_for_a_quota_behind_one_back_off_and_follow_when_it_lets_one_in():
+    async def story(stage):
+        stage.pods.quota = 2
+        for worker_id in range(40):
+            await stage.launcher.launch(worker_id)
+        waiting = set()
+        while len(waiting) < 38:
+            report = await stage.next()
+            if isinstance(report, e.WorkerPending) and "exceeded quota" in report.reason:
+                waiting.add(report.worker_id)
+        # Two that were let in may each have let as many ask as may do so at once.
+        refused = stage.count("create") - 2
+        assert refused <= 3 * REQUESTS_AT_ONCE
+        await stage.until(lambda: stage.count("create") - 2 >= refused + 3)
+        stage.pods.quota = None
+        await stage.until(lambda: len(stage.pods.objects.objects) == 40)
+        assert stage.count("create") <= 40 + refused + 3 + REQUESTS_AT_ONCE
+
+    on_stage(FakePods, story, first_retry=0.1, longest_retry=0.2)
+
+
+def test_of_two_hundred_that_are_refused_for_20_seconds_one_asks_at_a_time():
+    refusals, asked, now = SharedRetry(Backoff(longest=8.0)), 0, 0.0
+    times = dict.fromkeys(range(200), 0.0)
+    while min(times.values()) < 20:
+        worker = min(times, key=times.get)
+        now = times[worker]
+        if wait := refusals.wait(now):
+            times[worker] = now + wait
+        else:
+            asked += 1
+            refusals.refused("quota", now)
+            times[worker] = now + 0.1
+    assert asked == 6
+    refusals.succeeded()
+    assert [refusals.wait(now) for _ in range(3)] == [0, 0, 0]
+
+
+def test_pods_that_are_over_are_removed_up_to_the_newest():
+    async def story(stage):
+        for worker_id in range(KEPT + 2):
+            await stage.launcher.launch(worker_id)
+        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT + 2)
+        for worker_id in range(KEPT + 2):
+            name = f"{JOB}-worker-{worker_id}"
+            phase, end = ("Succeeded", terminated(0)) if worker_id % 2 else ("Failed", terminated(1))
+            known = stage.pods.objects.objects[name]
+            stage.pods.objects.put(name, pod(worker_id, phase, end, manifest=known))
+            while not isinstance(await stage.next(), e.WorkerExited):
+                pass
+        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT)
+        left = sorted(stage.pods.objects.objects)
+        assert left == [f"{JOB}-worker-{worker_id}" for worker_id in range(2, KEPT + 2)]
+
+    on_stage(FakePods, story, over=0.0)
+
+
+@given(st.lists(st.floats(0, 30), max_size=30))
+def test_the_newest_that_are_over_are_kept_and_all_of_them_for_a_while(pauses):
+    leftovers, since, now = Leftovers(60.0), {}, 0.0
+    for worker_id, pause in enumerate(pauses):
+        now += pause
+        leftovers.add(worker_id, now)
+        since[worker_id] = now
+        for removed in leftovers.take(now):
+            assert now - since.pop(removed) >= 60.0
+    now += 1000.0
+    assert leftovers.next(now) == (0.0 if len(since) > KEPT else None)
+    assert leftovers.take(now) == list(since)[:-KEPT]
+    assert (leftovers.take(now), leftovers.next(now)) == ([], None)
+
+
+def test_threads_that_wait_come_one_after_another():
+    waiting = WriteBudget(0, sleep=lambda seconds: None, clock=iter(range(10**6)).__next__)
+    threads = [threading.Thread(target=waiting.wait) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in threads)
