@@ -14,7 +14,7 @@ from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
-from elasticdl.job.job_history import PARTS
+from elasticdl.job.events import PAUSE_PARTS
 from elasticdl.job.journal import Entry
 
 SAMPLES = 65536
@@ -139,7 +139,7 @@ class ElasticRun:
             before=len(old["members"]),
             after=len(new["members"]),
             gap=gap_between(halves, since),
-            parts=tuple({part: pause[part] for part in (*PARTS, "total")} for pause in pauses),
+            parts=tuple({part: pause[part] for part in (*PAUSE_PARTS, "total")} for pause in pauses),
             torn=max(pause["steps_torn"] for pause in pauses),
             worlds=newest - old["world"],
             traces={name: max(counts[name] for counts in traced) for name in traced[0]},

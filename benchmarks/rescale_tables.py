@@ -9,7 +9,7 @@ from itertools import chain, product
 from benchmarks.elastic_run import Change
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.peers.port import PeerChange
-from elasticdl.job.job_history import PARTS
+from elasticdl.job.events import PAUSE_PARTS
 
 GROWING = ("grow", "rejoin")
 
@@ -49,7 +49,7 @@ def show_elastic(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key,
             continue
         pause = pauses(samples)
         reported = summarise(part["total"] for change in samples for part in change.parts)
-        parts = {name: summarise(part[name] for change in samples for part in change.parts) for name in PARTS}
+        parts = {name: summarise(part[name] for change in samples for part in change.parts) for name in PAUSE_PARTS}
         step = summarise(change.gap.ordinary for change in samples)
         counts = {name: sum(getattr(change.gap, name) for change in samples) for name in ("redone", "lost")}
         counts["torn"] = sum(change.torn for change in samples)
@@ -60,10 +60,10 @@ def show_elastic(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key,
         shown = [_ms(value) for value in (pause.median, pause.p95, pause.minimum, pause.maximum, step.median)]
         traced = str(max(traces.values(), default="-"))
         rows.append([str(key), str(len(samples)), *shown, *map(str, counts.values()), traced, str(failed)])
-        splits.append([str(key), *(_ms(parts[name].median) for name in PARTS), _ms(reported.median)])
+        splits.append([str(key), *(_ms(parts[name].median) for name in PAUSE_PARTS), _ms(reported.median)])
     columns = ["event", "n", "median", "p95", "min", "max", "step", "redone", "lost", "torn", "traces", "failed"]
     show_table("Pause of the survivors, ms (step logs, less an ordinary step)", columns, rows)
-    show_table("Where it goes, ms (medians, as reported)", ["event", *PARTS, "total"], splits)
+    show_table("Where it goes, ms (medians, as reported)", ["event", *PAUSE_PARTS, "total"], splits)
 
 
 def show_peers(peers: PeerChanges, results: Results) -> None:

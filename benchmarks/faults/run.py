@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from benchmarks.faults.catalogue import Fault, Way
 from benchmarks.job import COMMAND, ElasticJob, JobSettings
 from benchmarks.processes import Processes, wait_until
-from elasticdl.job.journal import Entry, standing
+from elasticdl.job.events import standing
+from elasticdl.job.journal import Entry
 
 VICTIM = 1
 START_SECONDS = 120.0

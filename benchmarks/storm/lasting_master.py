@@ -31,6 +31,7 @@ from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import Context, TlsAccess, TokenAccess
+from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Platform, serve
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state.events import Event, FoundWorker, WorkerExited, WorkerPlaced
@@ -210,7 +211,7 @@ class LastingLauncher:
         self._report(WorkerExited(worker_id, cause, code, detail))
 
 
-class FileStore:
+class FileStore(SnapshotStore):
     """See `elasticdl.master.shell.saver.SnapshotStore`."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
 from elasticdl.cli.job_handle import JobHandle, JournalFeed
-from elasticdl.job.job_history import JobHistory
+from elasticdl.job.facts import Facts
 from elasticdl.job.records import History
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import News, job_path
@@ -40,7 +40,7 @@ class _Watched:
     feed: JournalFeed | None = None
     opened_at: float = 0.0  # when the feed was
     heard: bool = False  # the feed has told something
-    history: JobHistory = field(default_factory=JobHistory)
+    history: Facts = field(default_factory=Facts)
     begun: int = 0  # how often the journal has begun, from all feeds
     lines: int = 0
     content: str = "null"  # JSON: what the page shows
@@ -172,11 +172,11 @@ class LiveBoard:
 
     def _read(self, key: Key, watched: _Watched) -> bool:
         if watched.feed is None:
-            watched.history, watched.lines = JobHistory(watched.handle.name), 0
+            watched.history, watched.lines = Facts(watched.handle.name), 0
             watched.feed, watched.opened_at, watched.heard = watched.handle.feed(), self._clock(), False
         anew, lines = watched.feed.read()
         if anew:
-            watched.history, watched.lines = JobHistory(watched.handle.name), 0
+            watched.history, watched.lines = Facts(watched.handle.name), 0
             watched.begun += 1
         watched.history.read(lines)
         watched.lines += len(lines)
@@ -203,7 +203,7 @@ def _drawn(age: float) -> int:
     return int(REDRAWN * math.log(max(1.0, min(age, steady))) + max(0.0, age - steady) / STALE_SECONDS)
 
 
-def known(history: JobHistory, status: pb.JobStatus | None, now: float) -> History:
+def known(history: Facts, status: pb.JobStatus | None, now: float) -> History:
     """With what the job's status says of a job that has not told its end."""
     goes_on = status is not None and status.phase in ("starting", "pending", "running", "waiting", "stopping")
     found = history.result(now if goes_on else 0.0)

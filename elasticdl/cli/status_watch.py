@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.screens import Screen
-from elasticdl.cli.wording import PASSING, is_over, news, summary_lines
+from elasticdl.cli.wording import is_over, summary_lines
 from elasticdl.common.errors import UnreachableError
+from elasticdl.job.events import KINDS, news
+from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -93,7 +95,7 @@ def show_news(journal: Iterable[str], screen: Screen) -> None:
             text = news(entry) if entry is not None else None
         if entry is not None and text is not None:
             event = entry["event"]
-            if event in PASSING:
+            if KINDS[event].passing:
                 screen.passing(event, text)
             else:
                 screen.line(text)
@@ -109,4 +111,4 @@ def show_end(
     if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, journal, output)))
+        tell("\n".join(summary_lines(status, Facts.of(journal).result(), output)))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
-from elasticdl.job.journal import Entry, standing
+from elasticdl.job.journal import Entry
+from elasticdl.job.records import History
+from elasticdl.job.text import metrics_text as metrics_text
+from elasticdl.job.text import plural as plural
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
@@ -24,19 +27,6 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {_number(value)}" for name, value in sorted(metrics.items()))
-
-
-def _number(value: float | None) -> str:
-    """JSON has no word for a number that is none."""
-    return "nan" if value is None else f"{value:.4g}"
 
 
 def count_of(done: int, total: int) -> str:
@@ -108,47 +98,6 @@ def why(worker: pb.WorkerStatus) -> str:
     return "; ".join(filter(None, (worker.remark, worker.reason)))
 
 
-# The entries that somebody who watches a job wants to see go by.
-_NEWS = {
-    "world_formed": "world {world}: {who}{since}: {reason}",
-    "worker_stuck": "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
-    "worker_waits": "worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}",
-    "worker_left": "worker {worker} left: {reason}",
-    "evaluation": "evaluation at step {step}: {measured}",
-    "epoch_finished": "epoch {counted} finished: step {step}, loss {loss}",
-    "checkpoint": "checkpoint at step {step}: {path}",
-    "checkpoint_failed": "warning: no checkpoint at step {step}: {reason}",
-    "resumed": "resumed at step {step} from {path}",
-    "exported": "model written to {path}",
-    "worker_slow": "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it",
-    "worker_recovered": "worker {worker} is no longer slow",
-    "warning": "warning: {message}",
-    "scale_requested": "asked for {wanted}",
-    "advice": "scaling: {text}",
-    "decision": "scaling: {reason}",
-}
-# Those of them that come by each epoch.
-PASSING = ("epoch_finished", "evaluation")
-
-
-def news(entry: Entry) -> str | None:
-    """A line for somebody who watches the job; None if the entry is only for the record."""
-    event = entry.get("event", "")
-    if event not in _NEWS or (event == "worker_left" and not entry.get("code")):
-        return None
-    ids = entry.get("members", [])
-    said = {
-        "since": f" from step {entry['step']}" if entry.get("step") else "",
-        "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
-        "who": f"{plural(len(ids), 'worker')} ({', '.join(map(str, ids))})",
-        "measured": metrics_text(entry.get("metrics", {})),
-        "standing": standing(entry) or "at an unknown place: no stack could be had",
-        "counted": entry.get("epoch", 0) + 1,
-        "loss": _number(entry.get("loss")),
-    }
-    return _NEWS[event].format_map(defaultdict(lambda: None, {**entry, **said}))
-
-
 _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs
 
 
@@ -169,38 +118,26 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def pauses_text(journal: Iterable[Entry]) -> str:
+def pauses_text(found: History) -> str:
     """How often training paused and for how long at most; survivors of one change report one pause each."""
-    longest: dict[int, float] = {}
-    for entry in journal:
-        if entry.get("event") == "pause":
-            longest[entry["world"]] = max(entry["total"], longest.get(entry["world"], 0.0))
-    if not longest:
+    if not found.pauses:
         return "none"
-    return f"{len(longest)}, the longest {max(longest.values()):.2f} s"
+    count = max(found.counts["pauses"], len(found.pauses))
+    return f"{count:,}, the longest {max(pause.total for pause in found.pauses):.2f} s"
 
 
-_IN_SUMMARY = ("pause", "checkpoint", "stop_requested")
-
-
-def kept_text(status: pb.JobStatus, journal: Iterable[Entry]) -> str:
+def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
-    path, asked = "", False
-    for entry in journal:
-        if entry.get("event") == "checkpoint" and entry.get("step") == status.step:
-            path = str(entry.get("path"))
-        elif entry.get("event") == "stop_requested":
-            asked = bool(entry.get("checkpoint"))
-    if not path:
-        return "nothing is kept of it" if asked and status.step else ""
+    step, path = found.checkpoint
+    if not path or step != status.step:
+        return "nothing is kept of it" if found.wants_checkpoint and status.step else ""
     # In the job's own folder it is found by the name.
     named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
     return f"kept in {path}: the same command{named} goes on from there"
 
 
-def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -> list[str]:
+def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str]:
     """What a finished job has to show."""
-    journal = [entry for entry in journal if entry.get("event") in _IN_SUMMARY]  # of a long one the few that matter
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
@@ -208,8 +145,8 @@ def summary_lines(status: pb.JobStatus, journal: Iterable[Entry], output: str) -
         lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
-    lines.append(f"  pauses   {pauses_text(journal)}")
-    if status.phase == "stopped" and (kept := kept_text(status, journal)):
+    lines.append(f"  pauses   {pauses_text(found)}")
+    if status.phase == "stopped" and (kept := kept_text(status, found)):
         lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")

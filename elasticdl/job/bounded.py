@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from elasticdl.job.records import Point
@@ -12,7 +12,7 @@ T = TypeVar("T")
 MOST_POINTS = 1500
 
 
-class Foremost(Generic[T]):
+class CappedList(Generic[T]):
     """Items in order. Of more than twice ``most``, those stay that are worth most; if none is worth more, every second."""
 
     def __init__(self, most: int, worth: Callable[[T], float] | None = None) -> None:
@@ -64,14 +64,14 @@ class Curve:
     def add(self, point: Point) -> None:
         last = self._points[-1] if self._points else None
         if last is not None and self._in_last < self._each and last.workers == point.workers:
-            self._points[-1] = _joined(last, point)
+            self._points[-1] = last + point
             self._in_last += 1
         else:
             self._points.append(point)
             self._in_last = 1
         if len(self._points) >= 2 * MOST_POINTS:
             pairs = zip(self._points[::2], self._points[1::2], strict=False)
-            self._points = [_joined(first, second) for first, second in pairs]
+            self._points = [first + second for first, second in pairs]
             self._in_last += self._each
             self._each *= 2
 
@@ -79,9 +79,14 @@ class Curve:
         return tuple(self._points)
 
 
-def _joined(first: Point, second: Point) -> Point:
-    steps, samples = first.steps + second.steps, first.samples + second.samples
-    loss = second.loss if first.loss is None else first.loss if second.loss is None else None
-    if loss is None and first.loss is not None and second.loss is not None:
-        loss = (first.loss * first.samples + second.loss * second.samples) / samples if samples else second.loss
-    return replace(second, steps=steps, samples=samples, seconds=first.seconds + second.seconds, loss=loss)
+class Histogram:
+    """How many values were at most as large as each of ``bounds``, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last: of larger ones
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value

@@ -1,42 +1,396 @@
-"""What is so of a job at the moment, as its journal tells it."""
+"""What a journal tells, entry by entry: `Facts.take`. It holds a few MB however long the journal is.
+
+The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 
-from elasticdl.job.records import Doing
+from elasticdl.common.reach import NOT_REACHED
+from elasticdl.job import fields as f
+from elasticdl.job.bounded import CappedList, Curve, Histogram
+from elasticdl.job.events import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
+from elasticdl.job.job_facts import JobFacts
+from elasticdl.job.journal import STEPS, Entry, parse_entry
+from elasticdl.job.lanes import MOST_LANES, Lanes
+from elasticdl.job.records import (
+    Changing,
+    History,
+    Mark,
+    PauseRecord,
+    Point,
+    TimeSpent,
+    TimeUse,
+    WorkerPhase,
+    WorldSpan,
+)
+from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
+from elasticdl.job.timeline import Timeline
+
+MOST_WORLDS = 2000
+MOST_PAUSES = 2000
+MOST_MARKS = 2000
+MOST_WARNINGS = 200
+MOST_MEMBERS = 500_000  # of all worlds together; of the older ones only the number stays
+MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make up
+PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
+FINAL = ("succeeded", "failed", "stopped")
+_KINDS = {"grow": TimeUse.GROW, "shrink": TimeUse.SHRINK, "failure": TimeUse.FAILURE}
+_AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
 
 
-@dataclass(slots=True)
+def _lasted(world: WorldSpan) -> float:
+    return (world.until or float("inf")) - world.since
+
+
 class Facts:
-    """What is so of the job as a whole."""
+    """``job``: its name, if the journal does not tell."""
 
-    job: str = ""
-    phase: str = "pending"
-    reason: str = ""
-    wanted: str = ""
-    step: int = 0
-    resumed: int = 0  # the step that it went on from
-    loss: float | None = None  # of the last steps
-    rate: float | None = None  # samples per second, of these
-    collective: str = ""
-    over: bool = False
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    advice: str = ""
-    speedup: tuple[tuple[float, float, float, float], ...] = ()
-    target: int = 0
-    decision: str = ""
-    compared: tuple[int, int] = (
-        0,
-        0,
-    )  # the step after which states were compared last, and of how many workers they were one
+    def __init__(self, job: str = "") -> None:
+        self.state = JobFacts(job=job)
+        self._time: Timeline | None = None
+        self._began = 0.0
+        self._lanes = Lanes()
+        self._worlds: CappedList[WorldSpan] = CappedList(MOST_WORLDS, _lasted)
+        self._pauses: CappedList[PauseRecord] = CappedList(MOST_PAUSES, lambda pause: pause.total)
+        self._marks: CappedList[Mark] = CappedList(MOST_MARKS)
+        self._warnings: CappedList[Mark] = CappedList(MOST_WARNINGS, lambda warning: warning.time)
+        self._curve = Curve()
+        self._members = 0
+        self._changing: Changing | None = None
+        self._reported = 0.0  # when steps were told last
+        self._told = (0, 0)  # world and step of that
+        self.counts: Counter[str] = Counter()
+        self.causes: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+        self._unknown: set[str] = set()
+        self._damaged = self._went_back = 0
+        self._furthest_back = 0.0
+        self._cut = False
+        self._format = ""
+        self.pause_times: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(PAUSE_BOUNDS))
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Facts:
+        facts = cls()
+        for entry in entries:
+            facts.take(entry)
+        return facts
+
+    # ---- what is told ----
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Lines of a journal. What is no entry is left out, and remarked."""
+        for line in lines:
+            if not line.strip():
+                continue
+            entry = parse_entry(line)
+            if entry is None:
+                self._damaged += 1
+            else:
+                self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """The next entry, which has a time and an event; nothing in it makes this raise."""
+        event, time = str(entry["event"]), float(entry["time"])
+        if self._time is None:
+            self._cut = event != "job_started"
+            self._began = time
+            self._time = Timeline(time, TimeUse.PRODUCTIVE if self._cut else TimeUse.STARTING)
+        line = self._line
+        if time < line.now:
+            self._went_back += 1
+            self._furthest_back = max(self._furthest_back, line.now - time)
+        line.advance(time)
+        now = line.now
+        kind = KINDS.get(event)
+        self.counts[event if kind else ""] += 1
+        if kind is None and len(self._unknown) < MOST_NAMES:
+            self._unknown.add(event[:MOST_NAMES])
+        if event != STEPS:  # of which there are most, and some are told twice
+            self.state.take(entry)
+        if act := _ACTS.get(event):
+            act(self, entry, now)
+        if kind and kind.marked:
+            named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
+            said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
+            value = {
+                **f.numbers(entry, "metrics"),
+                **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
+            }
+            known = {key: each for key, each in value.items() if each is not None or key in f.numbers(entry, "metrics")}
+            self._marks.add(Mark(now, event, said, f.count(entry, "step"), known))
+        line.change(crew=self._lanes.crew)
+
+    # ---- what is asked ----
+
+    def settled(self, until: float = 0.0) -> TimeSpent:
+        """Where the time went as far as nothing can change it any more: these numbers never fall.
+
+        ``until``: the present, for a job that goes on; from now on nothing is taken to have happened before it.
+        """
+        line = self._time or Timeline(until, TimeUse.STARTING)
+        if not self.state.over:
+            line.advance(until)
+        return line.settled()
+
+    def result(self, until: float = 0.0) -> History:
+        """``until``: the present, for a job that goes on."""
+        facts, line = self.state, self._time or Timeline(until, TimeUse.STARTING)
+        if facts.over:
+            until = line.now
+        change = self._changing
+        if change and not change.told and not self._tells_no_steps:  # nothing was trained since
+            line = line.copy()
+            line.advance(until)
+            line.relabel(change.use, change.since, line.now)
+        pauses, changes = tuple(self._pauses), dict(self._changes)
+        if change and not change.told and facts.over and change.use in _KINDS.values() and self._worlds.last:
+            # No step came after it that would have told it.
+            lasted = line.now - change.since
+            pauses += (PauseRecord(self._worlds.last.version, str(change.use), line.now, lasted, 0, 0),)
+            changes[str(change.use)] = changes.get(str(change.use), 0) + 1
+        return History(
+            **{each.name: getattr(facts, each.name) for each in fields(JobFacts) if each.name != "slow"},
+            slow=dict(facts.slow),
+            began=self._began if self._time else until,
+            until=max(line.now, until),
+            lanes=self._lanes.result(),
+            worlds=tuple(self._worlds),
+            pauses=pauses,
+            marks=tuple(self._marks),
+            warnings=tuple(self._warnings),
+            points=self._curve.result(),
+            spent=line.spent(until),
+            counts={**self.counts, "pauses": self._pauses.count},
+            changes=changes,
+            causes=dict(self.causes),
+            remarks=tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> Iterable[str]:
+        if self._cut:
+            yield "the beginning of the journal is missing: what came before its first entry is not counted"
+        if is_newer(self._format):
+            yield f"a newer version of elasticdl wrote the journal (format {self._format}, not {FORMAT}): some of it may be misread"
+        if self._damaged:
+            yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
+        if self._unknown:
+            yield unknown_kinds(self._unknown, self.counts[""])
+        if self._went_back:
+            yield clocks_went_back(self._went_back, self._furthest_back)
+        if self._tells_no_steps:
+            yield "the journal tells no steps: an older version wrote it, and there are no curves"
+        if self._lanes.forgotten:
+            yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
+        dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
+        yield from not_shown({**dropped, "other events": self._marks.dropped})
+
+    @property
+    def _tells_no_steps(self) -> bool:
+        """There were some all the same."""
+        facts = self.state
+        made = (facts.over and facts.step > facts.resumed) or any(self.counts[event] for event in _AFTER_STEPS)
+        return made and not self.counts[STEPS]
+
+    # ---- the job ----
+
+    @property
+    def _line(self) -> Timeline:
+        assert self._time is not None, "it begins with the first entry"
+        return self._time
+
+    def _job_started(self, entry: Entry, now: float) -> None:
+        self._format = f.text(entry, "format")
+
+    def _phase(self, entry: Entry, now: float) -> None:
+        phase, line = self.state.phase, self._line
+        if phase == "waiting":
+            line.change(TimeUse.WAITING)
+        elif phase in ("stopping", *FINAL):
+            line.change(TimeUse.ENDING)
+            self._lanes.rest(now, self.state.reason)
+        elif phase == "running" and line.doing is TimeUse.WAITING:
+            line.change(TimeUse.PRODUCTIVE)
+
+    def _job_finished(self, entry: Entry, now: float) -> None:
+        self._line.change(TimeUse.ENDING)
+        self._lanes.end(now)
+        self._end_world(now)
+
+    def _evaluation(self, entry: Entry, now: float) -> None:
+        self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
+
+    def _checkpoint(self, entry: Entry, now: float) -> None:
+        self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
+
+    def _warning(self, entry: Entry, now: float) -> None:
+        self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
+
+    # ---- workers ----
+
+    def _worker_launched(self, entry: Entry, now: float) -> None:
+        self._worker_pending(entry, now)
+
+    def _worker_pending(self, entry: Entry, now: float) -> None:
+        self._become(entry, WorkerPhase.PENDING, now, f.text(entry, "reason"))
+
+    def _worker_draining(self, entry: Entry, now: float) -> None:
+        self._become(entry, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
+
+    def _become(self, entry: Entry, phase: WorkerPhase, now: float, reason: str = "") -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.become(worker, phase, now, reason)
+
+    def _worker_ready(self, entry: Entry, now: float) -> None:
+        self._become(entry, WorkerPhase.WARM, now)
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.found(worker, "")  # whatever held it up has passed
+
+    def _worker_started(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.started(worker, f.text(entry, "host"), now)
+
+    def _worker_left(self, entry: Entry, now: float) -> None:
+        cause = f.text(entry, "cause")
+        self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.left(worker, now, cause, f.text(entry, "reason"), f.worker_of(entry, "code"))
+
+    def _worker_slow(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.found(worker, f"slow {f.text(entry, 'phase')}".strip())
+
+    def _worker_stuck(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
+            self._lanes.found(worker, f"{what} {f.standing_of(entry)}".strip())
+
+    def _worker_recovered(self, entry: Entry, now: float) -> None:
+        if (worker := f.worker_of(entry)) is not None:
+            self._lanes.found(worker, "")
+
+    # ---- worlds ----
+
+    def _world_formed(self, entry: Entry, now: float) -> None:
+        line, before, ids = self._line, self._worlds.last, f.members(entry)
+        first = line.doing is TimeUse.STARTING
+        if self._changing is None:
+            grew = before is None or len(ids) > before.size
+            doing = TimeUse.STARTING if first else TimeUse.GROW if grew else TimeUse.SHRINK
+            self._changing = Changing(now if first else now - f.seconds(entry, "seconds"), doing)
+        self._changing.told = False
+        self._end_world(now)
+        self._lanes.form(ids, before.members if before else (), now)
+        self._worlds.add(
+            WorldSpan(f.count(entry, "world"), len(ids), ids, f.text(entry, "reason"), f.count(entry, "step"), now)
+        )
+        self._members += len(ids)
+        if self._members > MOST_MEMBERS:
+            self._members = 0
+            self._worlds.change_each(self._without_members)
+        line.change(TimeUse.PRODUCTIVE)
+
+    def _without_members(self, world: WorldSpan) -> WorldSpan:
+        """Those of the newest worlds stay, half as many as there may be."""
+        if self._members + len(world.members) > MOST_MEMBERS // 2:
+            return replace(world, members=())
+        self._members += len(world.members)
+        return world
+
+    def _world_broken(self, entry: Entry, now: float) -> None:
+        self._end_world(now)
+        if self._line.doing is TimeUse.PRODUCTIVE:
+            self._line.change(TimeUse.FAILURE)
+        self._changing = self._changing or Changing(now, TimeUse.FAILURE)
+
+    def _master_restarted(self, entry: Entry, now: float) -> None:
+        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
+        found slow or stuck it knows nothing, so it never says that they recovered."""
+        self._lanes.nothing_found()
+        version, last = f.count(entry, "world"), self._worlds.last
+        if version and (last is None or last.version < version):
+            # Its seconds are those in which the master waited for workers, who trained.
+            self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
+
+    def _end_world(self, now: float) -> None:
+        last = self._worlds.last
+        if last is not None and last.until is None:
+            self._worlds.amend(replace(last, until=now))
+
+    def _pause(self, entry: Entry, now: float) -> None:
+        """Each survivor tells one; that of the longest counts."""
+        world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
+        doing = _KINDS.get(kind)
+        if doing is None:
+            return
+        for part in PAUSE_TIMES:
+            if (seconds := f.number(entry, part)) is not None:
+                self.pause_times[kind, part].add(seconds)
+        if change := self._changing:
+            if change.use is TimeUse.FAILURE and not change.told:  # from the break on was what could be known until now
+                self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
+            change.told = True
+        last = self._pauses.last
+        if last is None or last.world != world:
+            parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
+            self._pauses.add(PauseRecord(world, kind, now, total, 1, f.count(entry, "steps_torn"), parts))
+            self._changes[kind] += 1
+        else:
+            known = replace(last, workers=last.workers + 1)
+            if total > last.total:
+                parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
+                torn = max(last.steps_torn, f.count(entry, "steps_torn"))
+                known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
+            self._pauses.amend(known)
+            if total <= last.total:
+                return
+        self._line.relabel(doing, now - total, now)
+
+    # ---- steps ----
+
+    def _steps_over(self, entry: Entry, now: float) -> None:
+        """What a script does after its last step is the job's end, however long that takes."""
+        line = self._line
+        since = now - f.seconds(entry, "seconds")
+        line.relabel(TimeUse.ENDING, since, now)
+        if line.doing is TimeUse.PRODUCTIVE:
+            line.change(TimeUse.ENDING)
+        self._lanes.rest(since, "has made its last step")
+
+    def _steps(self, entry: Entry, now: float) -> None:
+        line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")
+        made, world, step = f.count(entry, "steps"), f.count(entry, "world"), f.count(entry, "step")
+        if step > 0 and (world, step) <= self._told:
+            return  # a master that was started again is told the last steps once more
+        self._told = world, step
+        # What a world had made is told after it broke, too.
+        current = last is not None and (world > last.version or (world == last.version and last.until is None))
+        change = self._changing
+        if change and current:
+            if not change.told:
+                line.relabel(change.use, change.since, now - took)
+                self._changes[str(change.use)] += 1
+            self._changing = None
+        again = min(f.count(entry, "again"), made)
+        slowest, workers = f.seconds(entry, "slowest"), last.size if last else 0
+        line.take(TimeUse.AGAIN, took * again / made if made else 0.0)
+        line.take(TimeUse.SLOW, slowest * (made - again))  # each second counts once
+        point = Point(step, world, made, f.count(entry, "samples"), f.number(entry, "loss"), f.number(entry, "learning_rate"),
+                      took, again, f.seconds(entry, "waited"), slowest, time=now, workers=workers)  # fmt: skip
+        self._curve.add(point)
+        state = self.state
+        state.step, state.loss, state.rate = step or state.step, point.loss, point.rate
+        state.learning_rate = point.learning_rate
+        state.steps_made, state.samples_made = state.steps_made + made, state.samples_made + point.samples
+        line.settle(self._reported)
+        self._reported = now
 
 
-@dataclass(slots=True)
-class Changing:
-    """The way from one world to the next, until its first step is told."""
-
-    since: float
-    doing: Doing
-    told: bool = False  # a survivor has told the pause
+# What an entry of each kind changes.
+_ACTS: Mapping[str, Callable[[Facts, Entry, float], None]] = {
+    name: vars(Facts)[f"_{name}"] for name in KINDS if f"_{name}" in vars(Facts)
+}

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.job.journal import Entry, standing
+from elasticdl.job.events import standing
+from elasticdl.job.journal import Entry
 
 LONGEST_TEXT = 2000
 MOST = 1e15  # seconds, steps, samples: a larger number is made up

@@ -1,8 +1,7 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `EVENTS` says what else. What a worker has told has the
-``worker`` in whose session it came, too. Status pages,
-plots, summaries and benchmarks are all made from it.
+Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.events` says what else. What a worker has told
+has the ``worker`` in whose session it came, too. Status pages, plots, summaries and benchmarks are all made from it.
 """
 
 from __future__ import annotations
@@ -13,60 +12,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.steps import Steps
+
 Entry = dict[str, Any]
 
-EVENTS = {
-    "job_started": "job, workers (MIN-MAX), specification",
-    "master_restarted": "world, members, missing (worker ids that were expected and have not come), seconds until it knew",
-    "worker_launched": "worker, reason, replaces (whether one that left)",
-    "worker_pending": "worker, reason: asked for, but there is no place for it yet",
-    "worker_started": "worker, host, pid",
-    "worker_ready": "worker: warm, waiting to be let in",
-    "worker_draining": "worker, reason: told to leave, or leaving by itself",
-    "worker_stuck": "worker, host, why (stuck|not ready|no heartbeat|has not reached the master|...), seconds, "
-    "state (of its process, if it can't run; of the master that it tries), "
-    "where (as in train.py:31 in load), differs (from the others), stack (lines); those that are known",
-    "worker_waits": "worker, where (as in train.py:31 in load), seconds: not ready yet, as its own code takes long at the start",
-    "worker_left": "worker, cause, reason, code: its process is gone",
-    "change_announced": "world, reason: members will leave the world after their step",
-    "world_broken": "world, reason: a member is gone; the others leave the world at once",
-    "world_formed": "world, members (worker ids in rank order), step, reason, seconds since forming began",
-    "pause": "world, worker, kind (grow|shrink|failure), notice, drain, rendezvous, init, sync, first_step, total, steps_torn",
-    "evaluation": "step, epoch, samples, metrics, seconds",
-    "checkpoint": "step, path, seconds to write it, held (seconds of these, and of copying, that training stood still)",
-    "checkpoint_failed": "step, path, reason",
-    "collective": "engine (horovod|torch): what sums gradients over workers",
-    "resumed": "step, epoch, samples, path",
-    "exported": "path",
-    "worker_slow": "worker, host, phase (data|compute|update), factor (of the median worker's), seconds (a step, by which the others wait)",
-    "worker_recovered": "worker: no longer slow",
-    "warning": "message",
-    "epoch_finished": "epoch, step, loss (mean over its samples, as far as rank 0 could report them), compared (the step after which the "
-    "workers' states were compared last), compared_workers (of how many they were one)",
-    "scale_requested": "workers",
-    "advice": "text, curve [{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]",
-    "decision": "workers (that the job wants from now on), reason",
-    "stop_requested": "reason, checkpoint",
-    "phase": "phase, reason",
-    "steps_over": "step, seconds: a script has made its last step, and since its last step, evaluation or checkpoint it has done "
-    "something else for so long",
-    "steps": "step (the last), world, steps, samples, loss (mean over samples), learning_rate, seconds, again (how many of them "
-    "were made before), waited (seconds a step that members waited for others, mean), slowest (of these, those for the slowest)",
-    "job_finished": "phase, reason, steps, epochs, samples, metrics",
-}
 STEPS = "steps"
+MOST_BETWEEN = 100  # entries between two on steps that are made one
 LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
 
 def dump_entry(entry: Entry) -> str:
     return json.dumps(plain(entry), separators=(", ", ": "), allow_nan=False)
-
-
-def standing(entry: Entry) -> str:
-    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
-    where = entry.get("where")
-    parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
-    return ", ".join(str(part) for part in parts if part)
 
 
 def plain(value: Any) -> Any:
@@ -102,40 +58,34 @@ def read_journal(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
-def join_steps(first: Entry, second: Entry) -> Entry:
-    """One `STEPS` entry that says what two of one world say, the second being the later."""
-    steps, samples = first["steps"] + second["steps"], first["samples"] + second["samples"]
-
-    def mean(name: str, by: str, over: float) -> float | None:
-        values = [entry[name] for entry in (first, second)]
-        if None in values:  # a loss that is no number
-            return None
-        joined: float = (values[0] * first[by] + values[1] * second[by]) / over if over else values[1]
-        return joined
-
-    return {
-        **second,
-        **{name: first[name] + second[name] for name in ("steps", "samples", "seconds", "again")},
-        "loss": mean("loss", "samples", samples),
-        **{name: mean(name, "steps", steps) for name in ("waited", "slowest")},
-    }
-
-
 def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
-    """Lines of a journal in which up to ``bunch`` entries on steps of one world, one after the other, are made one."""
-    kept: Entry | None = None
-    size = 0
+    """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
+    joined: Steps | None = None
+    last = ""  # the line of the last of the entries that ``joined`` tells
+    world = 0  # of which steps came last: the first of a world stand by themselves, as they end a change of workers
+    size, after = 0, list[str]()  # how many they are, and the lines that follow them
+
+    def kept() -> Iterator[str]:
+        if joined:
+            yield last if size == 1 else dump_entry({**json.loads(last), **joined.fields()}) + "\n"
+        yield from after
+
     for line in lines:
-        entry = json.loads(line)
-        if entry["event"] != STEPS:
-            if kept is not None and "world" in entry["event"]:
-                yield dump_entry(kept) + "\n"
-                kept = None
-            yield line
+        entry = parse_entry(line)
+        is_steps = entry is not None and entry["event"] == STEPS
+        steps = Steps.of(entry) if entry and is_steps else None
+        if joined and steps and size < bunch and joined.world == steps.world:
+            yield from after
+            last, joined, size, after = line, joined + steps, size + 1, []
             continue
-        if kept is not None and (size >= bunch or kept["world"] != entry["world"]):
-            yield dump_entry(kept) + "\n"
-            kept = None
-        kept, size = (entry, 1) if kept is None else (join_steps(kept, entry), size + 1)
-    if kept is not None:
-        yield dump_entry(kept) + "\n"
+        if entry is None or is_steps or "world" in entry["event"] or len(after) >= MOST_BETWEEN:
+            yield from kept()
+            joined, after = None, []
+        if steps and steps.world == world:
+            last, joined, size = line, steps, 1
+        elif joined:
+            after.append(line)
+        else:
+            world = steps.world if steps else world
+            yield line
+    yield from kept()

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 
-from elasticdl.job.records import Lane, Post, Span
+from elasticdl.job.records import Lane, Span, WorkerPhase
 from elasticdl.job.timeline import Crew
 
 MOST_LANES = 2000
@@ -19,32 +19,34 @@ class Lanes:
     def __init__(self) -> None:
         self._there: dict[int, Lane] = {}
         self._gone: OrderedDict[int, Lane] = OrderedDict()
-        self._posts: Counter[Post] = Counter()
-        self._training: set[int] = set()  # of whom the post is training
+        self._phases: Counter[WorkerPhase] = Counter()
+        self._training: set[int] = set()  # whose phase is training
         self.forgotten = 0
 
     @property
     def crew(self) -> Crew:
-        return Crew(*(self._posts[post] for post in (Post.TRAINING, Post.STARTING, Post.WARM, Post.LEAVING)))
+        phases = self._phases
+        training, starting = phases[WorkerPhase.TRAINING], phases[WorkerPhase.STARTING]
+        return Crew(training, starting, phases[WorkerPhase.WARM], phases[WorkerPhase.LEAVING])
 
-    def become(self, worker: int, post: Post, now: float, reason: str = "") -> None:
+    def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
         """Once it is gone, nothing is heard of it any more."""
         if worker in self._gone:
             return
         lane = self._there.get(worker) or Lane(worker, "", ())
-        if lane.spans and lane.spans[-1].post is post:
+        if lane.spans and lane.spans[-1].phase is phase:
             return
         if lane.spans:
-            self._posts[lane.spans[-1].post] -= 1
-        self._posts[post] += 1
-        (self._training.add if post is Post.TRAINING else self._training.discard)(worker)
+            self._phases[lane.spans[-1].phase] -= 1
+        self._phases[phase] += 1
+        (self._training.add if phase is WorkerPhase.TRAINING else self._training.discard)(worker)
         spans = _ended(lane.spans, now)
         if len(spans) >= MOST_SPANS:  # two of the oldest become one
             spans = (replace(spans[1], since=spans[0].since), *spans[2:])
-        self._there[worker] = replace(lane, spans=(*spans, Span(post, now, None, reason)))
+        self._there[worker] = replace(lane, spans=(*spans, Span(phase, now, None, reason)))
 
     def started(self, worker: int, host: str, now: float) -> None:
-        self.become(worker, Post.STARTING, now)
+        self.become(worker, WorkerPhase.STARTING, now)
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], host=host)
 
@@ -54,7 +56,7 @@ class Lanes:
         self._training.discard(worker)
         lane = self._there.pop(worker, None) or Lane(worker, "", ())
         if lane.spans:
-            self._posts[lane.spans[-1].post] -= 1
+            self._phases[lane.spans[-1].phase] -= 1
         self._gone[worker] = replace(lane, spans=_ended(lane.spans, now), cause=cause, reason=reason, code=code)
         if len(self._gone) > MOST_LANES:
             self._gone.popitem(last=False)
@@ -73,15 +75,15 @@ class Lanes:
         """Those of a new world train; who was in the one ``before`` and is told nothing else waits to be let in."""
         inside = set(members)
         for worker in inside - self._training:
-            self.become(worker, Post.TRAINING, now)
+            self.become(worker, WorkerPhase.TRAINING, now)
         for worker in self._training.intersection(before) - inside:
-            self.become(worker, Post.WARM, now, "was cut off as its world broke")
+            self.become(worker, WorkerPhase.WARM, now, "was cut off as its world broke")
 
     def rest(self, since: float, reason: str) -> None:
         """Those who trained are done with it since then, and have yet to go."""
         for worker in tuple(self._training):
             spans = self._there[worker].spans
-            self.become(worker, Post.LEAVING, max(since, spans[-1].since), reason)
+            self.become(worker, WorkerPhase.LEAVING, max(since, spans[-1].since), reason)
 
     def end(self, now: float) -> None:
         """The job is over, and nobody is there any more."""

@@ -7,8 +7,9 @@
     priority    CLASS  |  0.5  |  CLASS=0.5
     queue       kueue=QUEUE  |  volcano=QUEUE
 
-Nothing here knows of Kubernetes' client or of a cluster. Every function raises `ValueError` with one line that says what
-is wrong and what would be right.
+Only the writing is checked here, and what a cluster would take without a word. Whether names, sizes and paths will do a
+cluster is asked when the job is submitted, before anything is made. Every function raises `ValueError` with one line that
+says what is wrong and what would be right.
 """
 
 from __future__ import annotations
@@ -19,19 +20,11 @@ from decimal import Decimal
 
 GPU = "nvidia.com/gpu"
 _SHORT = {"gpu": GPU, "disk": "ephemeral-storage"}
-_NATIVE = ("cpu", "memory", "ephemeral-storage")
-_HUGE_PAGES = "hugepages-"
 _BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
 _DECIMAL = {
     suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
 }
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,2})|([KMGTPE]i|[numkMGTPE]?))", re.ASCII)
-_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
-_VENDOR_RESOURCE = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
-_HOST_PATH_TYPES = ("Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice")
 _VOLUME_KEYS = ("claim_name", "host_path", "mount_path", "sub_path", "type", "read_only")
 OWN_VARIABLES = "ELASTICDL_"
 OWN_FOLDER = "/etc/elasticdl"
@@ -52,7 +45,7 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource is a device: whole numbers only, and as much requested as allowed."""
+    """Whether a resource is a device: as much is requested as allowed."""
     return "/" in resource
 
 
@@ -63,44 +56,24 @@ def parse_resources(text: str) -> dict[str, str]:
         name = _SHORT.get(key, key)
         if name in found:
             raise ValueError(f"{key} is given twice, as {name} is the same: leave one out")
-        _check_resource(key, name, quantity)
+        try:
+            value = parse_quantity(quantity)
+        except ValueError as error:
+            raise ValueError(f"{key}={quantity}: {error}") from None
+        if name == "memory" and value != value.to_integral_value():  # a cluster only warns of it
+            meant = re.sub(r"[^\d.].*", "", quantity)
+            raise ValueError(f"{key}={quantity} is less than a byte or a part of one: did you mean {meant}Mi?")
         found[name] = quantity
     return found
-
-
-def _check_resource(key: str, name: str, quantity: str) -> None:
-    known = name in _NATIVE or name.startswith(_HUGE_PAGES) or _VENDOR_RESOURCE.fullmatch(name)
-    if not known:
-        raise ValueError(f"{key} is no resource: use cpu, memory, disk, gpu or one of a vendor, as in amd.com/gpu")
-    try:
-        value = parse_quantity(quantity)
-    except ValueError as error:
-        raise ValueError(f"{key}={quantity}: {error}") from None
-    if is_extended(name):
-        if value != value.to_integral_value():
-            raise ValueError(f"{key}={quantity}: devices can't be divided; write a whole number")
-        return
-    if value <= 0:
-        raise ValueError(f"{key}={quantity}: must be above 0")
-    if name == "cpu" and value < Decimal("0.001"):
-        raise ValueError(f"{key}={quantity}: a thousandth of a processor (1m) is the least")
-    if name != "cpu" and value != value.to_integral_value():
-        meant = re.sub(r"[^\d.].*", "", quantity)
-        raise ValueError(f"{key}={quantity} is less than a byte or a part of one: did you mean {meant}Mi?")
 
 
 def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
     """The ``resources`` of a container. Devices are requested as limited: a cluster takes them in no other way."""
     requests, limits = parse_resources(request), parse_resources(limit)
-    for name in requests.keys() & limits.keys():
-        asked, allowed = parse_quantity(requests[name]), parse_quantity(limits[name])
-        if is_extended(name) and asked != allowed:
-            raise ValueError(f"{name} is requested as {requests[name]} and limited to {limits[name]}; give it once")
-        if asked > allowed:
-            raise ValueError(f"{name} is requested as {requests[name]} and limited to less, {limits[name]}")
-    for name in {**requests, **limits}:
+    for name, quantity in {**limits, **requests}.items():
         if is_extended(name):
-            requests[name] = limits[name] = requests.get(name) or limits[name]
+            requests.setdefault(name, quantity)
+            limits.setdefault(name, quantity)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
@@ -117,12 +90,7 @@ class Volume:
 
 
 def parse_volumes(text: str) -> tuple[Volume, ...]:
-    volumes = tuple(_parse_volume(part.strip()) for part in text.split(";") if part.strip())
-    paths = [volume.mount_path for volume in volumes]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ValueError(f"two volumes are mounted at {path}: give each a mount_path of its own")
-    return volumes
+    return tuple(_parse_volume(part.strip()) for part in text.split(";") if part.strip())
 
 
 def _parse_volume(text: str) -> Volume:
@@ -133,7 +101,7 @@ def _parse_volume(text: str) -> Volume:
     read_only = given.get("read_only", "false")
     if read_only.lower() not in ("true", "false"):
         raise ValueError(f"read_only={read_only}: must be true or false")
-    # The path in its only spelling, so that two can be compared; one with .. stays, to be refused.
+    # The path in its only spelling, so that a cluster finds two that are the same; one with .. stays, to be refused.
     path = given.get("mount_path", "")
     plain = "/".join(part for part in path.split("/") if part not in ("", "."))
     volume = Volume(
@@ -149,8 +117,9 @@ def _parse_volume(text: str) -> Volume:
 
 
 def _check_volume(text: str, volume: Volume) -> None:
-    mount, host, sub, kind = volume.mount_path, volume.host_path, volume.sub_path, volume.host_path_type
-    is_taken = f"{mount}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or not mount.strip("/")
+    """What a cluster would take, or could not be asked."""
+    mount, host = volume.mount_path, volume.host_path
+    is_taken = f"{mount}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or mount == "/"
     either = "give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
     findings = (
         (bool(volume.claim_name) == bool(host), f"{text}: {either}"),
@@ -158,13 +127,7 @@ def _check_volume(text: str, volume: Volume) -> None:
         (_is_no_place(mount), f"mount_path={mount}: must be an absolute path without .."),
         (host and _is_no_place(host), f"host_path={host}: must be an absolute path without .."),
         (is_taken, f"mount_path={mount}: is taken already; choose another"),
-        (
-            volume.claim_name and not _DNS_NAME.fullmatch(volume.claim_name),
-            f"claim_name={volume.claim_name}: must be a name of lower-case letters, digits, dashes and dots",
-        ),
-        (sub.startswith("/") or ".." in sub.split("/"), f"sub_path={sub}: must be a path within the volume"),
-        (kind and not host, f"{text}: type belongs to host_path, not to claim_name; leave it out"),
-        (kind and kind not in _HOST_PATH_TYPES, f"type={kind}: must be one of {', '.join(_HOST_PATH_TYPES)}"),
+        (volume.host_path_type and not host, f"{text}: type belongs to host_path, not to claim_name; leave it out"),
     )
     for is_wrong, said in findings:
         if is_wrong:
@@ -178,13 +141,11 @@ def _is_no_place(path: str) -> bool:
 def parse_envs(text: str) -> dict[str, str]:
     found = _pairs(text, "NAME=VALUE,OTHER=VALUE")
     for name in found:
-        _check_variable(name)
+        _refuse_own(name)
     return found
 
 
-def _check_variable(name: str) -> None:
-    if not _VARIABLE.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a variable: use letters, digits and _")
+def _refuse_own(name: str) -> None:
     if name.startswith(OWN_VARIABLES):
         raise ValueError(f"{name} is set by elasticdl itself; leave it out")
 
@@ -209,10 +170,9 @@ def parse_secret_envs(text: str) -> tuple[SecretEnv, ...]:
 def _parse_secret_env(text: str) -> SecretEnv:
     name, equals, source = text.rpartition("=")
     secret, slash, key = source.partition("/")
-    if bool(equals) != bool(slash) or not _DNS_NAME.fullmatch(secret) or (slash and not _SECRET_KEY.fullmatch(key)):
+    if (bool(name), bool(key)) != (bool(equals), bool(slash)) or bool(name) != bool(key) or not secret:
         raise ValueError(f"{text!r} names no Secret: write SECRET for all of it, or NAME=SECRET/KEY for one variable")
-    if equals:
-        _check_variable(name)
+    _refuse_own(name)
     return SecretEnv(secret, name, key)
 
 
@@ -231,8 +191,6 @@ def parse_priority(text: str) -> Priority | None:
     name, equals, share = text.rpartition("=")
     if not equals:
         name, share = (HIGH, text) if re.match(r"[\d.+-]", text) else (text, "1")
-    if not _DNS_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a PriorityClass; write CLASS, a share as in 0.5, or CLASS=0.5")
     if not re.fullmatch(r"0?\.[0-9]+|[01](\.0*)?", share):
         raise ValueError(f"{share!r} is no share of the workers: write a number from 0 to 1, as in {HIGH}=0.5")
     return Priority(name, float(share))
@@ -251,7 +209,7 @@ def parse_queue(text: str) -> Queue | None:
     if not text:
         return None
     scheduler, _, name = text.partition("=")
-    if scheduler not in QUEUES or not _DNS_NAME.fullmatch(name):
+    if scheduler not in QUEUES or not name:
         raise ValueError(f"{text}: must be {' or '.join(f'{known}=QUEUE' for known in QUEUES)}")
     return Queue(scheduler, name)
 

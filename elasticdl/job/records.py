@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from elasticdl.job.job_facts import JobFacts
+from elasticdl.job.steps import Steps
 
-class Doing(StrEnum):
+
+class TimeUse(StrEnum):
     """What the job did at a moment. The order is that in which shares of the time are shown."""
 
     PRODUCTIVE = "productive"  # steps that nobody had made before
@@ -24,7 +27,7 @@ class Doing(StrEnum):
     ENDING = "ending"  # from the last step, or the decision that it ends, to the end
 
 
-class Post(StrEnum):
+class WorkerPhase(StrEnum):
     """What a worker was at a moment."""
 
     PENDING = "pending"  # asked for, without a place
@@ -38,7 +41,7 @@ class Post(StrEnum):
 class Span:
     """``until`` is None while it lasts."""
 
-    post: Post
+    phase: WorkerPhase
     since: float
     until: float | None
     reason: str = ""
@@ -70,6 +73,15 @@ class WorldSpan:
     until: float | None = None
 
 
+@dataclass(slots=True)
+class Changing:
+    """The way from one world to the next, until its first step is told."""
+
+    since: float
+    use: TimeUse
+    told: bool = False  # a survivor has told the pause
+
+
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
     """One change of the world, as the survivor told it who paused longest. ``parts`` add up to ``total``."""
@@ -95,16 +107,10 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A bunch of steps of one world; the last is ``step``. Loss and learning rate are None where they are not known."""
+class Point(Steps):
+    """Of the curves."""
 
     time: float
-    step: int
-    steps: int
-    samples: int
-    seconds: float
-    loss: float | None
-    learning_rate: float | None
     workers: int
 
     @property
@@ -123,39 +129,26 @@ class TimeSpent:
     a hundredfold. It says what was paid for; in it, time of workers that were in no world is starting, waiting or ending.
     """
 
-    wall: Mapping[Doing, float]
-    workers: Mapping[Doing, float]
+    wall: Mapping[TimeUse, float]
+    workers: Mapping[TimeUse, float]
 
     @property
     def productive(self) -> float:
         """The share of wall time, 0 to 1."""
-        return self.wall[Doing.PRODUCTIVE] / max(sum(self.wall.values()), 1e-9)
+        return self.wall[TimeUse.PRODUCTIVE] / max(sum(self.wall.values()), 1e-9)
 
     @property
     def utilized(self) -> float:
         """The share of worker-seconds, 0 to 1."""
-        return self.workers[Doing.PRODUCTIVE] / max(sum(self.workers.values()), 1e-9)
+        return self.workers[TimeUse.PRODUCTIVE] / max(sum(self.workers.values()), 1e-9)
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+@dataclass(slots=True, kw_only=True)
+class History(JobFacts):
     """All of it up to ``until``. Of lists that are too long the least important are left out; ``counts`` are of all."""
 
-    job: str
-    phase: str
-    reason: str
     began: float
     until: float
-    over: bool
-    wanted: str  # number of workers asked for
-    step: int
-    loss: float | None  # of the last steps that were told, as the rate
-    rate: float | None  # samples per second
-    collective: str
-    compared: tuple[
-        int, int
-    ]  # the step after which states were compared last, and of how many workers they were one; 0: never
-    metrics: Mapping[str, float | None]
     lanes: tuple[Lane, ...]
     worlds: tuple[WorldSpan, ...]
     pauses: tuple[PauseRecord, ...]
@@ -166,8 +159,4 @@ class History:
     counts: Mapping[str, int]
     changes: Mapping[str, int]  # of the world after training had begun, by kind: grow, shrink, failure
     causes: Mapping[str, int]  # of workers that left
-    advice: str
-    speedup: tuple[tuple[float, float, float, float], ...]  # workers, speedup, low, high
-    target: int  # workers that the job wants by its own decision; 0: it decides nothing
-    decision: str  # why
     remarks: tuple[str, ...]  # on what was left out or can't be known

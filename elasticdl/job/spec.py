@@ -10,46 +10,13 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from elasticdl.job import quantities
 from elasticdl.job.option_values import AUTO, parse_check, parse_limit, parse_ranks
-
-# Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
-MOST_WORKERS = 10_000
-
-
-class WorkerRange(BaseModel):
-    """How many workers a job may have, both ends included."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    minimum: int = Field(ge=1, le=MOST_WORKERS)
-    maximum: int = Field(ge=1, le=MOST_WORKERS)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.minimum > self.maximum:
-            raise ValueError(
-                f"{self.minimum}-{self.maximum}: the minimum is above the maximum; write MIN-MAX, as in 2-4"
-            )
-        return self
-
-    def __str__(self) -> str:
-        return str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
-
-
-def parse_worker_range(value: object) -> object:
-    """Accept ``4``, ``"4"`` and ``"2-4"``; anything else is left for the type check to refuse."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return value
-    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(value))
-    if not match:
-        raise ValueError(f"{value!r} is neither a number nor MIN-MAX, as in 2-4")
-    return WorkerRange(minimum=int(match[1]), maximum=int(match[2] or match[1]))
-
-
-Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
+from elasticdl.job.worker_range import MOST_WORKERS as MOST_WORKERS
+from elasticdl.job.worker_range import WorkerRange as WorkerRange
+from elasticdl.job.worker_range import Workers, why_not_in_range
 
 
 class OptionGroup(BaseModel):
@@ -304,6 +271,8 @@ class KubernetesOptions(OptionGroup):
     """a pod on a node that is not ready or does not answer is given up so many seconds after the cluster has noticed"""
     recovery_timeout: float = Field(60.0, gt=0)
     """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
+    ttl: int = Field(7 * 24 * 3600, ge=0)
+    """all of the job is deleted so many seconds after its end; 0: it stays until `elasticdl delete`"""
     restart_policy: OnlyNever = "Never"
     """of a worker's pod; only Never, as the master replaces workers that are gone"""
     pod_template: str = ""
@@ -342,17 +311,6 @@ class KubernetesOptions(OptionGroup):
             )
         return self
 
-    @model_validator(mode="after")
-    def _within_limits(self) -> Self:
-        for role in ("master", "worker"):
-            try:
-                quantities.requirements(
-                    getattr(self, f"{role}_resource_request"), getattr(self, f"{role}_resource_limit")
-                )
-            except ValueError as error:
-                raise ValueError(f"--{role}_resource_request and --{role}_resource_limit: {error}") from None
-        return self
-
 
 class JobSpec(
     JobOptions,
@@ -373,12 +331,15 @@ class JobSpec(
 
     @model_validator(mode="after")
     def _fits_a_cluster(self) -> Self:
-        workers = self.num_workers
-        if self.gang and workers.minimum != workers.maximum:
-            raise ValueError(f"--gang trains with all workers or none: give --num_workers one number, not {workers}")
+        if why := why_not_in_range(self.num_workers, gang=self.gang, queue=self.queue):
+            raise ValueError(f"--num_workers {self.num_workers}: {why}")
         if self.image and self.job_name[:1].isdigit():
             raise ValueError(f"--job_name {self.job_name}: must begin with a letter for a job on a Kubernetes cluster")
         return self
+
+    def why_not_scaled_to(self, workers: WorkerRange) -> str:
+        """Why this job, once submitted, may not have so many workers; empty if it may."""
+        return why_not_in_range(workers, gang=self.gang, queue=self.queue, submitted=self.num_workers)
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from elasticdl.job.records import Doing, TimeSpent
+from elasticdl.job.records import TimeSpent, TimeUse
 
 MOST_SEGMENTS = 512
 # What a pause that is told may turn out to have been. Waiting for workers, starting and ending stay what they are.
-_TRAINING = (Doing.PRODUCTIVE, Doing.GROW, Doing.SHRINK, Doing.FAILURE)
+_TRAINING = (TimeUse.PRODUCTIVE, TimeUse.GROW, TimeUse.SHRINK, TimeUse.FAILURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Crew:
 class _Segment:
     since: float
     until: float
-    doing: Doing
+    doing: TimeUse
     crew: Crew
 
     @property
@@ -44,9 +44,9 @@ class _Sums:
     """Seconds by label, of segments that do not change any more."""
 
     def __init__(self) -> None:
-        self.wall: dict[Doing, float] = defaultdict(float)
-        self.workers: dict[Doing, float] = defaultdict(float)
-        self.owed: dict[Doing, float] = defaultdict(float)  # to be taken out of productive time
+        self.wall: dict[TimeUse, float] = defaultdict(float)
+        self.workers: dict[TimeUse, float] = defaultdict(float)
+        self.owed: dict[TimeUse, float] = defaultdict(float)  # to be taken out of productive time
 
     def copy(self) -> _Sums:
         other = _Sums()
@@ -56,10 +56,10 @@ class _Sums:
 
     def add(self, segment: _Segment) -> None:
         crew, left = segment.crew, segment.seconds
-        self.workers[Doing.STARTING] += crew.starting * left
-        self.workers[Doing.WAITING] += crew.warm * left
-        self.workers[Doing.ENDING] += crew.leaving * left
-        if segment.doing is Doing.PRODUCTIVE:
+        self.workers[TimeUse.STARTING] += crew.starting * left
+        self.workers[TimeUse.WAITING] += crew.warm * left
+        self.workers[TimeUse.ENDING] += crew.leaving * left
+        if segment.doing is TimeUse.PRODUCTIVE:
             for doing, owed in self.owed.items():
                 taken = min(owed, left)
                 self.owed[doing] = owed - taken
@@ -67,30 +67,30 @@ class _Sums:
                 self._add(doing, taken, crew)
         self._add(segment.doing, left, crew)
 
-    def _add(self, doing: Doing, seconds: float, crew: Crew) -> None:
+    def _add(self, doing: TimeUse, seconds: float, crew: Crew) -> None:
         self.wall[doing] += seconds
         self.workers[doing] += crew.training * seconds
 
     def result(self) -> TimeSpent:
-        return TimeSpent({each: self.wall[each] for each in Doing}, {each: self.workers[each] for each in Doing})
+        return TimeSpent({each: self.wall[each] for each in TimeUse}, {each: self.workers[each] for each in TimeUse})
 
 
 class Timeline:
     """Time never goes back in it: a moment before the present is the present."""
 
-    def __init__(self, began: float, doing: Doing) -> None:
+    def __init__(self, began: float, doing: TimeUse) -> None:
         self.now = self._since = began  # what it does, it does since then
         self._sums = _Sums()
         self._segments = [_Segment(began, began, doing, Crew())]
 
     @property
-    def doing(self) -> Doing:
+    def doing(self) -> TimeUse:
         return self._segments[-1].doing
 
     def advance(self, now: float) -> None:
         self.now = self._segments[-1].until = max(now, self.now)
 
-    def change(self, doing: Doing | None = None, crew: Crew | None = None) -> None:
+    def change(self, doing: TimeUse | None = None, crew: Crew | None = None) -> None:
         """From now on the job does something else, or with others."""
         last = self._segments[-1]
         doing, crew = doing or last.doing, crew or last.crew
@@ -104,7 +104,7 @@ class Timeline:
         self._segments.append(_Segment(self.now, self.now, doing, crew))
         self._shorten()
 
-    def relabel(self, doing: Doing, since: float, until: float) -> None:
+    def relabel(self, doing: TimeUse, since: float, until: float) -> None:
         """What was training in this time is known to have been something else; what is final stays."""
         until = min(until, self.now)
         split: list[_Segment] = []
@@ -127,9 +127,9 @@ class Timeline:
         other._sums, other._segments = self._sums.copy(), [replace(segment) for segment in self._segments]
         return other
 
-    def take(self, doing: Doing, seconds: float) -> None:
+    def take(self, doing: TimeUse, seconds: float) -> None:
         """So many seconds of training, up to now, were this. What of them lies in the end of the job is its end already."""
-        ending = self.now - self._since if self.doing is Doing.ENDING else 0.0
+        ending = self.now - self._since if self.doing is TimeUse.ENDING else 0.0
         self._sums.owed[doing] += max(seconds - ending, 0.0)
 
     def settle(self, before: float) -> None:
@@ -138,7 +138,7 @@ class Timeline:
             self._sums.add(self._segments.pop(0))
         first = self._segments[0]
         cut = min(max(before, first.since), first.until)
-        self._sums.add(replace(first, until=cut))
+        self._sums.add(_Segment(first.since, cut, first.doing, first.crew))
         first.since = cut
 
     def _shorten(self) -> None:

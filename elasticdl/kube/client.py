@@ -45,6 +45,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "Role": (_RBAC, "roles"),
     "RoleBinding": (_RBAC, "role bindings"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "PodGroup": ("/apis/scheduling.volcano.sh/v1beta1", "pod groups"),  # Volcano's
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),
 }
 

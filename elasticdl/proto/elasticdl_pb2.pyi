@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ask", "draining", "kv_put", "progress", "pause", "finished", "failed", "notice")
+    __slots__ = ("hello", "heartbeat", "ask", "draining", "kv_put", "progress", "pause", "finished", "failed", "notice", "number")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class WorkerMessage(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ask: Ask
@@ -29,7 +30,8 @@ class WorkerMessage(_message.Message):
     finished: Finished
     failed: Failed
     notice: Notice
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    number: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker_id", "host", "pid", "world_version", "step", "members")
@@ -227,7 +229,7 @@ class Notice(_message.Message):
     def __init__(self, event: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken", "learnt")
+    __slots__ = ("welcome", "change", "broken", "world", "kv_entry", "drain", "stop_work", "dump_stacks", "last_word_taken", "learnt", "saved")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +240,7 @@ class MasterMessage(_message.Message):
     DUMP_STACKS_FIELD_NUMBER: _ClassVar[int]
     LAST_WORD_TAKEN_FIELD_NUMBER: _ClassVar[int]
     LEARNT_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     change: Change
     broken: Broken
@@ -248,7 +251,14 @@ class MasterMessage(_message.Message):
     dump_stacks: DumpStacks
     last_word_taken: LastWordTaken
     learnt: Learnt
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ...) -> None: ...
+    saved: Saved
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., world: _Optional[_Union[World, _Mapping]] = ..., kv_entry: _Optional[_Union[KvEntry, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop_work: _Optional[_Union[StopWork, _Mapping]] = ..., dump_stacks: _Optional[_Union[DumpStacks, _Mapping]] = ..., last_word_taken: _Optional[_Union[LastWordTaken, _Mapping]] = ..., learnt: _Optional[_Union[Learnt, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Learnt(_message.Message):
     __slots__ = ("json",)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from elasticdl.job.journal import plain
-from elasticdl.job.records import Doing, History, Lane, PauseRecord, Point, WorldSpan
+from elasticdl.job.records import History, Lane, PauseRecord, Point, TimeUse, WorldSpan
 from elasticdl.report.words import NAMES, duration, percent, sentence
 
 MOST_IDS = 12  # of workers that are named where many came or went at once
@@ -77,7 +77,7 @@ def _spent(history: History) -> list[dict[str, Any]]:
             "percent": percent(wall[doing] / whole), "seconds": duration(wall[doing]),
             "workers": percent(workers[doing] / all_workers), "worker_seconds": duration(workers[doing]),
         }
-        for doing in Doing
+        for doing in TimeUse
         if wall[doing] or workers[doing]
     ]  # fmt: skip
 
@@ -85,7 +85,7 @@ def _spent(history: History) -> list[dict[str, Any]]:
 def _lane(lane: Lane, began: float) -> list[Any]:
     spans = [
         [
-            str(each.post),
+            str(each.phase),
             _short(each.since - began),
             None if each.until is None else _short(each.until - began),
             each.reason,

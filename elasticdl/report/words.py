@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from elasticdl.job.records import Doing, History
+from elasticdl.job.records import History, TimeUse
 
 # What a share is called, and what it means.
 NAMES = {
-    Doing.PRODUCTIVE: ("training", "steps that the job had not made before"),
-    Doing.SLOW: ("the slowest worker", "all members waited in their steps for the slowest one"),
-    Doing.AGAIN: ("steps made again", "steps whose result had been lost with all that held it"),
-    Doing.EVALUATION: ("evaluation", "the model was evaluated"),
-    Doing.CHECKPOINT: ("checkpoints", "the state was copied, or training stood still until it was written"),
-    Doing.GROW: ("workers joining", "pauses in which workers were let in"),
-    Doing.SHRINK: ("workers leaving", "pauses in which workers left in good order"),
-    Doing.FAILURE: ("failures", "pauses after workers were lost, from the last step before to the first one after"),
-    Doing.WAITING: ("waiting", "too few workers to train; of a worker: ready, and in no world"),
-    Doing.STARTING: ("starting", "up to the first step; of a worker: until it is ready"),
-    Doing.ENDING: (
+    TimeUse.PRODUCTIVE: ("training", "steps that the job had not made before"),
+    TimeUse.SLOW: ("the slowest worker", "all members waited in their steps for the slowest one"),
+    TimeUse.AGAIN: ("steps made again", "steps whose result had been lost with all that held it"),
+    TimeUse.EVALUATION: ("evaluation", "the model was evaluated"),
+    TimeUse.CHECKPOINT: ("checkpoints", "the state was copied, or training stood still until it was written"),
+    TimeUse.GROW: ("workers joining", "pauses in which workers were let in"),
+    TimeUse.SHRINK: ("workers leaving", "pauses in which workers left in good order"),
+    TimeUse.FAILURE: ("failures", "pauses after workers were lost, from the last step before to the first one after"),
+    TimeUse.WAITING: ("waiting", "too few workers to train; of a worker: ready, and in no world"),
+    TimeUse.STARTING: ("starting", "up to the first step; of a worker: until it is ready"),
+    TimeUse.ENDING: (
         "ending",
         "from the last step, or the decision to end; of a worker: since then, or since it was told to leave",
     ),
@@ -47,28 +47,30 @@ def sentence(history: History) -> str:
     whole = sum(wall.values())
     if whole <= 0:
         return "Its journal tells nothing." if history.over else "Nothing has happened yet."
-    lost = sorted((each for each in Doing if each is not Doing.PRODUCTIVE), key=lambda each: wall[each], reverse=True)
+    lost = sorted(
+        (each for each in TimeUse if each is not TimeUse.PRODUCTIVE), key=lambda each: wall[each], reverse=True
+    )
     named = [each for each in lost if wall[each] >= _LEAST_SHARE * whole][:_MOST_NAMED]
     parts = [f"{percent(history.spent.productive)} of the {duration(whole)} was training"]
     parts += [f"{percent(wall[each] / whole)} went to {_what(each, history)}" for each in named]
-    rest = whole - wall[Doing.PRODUCTIVE] - sum(wall[each] for each in named)
+    rest = whole - wall[TimeUse.PRODUCTIVE] - sum(wall[each] for each in named)
     if rest >= _LEAST_SHARE * whole / 2:
         parts.append(f"{percent(rest / whole)} to the rest")
     return "; ".join(parts) + "."
 
 
-def _what(doing: Doing, history: History) -> str:
+def _what(doing: TimeUse, history: History) -> str:
     times = history.changes.get(str(doing), 0)
     match doing:
-        case Doing.FAILURE:
+        case TimeUse.FAILURE:
             return f"{times} {'failure' if times == 1 else 'failures'}" if times else "failures"
-        case Doing.GROW:
+        case TimeUse.GROW:
             return "letting workers in" + (f" ({times} times)" if times > 1 else "")
-        case Doing.SHRINK:
+        case TimeUse.SHRINK:
             return "letting workers go" + (f" ({times} times)" if times > 1 else "")
-        case Doing.SLOW:
+        case TimeUse.SLOW:
             return "waiting for the slowest worker"
-        case Doing.WAITING:
+        case TimeUse.WAITING:
             return "waiting for workers"
         case _:
             return NAMES[doing][0]

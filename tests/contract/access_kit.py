@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -62,7 +62,9 @@ class ServedMaster:
         try:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
-            await server.start(Servicer(self, sessions, lambda: status, ended, journal, lambda: welcome))
+            shown = SharedStatus(lambda: status, time.monotonic)
+            parts = (sessions, lambda: status, shown, ended, journal, lambda: welcome, lambda workers: "")
+            await server.start(Servicer(self, *parts))
         finally:
             self._up.set()
         await self._over.wait()

@@ -28,7 +28,7 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
 MINE = "elasticdl.org/job=digits"
-WHOLE = 13  # objects of a job, but for its pods
+WHOLE = 14  # objects of a job, but for its pods
 # That it takes to make them, and to let the master go.
 REQUESTS = WHOLE + 1
 
@@ -73,6 +73,23 @@ PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n      
         (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
         (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
         (["--env_from_secret", "A=hub/token"], "--env_from_secret: there is no Secret hub in namespace "),
+        # What a cluster says by itself is not said twice.
+        *(
+            ([flag, value], "the cluster refuses the ")
+            for flag, value in (
+                ("--worker_resource_request", "gpus=1"),
+                ("--worker_resource_request", "gpu=0.5"),
+                ("--worker_resource_limit", "memory=1Gi"),
+                ("--master_resource_limit", "memory=1Mi"),
+                ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
+                ("--volume", "host_path=/a,mount_path=/a,type=dir"),
+                ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
+                ("--envs", "2A!=1"),
+                ("--env_from_secret", "My_Secret"),
+                ("--worker_pod_priority", "Not A Class"),
+            )
+        ),
+        (["--volume", "claim_name=My_Claim,mount_path=/d"], "--volume: there is no PersistentVolumeClaim My_Claim in "),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
         (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
@@ -287,7 +304,7 @@ def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_clu
     core = client.CoreV1Api(own_cluster.client())
     spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
     parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(job_objects.make_job(parts, parallelism=0))
+    job = place.create(job_objects.make_job(parts, submitted=True))
     for manifest in job_objects.companions(parts):
         place.create(job_objects.owned(manifest, job))
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}

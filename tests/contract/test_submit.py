@@ -61,6 +61,7 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
         *(("Secret", f"digits-{role}-tls") for role in ("master", "worker", "owner", "metrics")),
         ("ConfigMap", "digits-spec"),
         ("ConfigMap", "digits-state"),
+        ("ConfigMap", "digits-journal"),
         ("NetworkPolicy", "digits"),
         ("NetworkPolicy", "digits.metrics"),
     }

@@ -88,7 +88,7 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
     assert nothing_left(core, namespace)
 
 
-def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespace):
+def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
     assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     (first,) = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
@@ -105,6 +105,12 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, core, namespa
     assert len(events(elasticdl, "job_started")) == 1
     assert "workers now 1, before" in elasticdl("scale", "digits", "1").stdout
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
+    until(
+        lambda jobs: jobs["digits-master"].status.succeeded,
+        "complete",
+        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
+        namespace,
+    )
     assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
     assert nothing_left(core, namespace)
 

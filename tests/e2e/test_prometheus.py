@@ -19,8 +19,8 @@ import yaml
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 
 from elasticdl.common.tether import tethered
-from elasticdl.job.job_history import JobHistory
-from elasticdl.job.records import Doing
+from elasticdl.job.facts import Facts
+from elasticdl.job.records import TimeUse
 from tests.cluster.build import PROMETHEUS, Unavailable, require
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -159,12 +159,12 @@ def test_prometheus_tells_what_the_report_tells(job, prometheus):
 
     at, collected = spent(prometheus, of_job)
     time.sleep(TOLERANCE)  # what was so then is in the journal now
-    history = JobHistory()
+    history = Facts()
     history.read(
         line for line in job.elasticdl("events", NAME, "--json").stdout.splitlines() if json.loads(line)["time"] <= at
     )
     told = history.settled(at).wall
-    assert collected.keys() == {str(doing) for doing in Doing}
+    assert collected.keys() == {str(doing) for doing in TimeUse}
     for doing, seconds in told.items():
         assert collected[str(doing)] == pytest.approx(seconds, abs=TOLERANCE), (doing, collected, told)
     assert collected["productive"] > 0

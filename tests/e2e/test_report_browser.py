@@ -13,7 +13,7 @@ from history_kit import disturbed, formed, launched, line, steps, storm
 
 from elasticdl.cli.live_board import LiveBoard
 from elasticdl.cli.local.local_jobs import FileFeed
-from elasticdl.job.job_history import JobHistory
+from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import report
@@ -107,7 +107,7 @@ def browser(chromium):
 
 
 def write(folder, lines, name="job.html"):
-    history = JobHistory("j")
+    history = Facts("j")
     history.read(lines)
     path = folder / name
     path.write_text(report(page_data(history.result())), encoding="utf-8")

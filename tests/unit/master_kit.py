@@ -4,6 +4,7 @@ it is frozen, stuck or cut off. The master may die between any two things that i
 
 from dataclasses import dataclass, field
 
+from elasticdl.job.events import undeclared
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
@@ -22,6 +23,9 @@ def step(job, event, now):
     """One step, after which all invariants hold."""
     instructions = job.step(event, now)
     job.validate()
+    for instruction in instructions:
+        if isinstance(instruction, i.Record):
+            assert not undeclared(instruction.event, instruction.fields)
     return instructions
 
 

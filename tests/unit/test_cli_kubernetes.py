@@ -27,7 +27,11 @@ from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.packed_state import STATUS, pack
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.kube.manifests.yaml_text import as_yaml
+from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,7 +49,7 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
         ("pods/log",): ["get"],
         ("events",): ["create", "list", "watch"],
-        ("configmaps", "j-state"): ["get", "patch"],
+        ("configmaps", "j-state", "j-journal"): ["get", "patch"],
         ("jobs", "j-master"): ["get", "patch"],
     }
 
@@ -179,6 +183,98 @@ def test_an_image_that_no_waiting_helps_is_not_waited_for():
     assert following(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
+def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
+    made = parts(gang=True, queue="volcano=lab", num_workers="3")
+    (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
+    assert (group["apiVersion"], group["spec"]) == (
+        "scheduling.volcano.sh/v1beta1",
+        {"minMember": 3, "queue": "lab"},
+    )
+    assert group["metadata"]["name"] == made.worker["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
+    for others in ({}, {"queue": "volcano=lab"}, {"queue": "kueue=lab", "gang": True, "num_workers": "3"}):
+        assert "PodGroup" not in {each["kind"] for each in job_objects.companions(parts(**others))}
+
+
+class WithoutVolcano:
+    """A cluster that takes whatever it knows."""
+
+    namespace = "lab"
+
+    def __init__(self):
+        self.made = []
+
+    def may(self, *_):
+        return True
+
+    def serves(self, group):
+        return group != "scheduling.volcano.sh"
+
+    def create(self, manifest, *, dry_run=False):
+        self.made.append(manifest)
+        return manifest
+
+
+def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
+    place, said = WithoutVolcano(), []
+    made = parts(gang=True, queue="volcano=lab", num_workers="3")
+    Submission(place, made, said.append).within_rights().check()
+    assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
+    assert "PodGroup" not in {each["kind"] for each in place.made}
+    (worker,) = [each for each in place.made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
+    assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
+
+
+def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_file_stays():
+    assert job_objects.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
+    assert job_objects.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts(ttl=0), submitted=True)["spec"]
+    assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts())["spec"]
+
+
+@pytest.mark.parametrize("word", ["y", "N", "on", "1e3", "0o7", "1_000", ".5", "-1", "null", "~"])
+def test_a_word_in_a_file_of_objects_is_a_word_for_every_reader(word):
+    """PyYAML writes some without quotes that kubectl, by another version of YAML, takes for a truth value or a number."""
+    written = as_yaml([{"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}])
+    assert written.count(f'"{word}"') == 2
+    assert "count: 1\n" in written
+    assert yaml.safe_load(written) == {"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}
+
+
+def test_a_file_of_objects_has_no_ttl(tmp_path, capsys):
+    argv = ["train", "--image", "i", "--model_def", "m", "--ttl", "60", "--yaml", str(tmp_path / "job.yaml")]
+    assert main(argv) == 2
+    assert capsys.readouterr().err == (
+        "elasticdl train: --ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: "
+        "leave it out\n"
+    )
+    assert not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "master"),
+    [
+        ({}, None),
+        ({"worker_pod_priority": "high"}, "high"),
+        ({"worker_pod_priority": "high=0.5"}, "high"),
+        ({"worker_pod_priority": "high=0"}, None),
+        ({"worker_pod_priority": "high", "master_pod_priority": "higher"}, "higher"),
+        ({"worker_pod_template": "spec: {priorityClassName: high}"}, "high"),
+        ({"worker_pod_template": "spec: {priorityClassName: high}", "master_pod_priority": "higher"}, "higher"),
+        ({"pod_template": "spec: {priorityClassName: high}"}, "high"),
+    ],
+)
+def test_a_master_is_as_urgent_as_its_workers(tmp_path, options, master):
+    for name in [name for name in options if "template" in name]:
+        (tmp_path / name).write_text(options[name])
+        options = {**options, name: str(tmp_path / name)}
+    assert parts(**options).master["spec"].get("priorityClassName") == master
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
+
+
 def test_values_of_variables_are_in_a_secret_of_the_job_and_nowhere_else():
     made = parts(envs="TOKEN=hush")
     holders = [each for each in job_objects.companions(made) if "aHVzaA==" in json.dumps(each)]
@@ -240,7 +336,8 @@ class OneJob:
     namespace, server = "lab", "https://cluster"
 
     def __init__(self, status="", master=None, rights=()):
-        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, "data": {"status.json": status}}}
+        state = {"binaryData": {STATUS: pack(status)}} if status else {}
+        self._objects = {"Job": {"metadata": {}}, "ConfigMap": {"metadata": {}, **state}}
         self._master = master
         self._rights = rights
 

@@ -206,10 +206,6 @@ def test_workers_are_a_number_or_a_range():
             "--worker_resource_request gpu=x: 'x' is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi",
         ),
         (
-            ["--image", "i", "--worker_resource_limit", "memory=1Gi"],
-            "--worker_resource_request and --worker_resource_limit: memory is requested as 4096Mi and limited to less, 1Gi",
-        ),
-        (
             ["--image", "i", "--restart_policy", "Always"],
             "--restart_policy Always: must be Never: the master itself replaces workers that are gone",
         ),
@@ -219,7 +215,7 @@ def test_workers_are_a_number_or_a_range():
         ),
         (
             ["--image", "i", "--gang", "--num_workers", "2-4"],
-            "--gang trains with all workers or none: give --num_workers one number, not 2-4",
+            "--num_workers 2-4: --gang trains with all workers or none: give one number of workers, not 2-4",
         ),
         (
             ["--image", "i", "--job_name", "7b"],

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from elasticdl.cli import screens, wording
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
-from elasticdl.job.journal import EVENTS
+from elasticdl.job.events import news
+from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -165,42 +166,42 @@ def test_durations(seconds, shown):
     assert wording.duration(seconds) == shown
 
 
-def test_news_is_written_for_events_that_exist():
-    assert set(wording._NEWS) <= set(EVENTS)
-
-
 def test_a_worker_that_leaves_as_it_should_is_no_news():
     entry = {"time": 0, "event": "worker_left", "worker": 1, "cause": "finished", "reason": "finished", "code": 0}
-    assert wording.news(entry) is None
-    assert wording.news({**entry, "reason": "SIGKILL", "code": -9}) == "worker 1 left: SIGKILL"
+    assert news(entry) is None
+    assert news({**entry, "reason": "SIGKILL", "code": -9}) == "worker 1 left: SIGKILL"
 
 
 def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
     entry = {"time": 0, "event": "worker_stuck", "worker": 3, "host": "node-b", "why": "stuck", "seconds": 31.2}
     told = {**entry, "where": "train.py:31 in load", "stack": ["train.py:31 in load", "train.py:90 in main"]}
-    assert wording.news(told) == "worker 3 on node-b: stuck for 31 s, at train.py:31 in load"
-    assert wording.news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
+    assert news(told) == "worker 3 on node-b: stuck for 31 s, at train.py:31 in load"
+    assert news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
     stopped = "does not run: it is stopped (state T)"
-    assert wording.news({**entry, "state": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
+    assert news({**entry, "state": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
     head, *stack = wording.event_line(told).splitlines()
     assert "where=train.py:31 in load" in head
     assert [line.strip() for line in stack] == told["stack"]
 
 
+def found(journal):
+    return Facts.of(journal).result()
+
+
 def test_pauses_are_counted_by_change_and_not_by_survivor():
     journal = [
-        {"event": "pause", "world": 2, "worker": 0, "total": 0.2},
-        {"event": "pause", "world": 2, "worker": 1, "total": 0.31},
-        {"event": "checkpoint", "step": 1},
-        {"event": "pause", "world": 3, "worker": 0, "total": 0.1},
+        {"time": 1, "event": "pause", "kind": "grow", "world": 2, "worker": 0, "total": 0.2},
+        {"time": 2, "event": "pause", "kind": "grow", "world": 2, "worker": 1, "total": 0.31},
+        {"time": 3, "event": "checkpoint", "step": 1},
+        {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1},
     ]
-    assert wording.pauses_text(journal) == "2, the longest 0.31 s"
-    assert wording.pauses_text([]) == "none"
+    assert wording.pauses_text(found(journal)) == "2, the longest 0.31 s"
+    assert wording.pauses_text(found([])) == "none"
 
 
 def test_the_summary():
     status = status_of(phase="succeeded", epoch=3, step=5000, elapsed=95.0, metrics={"accuracy": 0.9722})
-    assert wording.summary_lines(status, [], "/out") == [
+    assert wording.summary_lines(status, found([]), "/out") == [
         "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
         "  metrics  accuracy 0.9722",
         "  pauses   none",
@@ -227,22 +228,22 @@ def test_how_a_job_scales_is_shown_and_what_follows_from_it():
 def test_a_curve_is_for_programs():
     entry = {"time": 0.0, "event": "advice", "text": "2 workers: ...", "curve": [{"workers": 1, "speedup": 1.0}]}
     assert wording.event_line(entry).endswith("text=2 workers: ...")
-    assert wording.news(entry) == "scaling: 2 workers: ..."
+    assert news(entry) == "scaling: 2 workers: ..."
     decision = {"time": 0.0, "event": "decision", "workers": 2, "reason": "stays at 2: ..."}
-    assert wording.news(decision) == "scaling: stays at 2: ..."
+    assert news(decision) == "scaling: stays at 2: ..."
 
 
 def test_how_slow_a_worker_is_is_told_in_round_numbers():
     entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
-    told = wording.news({**entry, "seconds": 0.100616})
+    told = news({**entry, "seconds": 0.100616})
     assert told == "worker 1 on node-b is slow: update 283x the others, who wait 0.1 s a step for it"
 
 
 def test_a_world_says_from_which_step_if_there_was_one_and_one_worker_is_one():
     entry = {"time": 0, "event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "it is ready"}
-    assert wording.news(entry) == "world 1: 1 worker (0): it is ready"
-    assert wording.news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
-    asked = [wording.news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
+    assert news(entry) == "world 1: 1 worker (0): it is ready"
+    assert news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
+    asked = [news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
     assert asked == ["asked for 1 worker", "asked for 2-4 workers"]
 
 
@@ -270,11 +271,11 @@ KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brav
 )
 def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
     status = status_of(phase="stopped")
-    assert wording.kept_text(status, journal) == told
-    assert (wording.summary_lines(status, journal, "")[-1] == f"  {told}") is bool(told)
+    assert wording.kept_text(status, found(journal)) == told
+    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {told}") is bool(told)
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():
-    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), [], ""))
-    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), [], "")
+    assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), ""))
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "")
     assert "  warning  training has diverged: its last loss is nan" in lines

@@ -218,7 +218,11 @@ def test_a_master_has_the_same_form():
         (
             {"queue": "volcano=a", "gang": True, "num_workers": "3"},
             {},
-            {"scheduling.volcano.sh/queue-name": "a", "scheduling.volcano.sh/group-min-member": "3"},
+            {
+                "scheduling.volcano.sh/queue-name": "a",
+                "scheduling.volcano.sh/group-min-member": "3",
+                "scheduling.k8s.io/group-name": "digits-workers",
+            },
             "volcano",
         ),
     ],

@@ -8,19 +8,20 @@ import tracemalloc
 
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps, storm
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.job.bounded import MOST_POINTS, Curve, Foremost
-from elasticdl.job.job_history import JobHistory
-from elasticdl.job.journal import EVENTS
+from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
+from elasticdl.job.events import FORMAT, KINDS
+from elasticdl.job.facts import Facts
+from elasticdl.job.journal import thinned
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
-from elasticdl.job.records import Doing, Point, Post
+from elasticdl.job.records import Point, TimeUse, WorkerPhase
 from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
 
 
 def read(lines, until=0.0):
-    history = JobHistory()
+    history = Facts()
     history.read(lines)
     return history.result(until)
 
@@ -152,7 +153,7 @@ def test_steps_that_are_told_twice_count_once():
     told = [steps(11, 40, 39, seconds=4, again=10), steps(11, 50, 49, seconds=5, again=10), steps(11, 55, 5, world=2)]
     twice = read([*once, *told])
     assert twice.points == read(once).points
-    assert twice.spent.wall[Doing.AGAIN] == read(once).spent.wall[Doing.AGAIN] > 0
+    assert twice.spent.wall[TimeUse.AGAIN] == read(once).spent.wall[TimeUse.AGAIN] > 0
 
 
 def test_more_than_there_was_is_not_taken():
@@ -173,8 +174,61 @@ def test_what_a_script_does_after_its_last_step_is_no_training():
     history = read([*start(), steps(10, 50, 49, seconds=5), over, *left, *end(17)])
     assert spent(history) == {"starting": 5, "productive": 5, "ending": 8}
     for lane in history.lanes:
-        last = [(str(each.post), each.since - STARTED, each.until - STARTED) for each in lane.spans[-2:]]
+        last = [(str(each.phase), each.since - STARTED, each.until - STARTED) for each in lane.spans[-2:]]
         assert last == [("training", 4, 10), ("leaving", 10, 17)]
+
+
+def test_nobody_trains_in_a_job_that_ends():
+    """Its workers export and leave, which takes as long as it takes."""
+    history = read([*start(), steps(10, 50, 49, seconds=5), line(10.1, "phase", phase="stopping", reason="done"), line(12, "job_finished", phase="succeeded")])  # fmt: skip
+    for lane in history.lanes:
+        assert [str(each.phase) for each in lane.spans][-2:] == ["training", "leaving"]
+        assert round(lane.spans[-1].since - STARTED, 1) == 10.1
+
+
+def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark():
+    for version, told in [(None, 0), ("1.0", 0), (FORMAT, 0), ("1.2", 0), ("1.3", 1), ("2.0", 1), ("odd", 1)]:
+        history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])
+        assert sum("newer version" in remark for remark in history.remarks) == told, version
+
+
+@st.composite
+def courses(draw):
+    """Lines of jobs with steps, evaluations and changes of workers, as a master writes them."""
+    now, step, world, lines = 5.0, 1, 1, [*start()]
+    for _ in range(draw(st.integers(0, 25))):
+        now += draw(st.integers(1, 8)) / 4
+        match draw(st.sampled_from(["steps", "steps", "steps", "evaluation", "checkpoint", "change", "slow"])):
+            case "steps":
+                made = draw(st.integers(1, 9))
+                step += made
+                lines.append(
+                    steps(now, step, made, world=world, seconds=made / 32, again=draw(st.integers(0, 1)), slowest=0.01)
+                )
+            case "evaluation":
+                lines.append(line(now, "evaluation", step=step, seconds=0.125, metrics={"accuracy": now}, worker=0))
+            case "checkpoint":
+                lines.append(line(now, "checkpoint", step=step, path=f"/{step}", seconds=0.1, held=0.0625, worker=0))
+            case "slow":
+                lines.append(line(now, "worker_slow", worker=1, host="h", phase="data", factor=2.0, seconds=0.1))
+            case "change":
+                world, step = world + 1, step + 1
+                kind = draw(st.sampled_from(["grow", "shrink"]))
+                lines += [formed(now, world, [0, 1], step - 1, seconds=0.1), pause(now + 0.25, world, kind, 0.3)]
+                lines.append(steps(now + 0.3, step, 1, world=world, seconds=0))
+                now += 0.3
+    return [*(text + "\n" for text in lines), *(text + "\n" for text in end(now + 1))]
+
+
+@settings(max_examples=50, deadline=None)
+@given(courses(), st.integers(2, 9))
+def test_a_thinned_journal_tells_the_facts_of_the_whole(lines, bunch):
+    whole, thin = read(lines), read(thinned(lines, bunch))
+    for name in ("phase", "step", "steps_made", "samples_made", "metrics", "checkpoint", "wanted", "over", "slow", "lanes", "worlds",
+                 "pauses", "marks", "causes", "changes", "remarks"):  # fmt: skip
+        assert getattr(whole, name) == getattr(thin, name), name
+    assert {**whole.counts, "steps": 0} == {**thin.counts, "steps": 0}
+    assert spent(thin) == pytest.approx(spent(whole), abs=1e-3)
 
 
 def test_training_that_goes_on_after_all_is_training():
@@ -185,7 +239,7 @@ def test_training_that_goes_on_after_all_is_training():
         steps(20, 60, 10, world=2, seconds=2),
     ]
     history = read([*start(), steps(10, 50, 49, seconds=5), over, *more])
-    assert history.lanes[0].spans[-1].post is Post.TRAINING
+    assert history.lanes[0].spans[-1].phase is WorkerPhase.TRAINING
     assert spent(history)["productive"] >= 7
 
 
@@ -212,10 +266,10 @@ def test_a_lane_tells_what_a_worker_was_and_how_it_ended():
     history = read(lines)
     first, second = history.lanes
     posts = [
-        (span.post, round(span.since - STARTED, 1), span.until and round(span.until - STARTED, 1))
+        (span.phase, round(span.since - STARTED, 1), span.until and round(span.until - STARTED, 1))
         for span in second.spans
     ]
-    assert posts == [(Post.PENDING, 0, 0.1), (Post.STARTING, 0.1, 2), (Post.WARM, 2, 4), (Post.TRAINING, 4, 12), (Post.LEAVING, 12, 14)]  # fmt: skip
+    assert posts == [(WorkerPhase.PENDING, 0, 0.1), (WorkerPhase.STARTING, 0.1, 2), (WorkerPhase.WARM, 2, 4), (WorkerPhase.TRAINING, 4, 12), (WorkerPhase.LEAVING, 12, 14)]  # fmt: skip
     assert (second.cause, second.host, second.code) == ("drained", "node-1", 0)
     assert (first.trouble, first.cause) == ("slow data", "")
     assert [(mark.event, mark.text) for mark in history.marks] == [("phase", "running"), ("worker_slow", "data")]
@@ -309,7 +363,7 @@ field = {
     "reason": st.one_of(st.text(max_size=5), number),
 }
 entry = st.fixed_dictionaries(
-    {"event": st.sampled_from([*EVENTS, "of_tomorrow"]), "time": st.floats(0, 1000)}, optional=field
+    {"event": st.sampled_from([*KINDS, "of_tomorrow"]), "time": st.floats(0, 1000)}, optional=field
 )
 
 
@@ -317,13 +371,13 @@ entry = st.fixed_dictionaries(
 def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
     if in_order:
         entries = sorted(entries, key=lambda each: each["time"])
-    history = JobHistory()
+    history = Facts()
     before = history.settled()
     for each in entries:
         history.read([json.dumps(each)])
         now = history.settled()
-        assert all(now.wall[doing] >= before.wall[doing] for doing in Doing), "what is settled never falls"
-        assert all(now.workers[doing] >= before.workers[doing] for doing in Doing)
+        assert all(now.wall[doing] >= before.wall[doing] for doing in TimeUse), "what is settled never falls"
+        assert all(now.workers[doing] >= before.workers[doing] for doing in TimeUse)
         before = now
     found = history.result()
     if not found.counts.get("job_started") and not any(found.counts.values()):
@@ -332,12 +386,14 @@ def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
     assert sum(found.spent.wall.values()) == pytest.approx(wall, abs=1e-6)
     assert min(found.spent.wall.values()) >= -1e-9
     assert min(found.spent.workers.values()) >= -1e-9
-    assert all(before.wall[doing] <= found.spent.wall[doing] + 1e-6 for doing in Doing)
+    assert all(before.wall[doing] <= found.spent.wall[doing] + 1e-6 for doing in TimeUse)
     there = 0.0
     for lane in found.lanes:
         for span, following in itertools.pairwise(lane.spans):
             assert span.since <= span.until == following.since
-        there += sum((span.until or found.until) - span.since for span in lane.spans if span.post is not Post.PENDING)
+        there += sum(
+            (span.until or found.until) - span.since for span in lane.spans if span.phase is not WorkerPhase.PENDING
+        )
     assert sum(found.spent.workers.values()) == pytest.approx(there, rel=1e-6, abs=1e-6)
     for world, following in itertools.pairwise(found.worlds):
         assert world.since <= world.until <= following.since
@@ -352,7 +408,7 @@ def test_a_journal_that_is_cut_off_anywhere_still_adds_up(cut, seed):
 
 def test_reading_in_parts_is_reading_at_once():
     lines = storm(worlds=30, workers=10)
-    history = JobHistory()
+    history = Facts()
     for each in lines:
         history.read([each])
         history.result(STARTED + 1e6)
@@ -389,7 +445,7 @@ def test_a_long_journal_takes_little_memory():
 
 
 def test_of_too_many_the_foremost_stay_in_order_with_the_last():
-    kept = Foremost(3, lambda item: item)
+    kept = CappedList(3, lambda item: item)
     for item in (5, 1, 9, 2, 8, 3, 7, 0):
         kept.add(item)
     assert list(kept) == [9, 8, 7, 0]
@@ -397,7 +453,7 @@ def test_of_too_many_the_foremost_stay_in_order_with_the_last():
 
 
 def test_of_too_many_equals_some_of_all_times_stay():
-    kept = Foremost(50)
+    kept = CappedList(50)
     for item in range(10_000):
         kept.add(item)
     assert len(list(kept)) <= 100
@@ -410,7 +466,7 @@ def test_a_curve_has_one_resolution_and_loses_no_sample():
     curve = Curve()
     for step in range(20_000):
         loss = None if step == 7 else float(step)
-        curve.add(Point(float(step), step, 1, 2, 0.5, loss, 0.1, 3))
+        curve.add(Point(step, 1, 1, 2, loss, 0.1, 0.5, 0, 0.0, 0.0, time=float(step), workers=3))
     points = curve.result()
     assert len(points) < 2 * MOST_POINTS
     assert sum(point.samples for point in points) == 40_000
@@ -420,11 +476,11 @@ def test_a_curve_has_one_resolution_and_loses_no_sample():
 
 
 def test_a_timeline_is_bounded_whatever_changes():
-    time = Timeline(0.0, Doing.PRODUCTIVE)
+    time = Timeline(0.0, TimeUse.PRODUCTIVE)
     for second in range(5 * MOST_SEGMENTS):
         time.advance(float(second))
         time.change(crew=Crew(second % 7))
-        time.relabel(Doing.GROW, second - 0.5, second - 0.25)
+        time.relabel(TimeUse.GROW, second - 0.5, second - 0.25)
     assert len(time._segments) <= MOST_SEGMENTS
     assert sum(time.spent(0).wall.values()) == 5 * MOST_SEGMENTS - 1
 
@@ -432,7 +488,7 @@ def test_a_timeline_is_bounded_whatever_changes():
 def test_lanes_are_bounded():
     lanes = Lanes()
     for moment in range(3 * MOST_SPANS):
-        lanes.become(1, Post.TRAINING if moment % 2 else Post.WARM, float(moment))
+        lanes.become(1, WorkerPhase.TRAINING if moment % 2 else WorkerPhase.WARM, float(moment))
     (lane,) = lanes.result()
     assert len(lane.spans) <= MOST_SPANS
     assert lane.spans[0].since == 0

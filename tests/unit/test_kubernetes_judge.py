@@ -4,7 +4,8 @@ import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.job.quantities import Priority
-from elasticdl.job.spec import WorkerRange
+from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods, place_of, worker_id_of
@@ -86,6 +87,17 @@ TAINTED = "Marking for deletion Pod lab/digits-worker-0"
 KILLED_BY = "The node was low on resource: memory."
 
 
+KUEUE_PREEMPTS = (
+    "Preempted to accommodate a workload (UID: 9f542104-a9e2-4344-ad2e-9c136204da18, JobUID: a20d0a6a-64a3-46ce-9b95-8cfb3bf6e675) "
+    "due to prioritization in the ClusterQueue; preemptor path: /train; preemptee path: /train"
+)
+
+
+def stopped(why, text, **more):
+    """As Kueue stops a pod: first the condition, then the deletion."""
+    return pod(phase="Succeeded", conditions=[condition("TerminationTarget", "True", why, text)], deleted=True, **more)
+
+
 def disrupted(why, text, **more):
     return pod(phase="Failed", conditions=[condition("DisruptionTarget", "True", why, text)], deleted=True, **more)
 
@@ -157,6 +169,47 @@ def disrupted(why, text, **more):
             ExitCause.EVICTED,
             137,
             KILLED_BY,
+        ),
+        # Kueue's own condition, in newer releases and in older ones.
+        (
+            stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS, state=terminated(0)),
+            [event("Stopped", KUEUE_PREEMPTS), event("Killing", "Stopping container elasticdl")],
+            False,
+            ExitCause.PREEMPTED,
+            0,
+            f"Kueue: {KUEUE_PREEMPTS}",
+        ),
+        (
+            stopped("WorkloadEvicted", KUEUE_PREEMPTS, state=terminated(0)),
+            [],
+            True,
+            ExitCause.PREEMPTED,
+            0,
+            f"Kueue: {KUEUE_PREEMPTS}",
+        ),
+        (
+            stopped("WorkloadEvictedDueToClusterQueueStopped", "The ClusterQueue is stopped", state=terminated(0)),
+            [],
+            False,
+            ExitCause.EVICTED,
+            0,
+            "Kueue: The ClusterQueue is stopped",
+        ),
+        (
+            stopped("WorkloadDeleted", "", state=terminated(0)),
+            [],
+            False,
+            ExitCause.EVICTED,
+            0,
+            "Kueue: WorkloadDeleted",
+        ),
+        (
+            pod(deleted=True, node=""),
+            [event("ExcessPodDeleted", "Excess pod deleted")],
+            True,
+            ExitCause.EVICTED,
+            -9,
+            "Excess pod deleted",
         ),
         # Without the condition: the pod's own reason, the events about it, what its node last told.
         (
@@ -318,6 +371,8 @@ def test_a_preemption_is_open_until_it_is_told_who_came():
     assert [judge(last, events, told=False).open for events in ([], [PREEMPTED])] == [True, False]
     evicted = disrupted("EvictionByEvictionAPI", "x", state=terminated(0))
     assert not judge(evicted, [], told=False).open
+    by_kueue = stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS, state=terminated(0))
+    assert not judge(by_kueue, [], told=False).open, "Kueue has said all that it says"
 
 
 def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():
@@ -423,3 +478,9 @@ def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
     ]
     assert own["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == ["first"]
     assert "affinity" not in PODS.manifest(1, 0)["spec"]
+
+
+def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
+    spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, worker_pod(spec, "lab"), limits=PODS.limits)
+    assert "affinity" not in pods.manifest(1, 0, ("node-b",))["spec"]

@@ -102,6 +102,7 @@ def play():
         ApiError(429, "too many requests", retry_after=0.02),
         ApiError(500, "etcdserver: request timed out"),
         ApiError(0, "the cluster does not answer: connection refused"),
+        ApiError(400, "failed to create pod <lab/digits-worker-0> as the podgroup phase is Pending"),
     ],
 )
 def test_a_pod_that_is_refused_for_now_is_asked_for_again(play, failure):

@@ -14,7 +14,7 @@ from test_dashboard import soon
 
 from elasticdl.cli.live_board import LiveBoard, _drawn, known
 from elasticdl.cli.local.local_jobs import FileFeed
-from elasticdl.job.job_history import JobHistory
+from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -96,7 +96,7 @@ def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(tmp_path):
     ],
 )
 def test_of_journal_and_status_the_newer_one_tells_the_step(told, wanted):
-    history = JobHistory()
+    history = Facts()
     history.read(disturbed()[:-1])
     found = known(history, pb.JobStatus(phase="running", **told), STARTED + 95)
     assert (found.step, found.loss, found.rate) == wanted
@@ -232,7 +232,7 @@ def test_a_journal_that_tells_nothing_is_shown_as_one_after_a_while(now):
     ],
 )
 def test_a_history_without_entries_does_not_begin_in_1970(status, age):
-    found = known(JobHistory("j"), status, STARTED)
+    found = known(Facts("j"), status, STARTED)
     assert (found.began, found.until) == (STARTED - age, STARTED)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import WorkerRange
@@ -199,7 +200,9 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     training = Training()
     training.report(progress(1, 2), 11.0)
     training.compared_step, training.compared_workers = 1, 2
-    summary = summarize(EndJob(Phase.STOPPED, "enough"), training, tmp_path / "journal.jsonl", 5.0)
+    summary = summarize(
+        EndJob(Phase.STOPPED, "enough"), training, Facts.of(read_journal(tmp_path / "journal.jsonl")).result(), 5.0
+    )
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
     assert set(summary.pop("time")) == {"wall", "workers"}

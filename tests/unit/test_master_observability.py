@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import ssl
+import time
 from datetime import UTC, datetime
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -29,7 +30,9 @@ from elasticdl.master.shell.announcer import (
     notice_of,
 )
 from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import CONNECTIONS, MetricsServer, Prometheus
+from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.values import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -58,15 +61,31 @@ def collected(metrics):
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+class Metrics(Prometheus):
+    """They hear of the journal as a master's do."""
+
+    def __init__(self, status, past=(), clock=time.time):
+        self.facts = LiveFacts(clock)
+        self.facts.read(map(json.dumps, past))
+        self.recorded = self.facts.recorded
+        super().__init__(status, self.facts)
+
+
+def train(metrics, steps):
+    log = StepLog(lambda event, fields: None, metrics.recorded, lambda: 1000.0, 0.0)
+    log.trained(steps, Pace())
+    log.flush()
+
+
 def with_history():
-    metrics = Prometheus(lambda: STATUS)
+    metrics = Metrics(lambda: STATUS)
     for event, fields in HISTORY:
         metrics.recorded(event, fields)
     return metrics
 
 
 def test_what_is_so_at_the_moment_is_that_of_the_status():
-    found = collected(Prometheus(lambda: STATUS))
+    found = collected(Metrics(lambda: STATUS))
     assert found['elasticdl_job_phase{phase="running"}'] == 1
     assert found['elasticdl_job_phase{phase="waiting"}'] == 0
     assert found['elasticdl_workers{state="member"}'] == found["elasticdl_world_size"] == 2
@@ -89,7 +108,7 @@ def test_what_has_happened_is_counted():
 
 def test_another_master_counts_on_and_jobs_share_nothing():
     past = [{"time": 1.0, "event": event, **fields} for event, fields in HISTORY]
-    again, other = Prometheus(lambda: STATUS, past), Prometheus(lambda: STATUS)
+    again, other = Metrics(lambda: STATUS, past), Metrics(lambda: STATUS)
     again.recorded(*HISTORY[1])
     assert collected(again)["elasticdl_worker_restarts_total"] == 2
     assert collected(other)["elasticdl_worker_restarts_total"] == 0
@@ -107,10 +126,10 @@ def test_steps_that_are_made_again_count_again():
     """A counter never falls, else Prometheus takes it for one that began anew; nor does another master begin at 0."""
     entry = {"time": 1.0, "event": "steps", "step": 90, "steps": 90, "samples": 2880, "world": 1, "seconds": 9.0}
     status = pb.JobStatus(phase="running", step=90)
-    metrics = Prometheus(lambda: status, [entry])
+    metrics = Metrics(lambda: status, [entry])
     again = [StepReport(step, 0, 0.5, 32, 0.1, 0.1, 2, 32 * step, False) for step in range(61, 71)]
     status.step = 70
-    metrics.trained(again, Pace())
+    train(metrics, again)
     found = collected(metrics)
     assert (found["elasticdl_steps_total"], found["elasticdl_samples_total"]) == (100, 3200)
     assert found["elasticdl_step"] == 70
@@ -121,12 +140,12 @@ def test_a_month_old_job_is_told_as_it_is_now():
     now = [30 * 86400.0]
     past = [{"time": 0.0, "event": "job_started", "job": "j", "workers": "1"}]
     past += [{"time": 1.0, "event": "world_formed", "world": 1, "members": [0], "step": 0}]
-    metrics = Prometheus(lambda: STATUS, past, clock=lambda: now[0])
-    productive = []
+    metrics = Metrics(lambda: STATUS, past, clock=lambda: now[0])
+    productive, steps = [], StepLog(lambda event, fields: None, metrics.recorded, lambda: now[0], 0.0)
     for minute in range(30):
         for second in range(60):
             now[0] += 1
-            metrics.trained((StepReport(60 * minute + second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
+            steps.trained((StepReport(60 * minute + second + 1, 0, 0.5, 32, 0.1, 1.0, 1, 32, False),), Pace())
         productive.append(collected(metrics)["elasticdl_productive_seconds_total"])
     assert {round(later - earlier) for earlier, later in itertools.pairwise(productive)} == {60}
 
@@ -150,7 +169,7 @@ def test_where_the_time_went_is_counted_as_the_report_counts_it():
     after(1, "evaluation", step=41, metrics={"accuracy": 0.5}, seconds=1.0)
     after(4, "steps", step=61, steps=20, seconds=3, again=10, **told)
     after(4, "steps", step=81, steps=20, seconds=4, again=0, **told)
-    found = collected(Prometheus(lambda: STATUS, entries, clock=lambda: now[0]))
+    found = collected(Metrics(lambda: STATUS, entries, clock=lambda: now[0]))
     assert found['elasticdl_lost_seconds_total{cause="starting"}'] == 12
     assert found['elasticdl_lost_seconds_total{cause="evaluation"}'] == 1
     assert found['elasticdl_lost_seconds_total{cause="again"}'] == 1.5
@@ -160,7 +179,7 @@ def test_where_the_time_went_is_counted_as_the_report_counts_it():
 
 def test_a_job_that_waits_is_seen_to_wait():
     now = [1000.0]
-    metrics = Prometheus(lambda: STATUS, clock=lambda: now[0])
+    metrics = Metrics(lambda: STATUS, clock=lambda: now[0])
     metrics.recorded("job_started", {"job": "j", "workers": "2"})
     now[0] += 30
     assert collected(metrics)['elasticdl_lost_seconds_total{cause="starting"}'] == 30
@@ -175,8 +194,8 @@ def test_a_job_that_waits_is_seen_to_wait():
 
 def test_the_last_step_and_slow_workers_are_told():
     status = pb.JobStatus(phase="running", loss=0.25, epoch=3)
-    metrics = Prometheus(lambda: status)
-    metrics.trained((StepReport(1, 0, 0.25, 32, 0.125, 0.1, 1, 32, False),), Pace())
+    metrics = Metrics(lambda: status)
+    train(metrics, (StepReport(1, 0, 0.25, 32, 0.125, 0.1, 1, 32, False),))
     for worker in (1, 2, 3):
         fields = {"worker": worker, "host": "n", "phase": "data", "factor": 2.5, "seconds": 0.1}
         metrics.recorded("worker_slow", fields)
@@ -201,7 +220,7 @@ def test_a_new_master_knows_of_no_slow_worker(in_past):
     past = [{"time": 1000.0, "event": "worker_slow", **slow}]
     if in_past:
         past.append({"time": 1001.0, "event": "master_restarted", **restarted})
-    metrics = Prometheus(lambda: STATUS, past)
+    metrics = Metrics(lambda: STATUS, past)
     if not in_past:
         metrics.recorded("master_restarted", restarted)
     assert not [name for name in collected(metrics) if name.startswith("elasticdl_worker_slow")]

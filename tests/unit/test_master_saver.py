@@ -1,6 +1,7 @@
 """When a master's state is saved, what waits for that, and what happens if it fails."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -69,7 +70,7 @@ class Books(Observer):
 class Desk:
     """A loop between a mailbox and a store. Worker 0 has a session."""
 
-    def __init__(self):
+    def __init__(self, news_seconds=math.inf):
         self.now = 100.0
         self.store, self.launcher, self.books, self.mailbox = Store(), Launcher(), Books(), Mailbox()
         self.sessions = Sessions()
@@ -83,6 +84,7 @@ class Desk:
             self.books,
             lambda: self.now,
             lambda state: Snapshot(state, 0.0),
+            lambda: news_seconds,
         )
         self.loop = Loop(self.job, ports, self.mailbox)
 
@@ -94,15 +96,18 @@ class Desk:
             await asyncio.sleep(0)
 
     def told(self):
+        return [message.WhichOneof("body") for message in self.messages()]
+
+    def messages(self):
         queue = self.outbox._queue
-        return [queue.get_nowait().WhichOneof("body") for _ in range(queue.qsize())]
+        return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
-def at_a_desk(history, *, saves=True):
+def at_a_desk(history, *, saves=True, news_seconds=math.inf):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
 
     async def run():
-        desk = Desk()
+        desk = Desk(news_seconds)
         if not saves:
             desk.store.gate.clear()
         running = asyncio.create_task(desk.loop.run())
@@ -200,6 +205,36 @@ def test_whoever_waits_for_what_it_posted_goes_on_when_it_is_saved():
     at_a_desk(history, saves=False)
 
 
+def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved():
+    async def history(desk):
+        await desk.post(*START)
+        desk.messages()
+        desk.store.gate.clear()
+        for number in (1, 2, 2, 1):
+            await desk.post(e.NoticeReported(0, "checkpoint", {"step": number, "path": "x"}, number))
+        desk.now += SAVE_SECONDS
+        await desk.post(e.Tick())
+        assert [fields["step"] for event, fields in desk.books.entries if event == "checkpoint"] == [1, 2]
+        assert desk.told() == []
+        desk.store.gate.set()
+        await desk.post()
+        assert [message.saved.number for message in desk.messages()] == [2]
+
+    at_a_desk(history)
+
+
+def test_what_a_worker_has_said_is_saved_before_its_session_ends():
+    async def history(desk):
+        await desk.post(*START)
+        before = len(desk.store.saved)
+        await desk.post(e.NoticeReported(0, "checkpoint", {"step": 1, "path": "x"}, 1))
+        assert len(desk.store.saved) == before
+        await asyncio.wait_for(desk.mailbox.settled(), 10)
+        assert len(desk.store.saved) == before + 1
+
+    at_a_desk(history)
+
+
 @pytest.mark.parametrize("where", ["mailbox", "queue"])
 def test_whoever_waits_for_what_it_posted_goes_on_when_the_loop_has_ended(where):
     async def run():
@@ -243,6 +278,40 @@ def test_numbers_that_only_grow_are_saved_from_time_to_time():
         assert steps == sorted(steps)
 
     at_a_desk(history)
+
+
+def test_a_master_that_is_told_to_leave_saves_its_numbers_first():
+    seen = []
+
+    async def history(desk):
+        seen.append(desk)
+        await desk.post(*START)
+        step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
+        await desk.post(e.ProgressReported(0, (step,), 1000, 1))
+        step = e.StepReport(2, 0, 0.5, 8, 0.1, 0.05, 1, 16, False)
+        await desk.post(e.ProgressReported(0, (step,), 1000, 1))
+        assert desk.store.saved[-1].job.training.step < 2
+
+    at_a_desk(history)
+    assert seen[0].store.saved[-1].job.training.step == 2
+
+
+def test_what_happens_together_is_saved_together():
+    async def history(desk):
+        await desk.post(*START)
+        desk.now += SAVE_SECONDS / 2  # nothing is due
+        await desk.post(e.Tick())
+        before = len(desk.store.saved)
+        for number in range(1, 4):
+            await desk.post(e.NoticeReported(0, "evaluation", {"step": number, "metrics": {}}))
+            desk.now += 0.2
+        await desk.post(e.Tick())
+        assert len(desk.store.saved) == before
+        desk.now += 1.0
+        await desk.post(e.Tick(), e.Tick())
+        assert len(desk.store.saved) == before + 1
+
+    at_a_desk(history, news_seconds=1.0)
 
 
 def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, caplog):

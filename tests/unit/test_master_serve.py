@@ -11,7 +11,7 @@ from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TokenAccess
 from elasticdl.master.shell.observer import Observer
-from elasticdl.master.shell.saver import Nowhere
+from elasticdl.master.shell.saver import NoStore
 from elasticdl.master.shell.serve import Platform, serve
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
@@ -70,7 +70,7 @@ class Run:
         self.ears = Ears(broken == "observer")
         self.second = Ears(broken=False)
         self.launcher = NoPlace(broken == "launcher")
-        self.store = Nowhere()
+        self.store = NoStore()
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
         self._job_dir = JobDir(folder / "digits")
         self._job_dir.path.mkdir(parents=True)
@@ -82,7 +82,7 @@ class Run:
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
         platform = Platform(
-            server, self._make_launcher, self.store, self._attend, lambda status: [self.ears, self.second]
+            server, self._make_launcher, self.store, self._attend, lambda status, facts: [self.ears, self.second]
         )
         return await serve(self._spec, self._job_dir, platform)
 
@@ -125,7 +125,7 @@ def test_an_observer_that_raises_is_told_of_once_and_dropped(tmp_path, caplog):
 def test_each_master_saves_its_number_before_it_serves(tmp_path):
     saved = []
 
-    class Store(Nowhere):
+    class Store(NoStore):
         async def load(self):
             return saved[-1] if saved else None
 

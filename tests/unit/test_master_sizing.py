@@ -10,7 +10,7 @@ import pytest
 from master_kit import Cluster, step
 from scaling_kit import report
 
-from elasticdl.job.journal import EVENTS
+from elasticdl.job.events import KINDS
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job
@@ -88,7 +88,7 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     assert len(records(cluster, "advice")) == 2, "not often"
     status = to_status("job", cluster.job, cluster.now, 1.0)
     assert (status.advice, status.decision) == (cluster.job.view().advice, "")
-    assert {"advice", "decision"} <= EVENTS.keys()
+    assert {"advice", "decision"} <= KINDS.keys()
 
 
 def test_without_the_policy_there_are_all_workers_whatever_they_bring():

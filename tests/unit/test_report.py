@@ -16,9 +16,9 @@ from history_kit import STARTED, disturbed, formed, line, steps, storm
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.common.errors import UserError
-from elasticdl.job.job_history import JobHistory
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import create_job_dir, write_aside
-from elasticdl.job.records import Doing
+from elasticdl.job.records import TimeUse
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, live_page, report
@@ -30,7 +30,7 @@ PATIENCE = 20.0
 
 
 def read(lines):
-    history = JobHistory("j")
+    history = Facts("j")
     history.read(lines)
     return history.result()
 
@@ -62,7 +62,7 @@ def test_a_share_that_is_there_is_not_said_to_be_none(share, said):
 
 
 def test_every_share_has_a_name():
-    assert set(NAMES) == set(Doing)
+    assert set(NAMES) == set(TimeUse)
 
 
 # ---- the page ----
@@ -256,7 +256,7 @@ def test_a_job_that_ends_meanwhile_is_reported(home, monkeypatch):
 
 
 def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
-    history = JobHistory()
+    history = Facts()
     history.read(disturbed()[:-1])
     lost = known(history, pb.JobStatus(phase="lost", reason="its master is gone without a word"), STARTED + 1e6)
     assert (lost.phase, lost.until) == ("lost", STARTED + 90)

@@ -13,7 +13,7 @@ from benchmarks.experiments.lab import Lab, queue_flags
 from benchmarks.experiments.sharing.adaptdl_rule import Candidate, allocate
 from benchmarks.processes import Failed
 from elasticdl.job.journal import Entry
-from elasticdl.kube.manifests.names import state_name
+from elasticdl.kube.manifests.names import journal_name, state_name
 from elasticdl.kube.manifests.packed_state import unpack_state
 
 QUEUE = "experiment"
@@ -113,10 +113,14 @@ class Scheduler:
                 self._workers[job] = workers
 
     def _candidate(self, job: str) -> Candidate:
-        found = self.lab.core.read_namespaced_config_map(state_name(job), self.lab.namespace, _preload_content=False)
-        state: Mapping[str, Any] = json.loads(cast(Any, found).data)
-        entries = [json.loads(line) for line in unpack_state(state).journal.splitlines()]
+        state, older = (self._config_map(name(job)) for name in (state_name, journal_name))
+        entries = [json.loads(line) for line in unpack_state(state, older).journal.splitlines()]
         return candidate(job, entries, self._workers.get(job, 1))
+
+    def _config_map(self, name: str) -> Mapping[str, Any]:
+        found = self.lab.core.read_namespaced_config_map(name, self.lab.namespace, _preload_content=False)
+        content: Mapping[str, Any] = json.loads(cast(Any, found).data)
+        return content
 
 
 def candidate(job: str, journal: Sequence[Entry], workers: int) -> Candidate:

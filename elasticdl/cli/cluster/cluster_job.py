@@ -21,7 +21,7 @@ from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.api_error import NotDoneError
+from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import Place
@@ -44,9 +44,11 @@ _KINDS = (
     "Secret",
     "ConfigMap",
     "Lease",
+    "PodGroup",
 )
 # Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
-_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease")
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup")
+_NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
 _ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 AGAIN_SECONDS = 1.0  # before a master is asked once more
@@ -110,8 +112,9 @@ class ClusterJob:
 
     def state(self) -> State:
         found = self.client.find("ConfigMap", names.state_name(self.name))
+        older = self.client.find("ConfigMap", names.journal_name(self.name)) if found else None
         try:
-            return unpack_state(found) if found else State()
+            return unpack_state(found, older) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
@@ -263,7 +266,7 @@ def _delete_once(client: Client, name: str) -> list[str]:
         try:
             listed = client.list(kind, label_selector=f"{_ANY_JOB}={name}")
         except NotDoneError as error:
-            if error.by_rights and kind in _WITH_MORE_RIGHTS:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
                 continue
             raise
         for metadata in (each["metadata"] for each in listed):

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from yaml import safe_dump_all
-
 from elasticdl.cli.cluster.cluster_job import ClusterJob, wait_until_gone
 from elasticdl.cli.cluster.job_streams import Told
 from elasticdl.cli.cluster.pod_prints import PodPrints
@@ -40,6 +38,7 @@ from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import Parts
 from elasticdl.kube.manifests.names import master_name, without_name
 from elasticdl.kube.manifests.pod_status import MasterTrouble, trouble_of
+from elasticdl.kube.manifests.yaml_text import as_yaml
 
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
@@ -59,6 +58,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     """
     refuse_variables(parse_envs(spec.envs))
     refuse_variables({each.name: "" for each in parse_secret_envs(spec.env_from_secret)})
+    if yaml and spec.ttl != JobSpec.model_fields["ttl"].default:
+        raise UserError(
+            "--ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: leave it out"
+        )
     place = Place(spec.namespace, spec.kube_context)
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
@@ -107,8 +110,7 @@ def _write(parts: Parts, file: str) -> int:
 
 
 def _dumped(parts: Parts) -> str:
-    text: str = safe_dump_all([*job_objects.companions(parts), job_objects.make_job(parts)], sort_keys=False)
-    return text
+    return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 
 def follow(job: ClusterJob, spec: JobSpec) -> int:

@@ -23,8 +23,15 @@ from elasticdl.kube.client import Client, Object
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import Parts
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
-from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.manifests.pod import finish_master_pod, finish_pod, master_pod, worker_pod
+from elasticdl.kube.manifests.names import VOLCANO_GROUP, without_name
+from elasticdl.kube.manifests.pod import (
+    as_urgent,
+    finish_master_pod,
+    finish_pod,
+    master_pod,
+    volcano_group,
+    worker_pod,
+)
 
 # Older clusters take no pod of an account until it has a token, a moment after it was made.
 TOKEN_SECONDS = 10.0
@@ -48,11 +55,13 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
     def adapted(pod: Manifest, role: Role) -> Manifest:
         return cluster_spec.adapt_pod(with_pod_templates(pod, spec, role))
 
+    worker = finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER)
+    master = finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec)
     return Parts(
         spec=spec,
         namespace=namespace,
-        master=finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec),
-        worker=finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER),
+        master=as_urgent(master, worker),
+        worker=worker,
         service=cluster_spec.adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
     )
@@ -67,10 +76,11 @@ class Submission:
     say: Callable[[str], None]
 
     def within_rights(self) -> Submission:
-        """The same, with no right for the master that the user can't give it."""
-        if self.parts.spec.service_account or self.client.may("create", "events"):
-            return self
-        return replace(self, parts=replace(self.parts, announces=False))
+        """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
+        spec = self.parts.spec
+        announces = bool(spec.service_account) or self.client.may("create", "events")
+        groups = volcano_group(spec) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
+        return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
 
     def check(self) -> None:
         """Whether the cluster would take it all; nothing is made.
@@ -79,7 +89,7 @@ class Submission:
             UserError: it would not.
         """
         spec = self.parts.spec
-        for manifest in (job_objects.make_job(self.parts, parallelism=0), *job_objects.companions(self.parts)):
+        for manifest in (job_objects.make_job(self.parts, submitted=True), *job_objects.companions(self.parts)):
             try:
                 self._make(manifest, dry_run=True)
             except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
@@ -97,8 +107,8 @@ class Submission:
         queue = parse_queue(spec.queue)
         if queue and not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
             self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
+        self._try_workers()  # first, as the master may have its class from them
         self._try_master()
-        self._try_workers()
         if not self.parts.announces:
             self.say("warning: as you may not create events, the job's master can't tell `kubectl describe` of any")
 
@@ -113,7 +123,7 @@ class Submission:
         """
         begun: list[Manifest] = []
         try:
-            job = self._make_one(job_objects.make_job(self.parts, parallelism=0), begun)
+            job = self._make_one(job_objects.make_job(self.parts, submitted=True), begun)
             for manifest in job_objects.companions(self.parts):
                 pause()
                 self._make_one(job_objects.owned(manifest, job), begun)
@@ -180,8 +190,10 @@ class Submission:
     def _try_workers(self) -> None:
         urgent = parse_priority(self.parts.spec.worker_pod_priority)  # of some or all of them
         priority = {"priorityClassName": urgent.class_name} if urgent else {}
+        # Volcano refuses a pod whose group is not there, and that is made with the rest.
+        alone = {"metadata": {"annotations": {VOLCANO_GROUP: None}}}
         try:
-            self._try_pod(merge(self.parts.worker, {"spec": priority}), Role.WORKER)
+            self._try_pod(merge(self.parts.worker, {**alone, "spec": priority}), Role.WORKER)
         except NotDoneError as error:
             if not error.by_quota:
                 raise

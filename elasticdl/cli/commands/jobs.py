@@ -20,8 +20,9 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
-from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
 
@@ -169,7 +170,11 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal(follow=False)) as journal:
-        kept = wording.kept_text(status, filter(None, map(parse_entry, journal))) if status.phase == "stopped" else ""
+        kept = (
+            wording.kept_text(status, Facts.of(filter(None, map(parse_entry, journal))).state)
+            if status.phase == "stopped"
+            else ""
+        )
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 

@@ -19,7 +19,7 @@ from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.job_history import JobHistory
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.records import History
 from elasticdl.report.live_server import LiveServer
@@ -58,7 +58,7 @@ def report(job: str | None, out: str, **given: Any) -> int:
 
 
 def _read_file(path: Path) -> History:
-    history = JobHistory(path.stem)
+    history = Facts(path.stem)
     try:
         with path.open(errors="replace") as lines:
             history.read(lines)
@@ -78,7 +78,7 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
         status = handle.status()  # first: of a job that is over by then the journal tells all
     except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
         status = None
-    history = JobHistory(handle.name)
+    history = Facts(handle.name)
     with closing(handle.journal(follow=False)) as lines:
         history.read(lines)
     return known(history, status, time.time()), handle.name

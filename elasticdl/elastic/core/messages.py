@@ -89,6 +89,7 @@ class Pause:
     sync: float
     first_step: float
     steps_torn: int
+    number: int = 0  # as the stream to the master counts what must not be lost
 
     @property
     def total(self) -> float:
@@ -97,10 +98,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """For the job's journal: ``event`` and its fields as in `elasticdl.job.journal.EVENTS`."""
+    """For the job's journal: ``event`` and its fields as in `elasticdl.job.events`."""
 
     event: str
     fields: Mapping[str, Any]
+    number: int = 0  # as the stream to the master counts what must not be lost
 
 
 @dataclass(frozen=True, slots=True)

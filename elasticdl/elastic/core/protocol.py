@@ -71,7 +71,7 @@ class SaveScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(Event):
-    """A stream to a master is open. ``unsent``: what an earlier stream did not come to send."""
+    """A stream to a master is open. ``unsent``: what no master is known to have saved."""
 
     unsent: tuple[Message, ...] = ()
 

@@ -13,8 +13,8 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
 HEARTBEAT_SECONDS = 0.5  # until the master has said how often
-# More than a rank 0 that is killed can have kept to itself: steps are never much faster than a millisecond.
-KEPT_STEPS = 1024
+# As many as are made, in most jobs, since a master has saved its journal last and until the next is there.
+KEPT_STEPS = 8192
 
 
 class Reporting:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -27,6 +28,7 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 CLOSE_SECONDS = 5.0
 # Kinds of messages that the job's history would lack.
 LASTING = (m.Notice, m.Pause)
+MOST_KEPT = 10_000  # of them, for masters that never save
 # What a master answers to a worker that it will never take.
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -35,11 +37,36 @@ log = logging.getLogger(__name__)
 Outbox = queue.SimpleQueue[m.Message | None]
 
 
+class Kept:
+    """What this worker has said of lasting interest, by number, until a master has saved it. Of too much the oldest goes."""
+
+    def __init__(self) -> None:
+        self._messages: deque[m.Notice | m.Pause] = deque(maxlen=MOST_KEPT)
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def add(self, message: m.Notice | m.Pause) -> m.Message:
+        with self._lock:
+            self._last += 1
+            self._messages.append(replace(message, number=self._last))
+            return self._messages[-1]
+
+    def saved(self, number: int) -> None:
+        """All up to this number."""
+        with self._lock:
+            while self._messages and self._messages[0].number <= number:
+                self._messages.popleft()
+
+    def unsaved(self) -> list[m.Message]:
+        with self._lock:
+            return list(self._messages)
+
+
 class Listener(Protocol):
     """At the worker's end; called from the stream's thread."""
 
     def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
-        """A stream is open; returns its first messages. ``unsent``: what an earlier one did not come to send."""
+        """A stream is open; returns its first messages. ``unsent``: what no master is known to have saved."""
 
     def receive(self, message: pb.MasterMessage) -> None: ...
 
@@ -54,16 +81,15 @@ class Listener(Protocol):
 class MasterStream:
     """Sends and receives until closed.
 
-    What is sent while there is no master is for the next one if it is of lasting interest (``LASTING``); the rest is
-    sent anew, or old by then. What a breaking stream had taken already is lost with it.
+    What is of lasting interest (`LASTING`) is kept, and sent again over each new stream, until a master has saved it. The
+    rest is sent anew by the core, or old by then.
     """
 
     def __init__(self, environment: WorkerEnvironment, clock: Callable[[], float] = time.monotonic) -> None:
         self._environment = environment
         self._listener: Listener
         self._outbox: Outbox = queue.SimpleQueue()
-        self._under_way: m.Message | None = None  # given to gRPC, which has not asked for another since
-        self._unsent: list[m.Message] = []
+        self._kept = Kept()
         self._last_word_taken = threading.Event()
         self._refused = ""  # why the present connection is to end
         self._closing = threading.Event()
@@ -77,7 +103,7 @@ class MasterStream:
         self._thread.start()
 
     def send(self, message: m.Message) -> None:
-        self._outbox.put(message)
+        self._outbox.put(self._kept.add(message) if isinstance(message, LASTING) else message)
 
     def wait_until_taken(self) -> None:
         """For the master to take a last word (bounded): this process may end itself without another.
@@ -160,6 +186,7 @@ class MasterStream:
                 for message in call:
                     if message.HasField("last_word_taken"):
                         self._last_word_taken.set()
+                    self._kept.saved(message.saved.number)
                     self._listener.receive(message)
                     if self._refused:
                         raise UnreachableError(self._refused)
@@ -172,24 +199,9 @@ class MasterStream:
                 self._outbox = queue.SimpleQueue()
                 if self._closing.is_set():
                     self._outbox.put(None)
-                self._unsent += [message for message in self._left(outbox) if isinstance(message, LASTING)]
                 outbox.put(None)
 
     def _messages(self, outbox: Outbox) -> Iterator[pb.WorkerMessage]:
-        unsent = list(self._unsent)
-        yield from (to_proto(message, self._environment) for message in self._listener.greet(unsent))
-        del self._unsent[: len(unsent)]
+        yield from (to_proto(message, self._environment) for message in self._listener.greet(self._kept.unsaved()))
         while (message := outbox.get()) is not None:
-            self._under_way = message
             yield to_proto(message, self._environment)
-            self._under_way = None
-
-    def _left(self, outbox: Outbox) -> Iterator[m.Message]:
-        """What a stream that is over has not sent."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            yield under_way
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (message := outbox.get_nowait()) is not None:
-                    yield message

@@ -32,6 +32,7 @@ _BODIES: Mapping[type[m.Message], str] = {
 def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMessage:
     """Fields have the same names there, but for these."""
     fields = _fields(message)
+    number = fields.pop("number", 0)
     match message:
         case m.Hello(_, _, members):
             fields.update(members=[_fields(member) for member in members])
@@ -46,7 +47,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
             fields = {"event": event, "fields_json": json.dumps(told)}
         case m.Failed():
             fields["cause"] = pb.Failed.USER if fields.pop("users") else pb.Failed.WORKER
-    return pb.WorkerMessage(**{_BODIES[type(message)]: fields})
+    return pb.WorkerMessage(number=number, **{_BODIES[type(message)]: fields})
 
 
 def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:

@@ -15,7 +15,7 @@ from elasticdl.job.quantities import parse_envs
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.merge import Manifest
-from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE
+from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE, volcano_group
 
 # Masters that may fail; by the policy below one that is lost with its node does not count. A crash is tried again after up
 # to six minutes. A master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for
@@ -43,6 +43,8 @@ class Parts:
     certificates: Mapping[Role, TlsFiles]
     # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
     announces: bool = True
+    # Whether the cluster knows Volcano's groups.
+    groups: bool = True
 
 
 def make_service(spec: JobSpec) -> Manifest:
@@ -64,10 +66,16 @@ def make_service(spec: JobSpec) -> Manifest:
     }
 
 
-def make_job(parts: Parts, parallelism: int = 1) -> Manifest:
-    """``parallelism`` 0: nothing is started yet."""
+def make_job(parts: Parts, *, submitted: bool = False) -> Manifest:
+    """``submitted``: it is made first and starts nothing yet, and is to own all the rest, which goes with it after its end.
+
+    What somebody applies from a file has no owner: if the Job went by itself, the rest would stay, and whoever keeps the
+    cluster as the file says would start the Job again.
+    """
+    ttl = {"ttlSecondsAfterFinished": parts.spec.ttl} if submitted and parts.spec.ttl else {}
     spec = {
-        "parallelism": parallelism,
+        "parallelism": 0 if submitted else 1,
+        **ttl,
         "completions": 1,
         "backoffLimit": BACKOFF_LIMIT,
         "podFailurePolicy": _FAILURE_POLICY,
@@ -88,11 +96,14 @@ def companions(parts: Parts) -> list[Manifest]:
     without_envs = spec.model_copy(update={"envs": ""})
     data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
-    made.append(_head(parts, "ConfigMap", names.state_name(job)))
+    made += [_head(parts, "ConfigMap", name(job)) for name in (names.state_name, names.journal_name)]
     if spec.share_queue:
         claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
         labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
         made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
+    if parts.groups and (group := volcano_group(spec)):
+        head = _head(parts, "PodGroup", names.group_name(job), "scheduling.volcano.sh/v1beta1")
+        made.append({**head, "spec": group})
     # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps
     # out. Metrics may be collected from any namespace; the certificate decides who gets them.
     own = {"matchLabels": {names.JOB_LABEL: job}}
@@ -130,14 +141,14 @@ def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Man
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
         _rule("", "pods/log", ["get"]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
-        _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
+        _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
 
 
-def _rule(group: str, resource: str, verbs: list[str], only: str = "") -> Manifest:
+def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
     made: Manifest = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
-    return {**made, "resourceNames": [only]} if only else made
+    return {**made, "resourceNames": list(only)} if only else made
 
 
 def _account(parts: Parts) -> list[Manifest]:

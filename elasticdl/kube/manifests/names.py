@@ -15,6 +15,9 @@ PLACE_LABEL = "elasticdl.org/place"
 QUEUE_LABEL = "elasticdl.org/share-queue"
 CLAIM_ANNOTATION = "elasticdl.org/claim"
 ELASTIC_LABEL = "elastic"
+# By these a gang's pods name their group.
+KUEUE_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 CONTAINER = "elasticdl"  # in every pod of a job, so that one template fits all
 MASTER_PORT = 50001
 METRICS_PORT = 50002
@@ -52,6 +55,16 @@ def environment_name(job: str) -> str:
 
 def state_name(job: str) -> str:
     return f"{job}-state"
+
+
+def journal_name(job: str) -> str:
+    """Of the ConfigMap with the older part of the journal."""
+    return f"{job}-journal"
+
+
+def group_name(job: str) -> str:
+    """By which a queueing scheduler knows the workers of a gang."""
+    return f"{job}-workers"
 
 
 def claim_name(job: str) -> str:

@@ -45,8 +45,17 @@ def master_pod(spec: JobSpec) -> Manifest:
         _of_the_pod(variables.NAMESPACE, "metadata.namespace"),
         _of_the_pod(variables.POD_UID, "metadata.uid"),
     )
-    priority = {"priorityClassName": spec.master_pod_priority} if spec.master_pod_priority else {}
+    workers = quantities.parse_priority(spec.worker_pod_priority)
+    # Were it less urgent than its workers, it would be the first to be preempted, for a worker of its own perhaps.
+    name = spec.master_pod_priority or (workers.class_name if workers and workers.share else "")
+    priority = {"priorityClassName": name} if name else {}
     return make_pod(spec, Role.MASTER, MASTER_COMMAND, env, pod_spec={**_identity(spec), **priority})
+
+
+def as_urgent(master: Manifest, worker: Manifest) -> Manifest:
+    """The master's pod with the class that a template gives the workers' alone, if it has none itself."""
+    name = worker["spec"].get("priorityClassName")
+    return merge({"spec": {"priorityClassName": name}}, master) if name else master
 
 
 def finish_master_pod(pod: Manifest, spec: JobSpec) -> Manifest:
@@ -78,19 +87,31 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
 
 def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:
     """Metadata and further keys of the pod's spec, by which a queueing scheduler knows the workers."""
-    queue, size = quantities.parse_queue(spec.queue), str(spec.num_workers.maximum)
+    queue, size, group = (
+        quantities.parse_queue(spec.queue),
+        str(spec.num_workers.minimum),
+        names.group_name(spec.job_name),
+    )
     if queue is None:
         return {}, {}
     if queue.scheduler == quantities.KUEUE:
         own_labels = {"kueue.x-k8s.io/queue-name": queue.name}
         if not spec.gang:
             return {"labels": own_labels}, {}
-        group = {"kueue.x-k8s.io/pod-group-name": f"{spec.job_name}-workers"}
         total = {"kueue.x-k8s.io/pod-group-total-count": size}
-        return {"labels": {**own_labels, **group}, "annotations": total}, {}
-    gang = {"scheduling.volcano.sh/group-min-member": size} if spec.gang else {}
+        return {"labels": {**own_labels, names.KUEUE_GROUP_LABEL: group}, "annotations": total}, {}
+    # Volcano takes a gang's size from the group that is named here, and from pods' owners; from the pods it does not.
+    gang = {names.VOLCANO_GROUP: group, "scheduling.volcano.sh/group-min-member": size} if spec.gang else {}
     annotations = {"scheduling.volcano.sh/queue-name": queue.name, **gang}
     return {"annotations": annotations}, {"schedulerName": queue.scheduler}
+
+
+def volcano_group(spec: JobSpec) -> Manifest | None:
+    """What makes Volcano place the workers of a gang together; None for other jobs."""
+    queue = quantities.parse_queue(spec.queue)
+    if queue is None or queue.scheduler != quantities.VOLCANO or not spec.gang:
+        return None
+    return {"minMember": spec.num_workers.minimum, "queue": queue.name}
 
 
 def make_pod(

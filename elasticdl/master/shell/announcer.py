@@ -11,12 +11,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell.observer import Observer
 from elasticdl.places.pods.judge import ON_ITS_WAY
@@ -28,8 +29,6 @@ SECONDS_EACH = 20.0
 LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
 
 _log = logging.getLogger(__name__)
-# Causes for which a person should know that a worker left.
-_LEFT = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +44,12 @@ class Notice:
 
 
 def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
-    """What an entry of the journal is worth, if anything; some of what is in it came from workers."""
-
-    def notice(reason: str, message: str, *, warning: bool = False) -> Notice:
-        return Notice(reason, message, now, now, warning)
-
-    match event, fields:
-        case "job_started", {"workers": workers}:
-            return notice("JobStarted", f"asking for {workers} workers")
-        case "master_restarted", {"world": world, "missing": [*missing]}:
-            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
-            return notice("MasterRestarted", f"a new master has taken over at world {world}{lost}")
-        case "world_formed", {"world": world, "members": [*members], "reason": why}:
-            size = f"{len(members)} worker{'s' if len(members) != 1 else ''}"
-            return notice("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
-        case "worker_pending", {"worker": worker, "reason": str(why)} if not why.startswith(ON_ITS_WAY):
-            return notice("WorkerPending", f"worker {worker}: {why}")
-        case "worker_left", {"worker": worker, "cause": str(cause), "reason": why} if cause in _LEFT:
-            return notice(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
-        case "phase", {"phase": "waiting", "reason": why}:
-            return notice("WaitingForWorkers", str(why), warning=True)
-        case "job_finished", {"phase": str(phase), "reason": why}:
-            return notice(f"Job{phase.capitalize()}", str(why) or f"the job has {phase}", warning=phase == "failed")
-    return None
+    """What an entry of the journal is worth, if anything."""
+    kind = KINDS.get(event)
+    told = kind.cluster(fields) if kind and kind.cluster else None
+    if told is None or (event == "worker_pending" and str(fields.get("reason")).startswith(ON_ITS_WAY)):
+        return None
+    return Notice(told.reason, told.message, now, now, told.warning)
 
 
 class Digest:
@@ -121,10 +103,6 @@ def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
         "lastTimestamp": datetime.fromtimestamp(notice.last, UTC).strftime(TIME),
         "source": {"component": "elasticdl"},
     }
-
-
-def _ids(workers: Sequence[Any]) -> str:
-    return ", ".join(map(str, workers))
 
 
 class Announcer(Observer):

@@ -2,8 +2,8 @@
 
 It may be one of several, one after another: the Job starts the next when this one ends without the job having ended.
 
-Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped: after these the Job starts no other, as its
-backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
+Exit codes: 0 succeeded, or stopped on request: the Job is complete. 1 failed, 2 the user's mistake: after these the Job
+starts no other, as its backoff limit is taken away first. 143: told to leave (SIGTERM), or replaced; the workers go on, and the next master takes
 them over. Anything else: it crashed. Another may do better, unless several have crashed in a row (`judge.crash_loop`).
 """
 
@@ -32,7 +32,6 @@ from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import read_journal
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.budget import WriteBudget
@@ -43,6 +42,7 @@ from elasticdl.kube.manifests.names import MASTER_PORT, METRICS_PORT, master_nam
 from elasticdl.kube.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.announcer import Announcer
+from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.neighbours import Neighbours
 from elasticdl.master.shell.observer import Observer
@@ -135,7 +135,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                client.budget = WriteBudget(spec.num_workers.maximum)
+                client.budget = WriteBudget(lambda: spec.num_workers.maximum)
                 log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
@@ -147,7 +147,12 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
         await state.finish(status, end.phase)
-    return EXIT_CODES[end.phase]
+    return exit_code(end.phase)
+
+
+def exit_code(phase: Phase) -> int:
+    """Of the master's container, by which its Job is complete or failed. Whoever had it stopped has got what was asked for."""
+    return 0 if phase is Phase.STOPPED else EXIT_CODES[phase]
 
 
 def _read_template(path: Path) -> dict[str, Any]:
@@ -181,18 +186,18 @@ class Master:
         priority = parse_priority(self.spec.worker_pod_priority)
 
         def make_launcher(report: Report, limits: Limits) -> KubernetesLauncher:
+            client.budget = WriteBudget(lambda: limits().maximum)
             pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
             launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
             return launchers[0]
 
-        def make_observers(status: Callable[[], pb.JobStatus]) -> list[Observer]:
+        def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
             state.status = lambda: _unless_over(status())
-            return [announcer, *neighbours, *self._metrics(status)]
+            return [announcer, *neighbours, *self._metrics(status, facts)]
 
         @asynccontextmanager
         async def lifespan(post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(state.keeping_journal())
                 for each in neighbours:
                     await stack.enter_async_context(each.sharing(post))
                 yield
@@ -219,9 +224,9 @@ class Master:
             _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
         return server
 
-    def _metrics(self, status: Callable[[], pb.JobStatus]) -> list[Observer]:
+    def _metrics(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
         """If the port is taken, the job goes on without metrics."""
-        loop, journal = asyncio.get_running_loop(), self.job_dir.journal
+        loop = asyncio.get_running_loop()
 
         async def answer() -> pb.JobStatus:
             return status()
@@ -229,9 +234,9 @@ class Master:
         def ask() -> pb.JobStatus:
             return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
 
-        metrics = Prometheus(ask, read_journal(journal) if journal.exists() else ())
+        address, metrics = (self.pod.address, METRICS_PORT), Prometheus(ask, facts)
         try:
-            return [metrics, MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics.exposition)]
+            return [MetricsServer(address, self.pod.tls, metrics.exposition)]
         except OSError as error:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []

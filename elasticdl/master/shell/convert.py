@@ -7,25 +7,12 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.proto import elasticdl_pb2 as pb
 
-_NUMBER = (int, float)
-# What a worker may have written into the journal: the rest is the master's to say.
-_NOTICES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "evaluation": {"step": int, "epoch": int, "samples": int, "metrics": dict, "seconds": _NUMBER},
-    "checkpoint": {"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER},
-    "checkpoint_failed": {"step": int, "path": str, "reason": str},
-    "resumed": {"step": int, "epoch": int, "samples": int, "path": str, "learnt": str},
-    "steps_over": {"step": int, "seconds": _NUMBER},
-    "collective": {"engine": str},
-    "exported": {"path": str},
-    "warning": {"message": str},
-    "worker_waits": {"where": str, "seconds": _NUMBER},
-    "worker_stuck": {"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list},
-}
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
@@ -79,9 +66,9 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             users = failed.cause == pb.Failed.USER
             return e.WorkerFailed(worker_id, users, failed.message, failed.traceback, trained=failed.trained)
         case "pause":
-            return e.NoticeReported(worker_id, "pause", _pause(message.pause))
+            return e.NoticeReported(worker_id, "pause", _pause(message.pause), message.number)
         case "notice":
-            return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice))
+            return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice), message.number)
     raise ValueError(f"a session does not take {body or 'an empty message'} here")
 
 
@@ -128,8 +115,8 @@ def _pause(pause: pb.Pause) -> dict[str, object]:
 
 
 def _notice(notice: pb.Notice) -> dict[str, Any]:
-    kinds = _NOTICES.get(notice.event)
-    if kinds is None:
+    kinds = KINDS[notice.event].of_worker if notice.event in KINDS else {}
+    if not kinds:
         raise ValueError(f"a worker has no notice {notice.event!r} to give")
     fields = json.loads(notice.fields_json or "{}")
     if not isinstance(fields, dict):

@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.job.journal import STEPS, dump_entry
 
+CHUNK_BYTES = 1 << 18
 _log = logging.getLogger(__name__)
 
 
 class Journal:
     """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing.
 
-    ``recorded`` is told of each.
+    ``recorded`` is told of each, but for steps.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Journal:
 
     def append(self, event: str, fields: Mapping[str, Any]) -> None:
         line = dump_entry({"time": time.time(), "event": event, **fields})
-        _log.log(logging.DEBUG if event == STEPS else logging.INFO, "%s %s", event, fields)
+        _log.log(KINDS[event].level if event in KINDS else logging.INFO, "%s %s", event, fields)
         try:
             self._file.write(line + "\n")
             self._file.flush()
@@ -42,19 +44,25 @@ class Journal:
             self._failed = True
         for queue in self._followers:
             queue.put_nowait(line)
-        self._recorded(event, fields)
+        if event != STEPS:  # of which observers hear sooner
+            self._recorded(event, fields)
 
     async def entries(self, *, follow: bool) -> AsyncIterator[str]:
-        """The lines so far and, when following, those to come until the journal is closed."""
+        """The lines so far and, when following, those to come until the journal is closed. Files are read in a thread."""
         queue: asyncio.Queue[str | None] = asyncio.Queue()
-        past = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        if follow and not self._closed:  # no await since the file was read, so nothing falls between
+        length = self._path.stat().st_size
+        if follow and not self._closed:  # no await since the length was taken, so nothing falls between
             self._followers.add(queue)
         else:
             queue.put_nowait(None)
         try:
-            for line in past:
-                yield line.rstrip("\n")
+            with self._path.open("rb") as file:
+                rest = b""
+                while length > 0 and (chunk := await asyncio.to_thread(file.read, min(CHUNK_BYTES, length))):
+                    length -= len(chunk)
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace")
             while (entry := await queue.get()) is not None:
                 yield entry
         finally:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.convert import to_message
@@ -25,7 +27,7 @@ from elasticdl.places.base import Launcher
 
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
-SAVE_SECONDS = 5.0
+SAVE_SECONDS = 15.0
 # For so long the store may take until it is said that the job waits for it.
 SLOW_SAVE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
+    news_seconds: Callable[[], float] = lambda: math.inf  # what happens, and need not be saved first, is saved as soon
 
 
 # What is to be carried out, waited for until it is saved, or set since all before it is done.
@@ -82,6 +85,7 @@ class Loop:
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
         self._saved_at = ports.clock()
+        self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
@@ -92,6 +96,9 @@ class Loop:
             if deciding.done():
                 deciding.result()
             return await acting
+        except asyncio.CancelledError:  # it is to leave the job to another master, which is to know all of it
+            self._save(self._ports.clock())
+            raise
         finally:
             for task in (deciding, acting):
                 task.cancel()
@@ -111,6 +118,8 @@ class Loop:
             while True:
                 event = await self._mailbox.events.get()
                 if isinstance(event, asyncio.Event):
+                    if self._ports.sessions.has_unsaved:
+                        self.pending.put_nowait(self._save(self._ports.clock()))
                     self.pending.put_nowait(event)
                     continue
                 if isinstance(event, e.Tick):
@@ -123,6 +132,8 @@ class Loop:
         """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
         now = self._ports.clock()
         _log.debug("%s", event)
+        if isinstance(event, e.NoticeReported) and not self._ports.sessions.take(event.worker_id, event.number):
+            return
         for instruction in self._job.step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
@@ -132,13 +143,24 @@ class Loop:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
-        if now - self._saved_at >= SAVE_SECONDS:
+        if (
+            now - self._saved_at >= SAVE_SECONDS
+            or now - max(self._saved_at, self._news_at) >= self._ports.news_seconds()
+        ):
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
-        self._saved_at = now
-        return self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+        """The state, with the journal, as both are at this moment."""
+        self._saved_at, self._news_at = now, math.inf
+        saved = self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+        if numbers := self._ports.sessions.saving():
+            saved.add_done_callback(partial(self._tell_saved, numbers))
+        return saved
+
+    def _tell_saved(self, numbers: Mapping[int, int], saved: asyncio.Future[None]) -> None:
+        if not saved.cancelled() and saved.exception() is None:
+            self._ports.sessions.saved(numbers)
 
     def _precedes_its_world(self, instruction: i.Instruction) -> bool:
         """Nobody is told that a world changes or is broken before he is told that world."""
@@ -199,6 +221,7 @@ class Loop:
                 self._ports.launcher.read_log(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
+                self._news_at = min(self._news_at, self._ports.clock())
             case i.NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)
             case i.PublishClaim(claim):

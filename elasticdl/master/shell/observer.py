@@ -11,14 +11,13 @@ from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Pace, StepReport
 
 _log = logging.getLogger(__name__)
-PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step", "total")
 
 
 class Observer:
     """Hears of what it does not ignore, on the master's event loop; no method waits or raises."""
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Every entry of the journal that this master makes; `elasticdl.job.journal.EVENTS` names them."""
+        """Every entry of the journal that this master makes; `elasticdl.job.events` names them."""
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         """Steps that were not reported before, and what the members' last steps went into."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Protocol
 
 from elasticdl.master.state.snapshot import Snapshot
@@ -15,6 +16,11 @@ _log = logging.getLogger(__name__)
 
 class SnapshotStore(Protocol):
     """A place for the state of one job's master. Only one master at a time can write there."""
+
+    @property
+    def news_seconds(self) -> float:
+        """For the sake of new entries of the journal alone it is saved so often at most."""
+        return math.inf
 
     async def load(self) -> Snapshot | None:
         """What an earlier master saved last, None if there was none.
@@ -32,7 +38,7 @@ class SnapshotStore(Protocol):
         """
 
 
-class Nowhere(SnapshotStore):
+class NoStore(SnapshotStore):
     """For a master that can have no successor, since its workers end with it."""
 
     async def save(self, snapshot: Snapshot) -> None:

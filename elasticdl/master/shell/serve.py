@@ -9,22 +9,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from google.protobuf import json_format
 from pydantic import ValidationError
 
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.events import FORMAT
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
 from elasticdl.master.shell.observer import Observer, Observers
 from elasticdl.master.shell.saver import SnapshotStore, StateSaver
 from elasticdl.master.shell.scaling_observer import ScalingObserver
-from elasticdl.master.shell.servicer import Server, Servicer
+from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.shell.summary import achieved, write_summary
@@ -59,7 +63,7 @@ class Platform:
     store: SnapshotStore
     lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
     # Observers of the place; what they are given makes the status, on the event loop only.
-    make_observers: Callable[[Callable[[], pb.JobStatus]], Sequence[Observer]] = lambda status: ()
+    make_observers: Callable[[Callable[[], pb.JobStatus], LiveFacts], Sequence[Observer]] = lambda status, facts: ()
 
 
 def read_spec(job_dir: JobDir) -> JobSpec:
@@ -107,17 +111,32 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
     began = time.monotonic() - (time.time() - started)
     job = Job(Settings.from_spec(spec), past.job if past else None)
+    sessions = Sessions(past.taken if past else {})
+    steps = StepLog(
+        lambda event, fields: journal.append(event, fields),
+        lambda event, fields: observers.recorded(event, fields),
+        *(time.time, started, past.steps if past else None, job.training),
+    )
 
     def wrap(state: JobSnapshot) -> Snapshot:
-        return Snapshot(state, started, generation)
+        """Together with what the shell knows at the same moment."""
+        there = {worker.worker_id for worker in state.workers}
+        taken = {worker_id: number for worker_id, number in sessions.taken.items() if worker_id in there}
+        length = job_dir.journal.stat().st_size if job_dir.journal.exists() else 0
+        return Snapshot(state, started, generation, taken, steps.unwritten, length)
 
     def status() -> pb.JobStatus:
         now = time.monotonic()
         return to_status(job_dir.name, job, now, now - began)
 
+    facts = LiveFacts()
+    if past and job_dir.journal.exists():  # in a thread, as reading a long one takes seconds
+        await asyncio.to_thread(_read_journal, facts, job_dir.journal)
+    if unwritten := steps.unwritten.joined:
+        facts.recorded(STEPS, unwritten)
     saver = StateSaver(platform.store)
     await _save_generation(saver, wrap(job.snapshot()))
-    mailbox, sessions = Mailbox(), Sessions()
+    mailbox = Mailbox()
     running = asyncio.get_running_loop()
 
     def post_from_thread(event: e.Event) -> None:
@@ -127,12 +146,13 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         return job.limits
 
     scaling = ScalingObserver(spec, limits, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
-    # The last to hear, as it adds to what the others hear.
-    steps = StepLog(lambda event, fields: journal.append(event, fields), time.time, started, job.training.counted)
-    observers = Observers([*_tensorboard(spec), scaling, *platform.make_observers(status), steps])
+    # The log of steps is the last to hear, as it adds to what the others hear.
+    observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post, limits)
-    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
+    ports = Ports(
+        *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
+    )
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:
@@ -146,18 +166,24 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         )
 
     try:
-        servicer = Servicer(mailbox, sessions, status, ended, journal, welcome)
+        shown = SharedStatus(status, time.monotonic)
+        refuses = spec.why_not_scaled_to
+        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome, refuses)
         await platform.server.start(servicer)
         if past is None:
-            about = {"job": job_dir.name, "workers": str(spec.num_workers), "specification": str(job_dir.spec)}
+            about = {
+                "job": job_dir.name,
+                "workers": str(spec.num_workers),
+                "specification": str(job_dir.spec),
+                "format": FORMAT,
+            }
             journal.append("job_started", about)
         async with platform.lifespan(mailbox.post):
             end = await Loop(job, ports, mailbox).run()
             await launcher.close()
         steps.flush()
         journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
-        # In a thread, as reading a long journal takes seconds, in which the job's status may be asked for.
-        await asyncio.to_thread(_write_summary, spec, job_dir, end, job.training, time.monotonic() - began)
+        _write_summary(spec, end, job.training, facts, time.monotonic() - began)
         write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
@@ -188,9 +214,15 @@ def _tensorboard(spec: JobSpec) -> list[Observer]:
     return [TensorBoard(spec.tensorboard_log_dir)]
 
 
-def _write_summary(spec: JobSpec, job_dir: JobDir, end: EndJob, training: Training, wall_time: float) -> None:
+def _read_journal(facts: LiveFacts, journal: Path) -> None:
+    with journal.open(errors="replace") as lines:
+        facts.read(lines)
+
+
+def _write_summary(spec: JobSpec, end: EndJob, training: Training, live: LiveFacts, wall_time: float) -> None:
     if spec.output:
         try:
-            write_summary(spec.output, end, training, job_dir.journal, wall_time)
+            with live.now() as (facts, _):
+                write_summary(spec.output, end, training, facts.result(), wall_time)
         except OSError as error:
             _log.error("can't write summary.json to %s: %s", spec.output, error)

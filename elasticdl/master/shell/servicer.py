@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from elasticdl.common.channel import SERVER_OPTIONS
 from elasticdl.common.errors import UserError
-from elasticdl.job.spec import WorkerRange
+from elasticdl.job.worker_range import WorkerRange
 from elasticdl.master.shell.access import Access, Context, Guard
 from elasticdl.master.shell.convert import connected, to_event
 from elasticdl.master.shell.journal_file import Journal
@@ -30,14 +31,36 @@ LAST_WORDS = ("finished", "failed")
 _log = logging.getLogger(__name__)
 
 
+class SharedStatus:
+    """The status that watchers are shown: made and compared once for all of them, as that takes long with many workers."""
+
+    def __init__(self, make: Callable[[], pb.JobStatus], clock: Callable[[], float]) -> None:
+        self._make = make
+        self._clock = clock
+        self._made_at = -math.inf
+        self._changes = 0
+        self._status, self._bare = pb.JobStatus(), pb.JobStatus()
+
+    def look(self) -> tuple[int, pb.JobStatus]:
+        """The status as it was after its last change, and which change that was."""
+        if self._clock() - self._made_at >= 0.9 * WATCH_SECONDS:
+            status = self._make()
+            bare, self._made_at = _without_clock(status), self._clock()
+            if bare != self._bare or not self._changes:
+                self._changes, self._status, self._bare = self._changes + 1, status, bare
+        return self._changes, self._status
+
+
 @dataclass(frozen=True, slots=True)
 class Servicer(pb_grpc.MasterServicer):
     mailbox: Mailbox
     sessions: Sessions
     status: Callable[[], pb.JobStatus]
+    shown: SharedStatus
     ended: asyncio.Event  # the status will not change any more
     journal: Journal
     welcome: Callable[[], pb.Welcome]
+    why_not: Callable[[WorkerRange], str]  # a job may not have so many workers; empty if it may
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -83,11 +106,11 @@ class Servicer(pb_grpc.MasterServicer):
 
     async def Watch(self, request: pb.StatusRequest, context: Context) -> None:
         """The status, again after each change, and at last as it is when the job has ended."""
-        shown = pb.JobStatus()
+        seen = 0
         while not self.ended.is_set():
-            status = self.status()
-            if _without_clock(status) != _without_clock(shown):
-                shown = status
+            change, status = self.shown.look()
+            if change != seen:
+                seen = change
                 await context.write(status)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), WATCH_SECONDS)
@@ -106,6 +129,8 @@ class Servicer(pb_grpc.MasterServicer):
         except ValidationError:
             text = f"{request.min_workers}-{request.max_workers} workers: write MIN-MAX with 1 <= MIN <= MAX, as in 2-4"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if why := self.why_not(workers):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.mailbox.post(e.ScaleRequested(workers))
         await self.mailbox.settled()

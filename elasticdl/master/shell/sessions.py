@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -35,8 +35,11 @@ class Sessions:
     one world and are never seen by a later one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Mapping[int, int] | None = None) -> None:
+        """``taken``: by worker, the number of its last message that an earlier master has taken and saved."""
         self._outboxes: dict[int, Outbox] = {}
+        self.taken = dict(taken or {})
+        self._unsaved: set[int] = set()  # workers that wait to hear that what they have said is saved
         self._version = 0
         self._members: tuple[int, ...] = ()
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
@@ -61,6 +64,29 @@ class Sessions:
         for worker_id in worker_ids:
             if outbox := self._outboxes.get(worker_id):
                 outbox.put(message)
+
+    def take(self, worker_id: int, number: int) -> bool:
+        """Whether a message of this number is new; 0 is no number. Workers repeat theirs until they are saved."""
+        if number:
+            self._unsaved.add(worker_id)
+        if 0 < number <= self.taken.get(worker_id, 0):
+            return False
+        if number:
+            self.taken[worker_id] = number
+        return True
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    def saving(self) -> dict[int, int]:
+        """What is taken is being saved; returns what its workers are to be told by `saved` once it is."""
+        unsaved, self._unsaved = self._unsaved, set()
+        return {worker_id: self.taken[worker_id] for worker_id in unsaved}
+
+    def saved(self, numbers: Mapping[int, int]) -> None:
+        for worker_id, number in numbers.items():
+            self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
 
     def begin_world(self, version: int, members: tuple[int, ...]) -> None:
         if version != self._version:

@@ -1,49 +1,54 @@
-"""A job's snapshot, journal and last status in its state ConfigMap, where the next master and the command line find them.
+"""A job's snapshot, journal and last status in its two ConfigMaps, where the next master and the command line find them.
 
-Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and
-writes no more. A write that may or may not have been done is done again.
+What they hold is in `elasticdl.kube.manifests.packed_state`. A snapshot is written with the newest part of the journal of the
+same moment, in one write. When that part has grown, what is written of it goes to the other ConfigMap.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UserError
-from elasticdl.job.journal import STEPS, read_journal, thinned
-from elasticdl.kube.api_error import CONFLICT, ApiError
+from elasticdl.kube.api_error import ABSENT, FORBIDDEN
 from elasticdl.kube.client import Client
-from elasticdl.kube.manifests.names import master_name, state_name
-from elasticdl.kube.manifests.packed_state import HOLDER, JOURNAL, MEMORY, STATUS, Packer, unpack_state
+from elasticdl.kube.fenced import FencedConfigMap, Manifest, NotWrittenError
+from elasticdl.kube.manifests.names import journal_name, master_name, state_name
+from elasticdl.kube.manifests.packed_state import (
+    JOURNAL,
+    MEMORY,
+    STATUS,
+    head,
+    pack,
+    pack_journal,
+    unpack_state,
+)
 from elasticdl.kube.retry import retry
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 
-# The journal alone is written so often at most, and less often the longer it is.
-JOURNAL_SECONDS = 1.0
-BYTES_PER_SECOND = 100_000
-# A ConfigMap may have 1 MiB. Of a journal that is longer when packed, the older half of what is kept goes.
+# New entries of the journal alone are written so often at most, and less often the more there is to write.
+NEWS_SECONDS = 1.0
+BYTES_PER_SECOND = 10_000
+# A state that does not change is written so often.
+IDLE_SECONDS = 60.0
+# The newest part of the journal goes to the older ones when it has so many bytes, packed.
+PART_BYTES = 16_000
+# A ConfigMap may have 1 MiB. Of a journal that is longer, packed, the oldest goes.
 MOST_BYTES = 600_000
-# Long before, entries on steps are joined, so many to one, and again when it has grown by this: they push nothing out.
-LONG_BYTES = 150_000
-BUNCHES = (8, 64)
-ATTEMPTS = 5
+MOST_STATE_BYTES = 1_000_000
 # For the cluster to answer at the beginning, and to take the last status at the end.
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
-Manifest = dict[str, Any]
 T = TypeVar("T")
-
-
-class ReplacedError(OSError):
-    """Another master has taken over."""
+_log = logging.getLogger(__name__)
 
 
 class ClusterState:
@@ -52,32 +57,51 @@ class ClusterState:
     ``holder``: the mark of this master; ``replaced`` is called when the job is not its any more.
     """
 
-    def __init__(self, client: Client, job: str, holder: str, replaced: Callable[[], None], journal: Path) -> None:
+    def __init__(
+        self,
+        client: Client,
+        job: str,
+        holder: str,
+        replaced: Callable[[], None],
+        journal: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._job = job
-        self._holder = holder
-        self._replaced = replaced
         self._journal = journal
-        self._packer = Packer()
-        self._kept_from = 0  # the first byte of the journal that is packed
-        self._bunch = 1  # entries on steps that are made one
-        self._join_at = LONG_BYTES  # size beyond which that is done anew
-        self._read = 0  # the byte behind the last one
-        self._size = 0  # of what was packed last
-        self._version = ""  # empty: to be asked for
+        self._clock = clock
+        self._state = FencedConfigMap(client, state_name(job), holder, replaced)
+        self._older = FencedConfigMap(client, journal_name(job), holder, replaced)
         self._writing = asyncio.Lock()
+        self._number = 0  # of the older part
+        self._newest_from = 0  # the journal's first byte that is not in the older part
+        self._part_bytes = PART_BYTES
+        self._unsure_to: int | None = None  # up to there the older part may have been written, without an answer
+        self._saved: object = None
+        self._saved_at = 0.0
+        self._size = 0  # of what was written last
         self.status: Callable[[], str] = str  # what is saved of it with each snapshot, unless it is empty
 
-    async def claim(self) -> Manifest:
+    async def claim(self) -> tuple[Manifest, Manifest]:
         """Make this the job's master; returns what is there the moment in which an earlier one can't write any more.
 
         Raises:
             UnreachableError: the cluster does not answer.
         """
-        mark = {"metadata": {"annotations": {HOLDER: self._holder}}}
         async with self._writing:
-            claim = partial(self._patch, mark, whoever=True)
-            return await retry(claim, "read the job's state", Backoff(random.Random()), PATIENCE)
+            return await self._retried(self._state.claim), await self._retried(self._claim_older)
+
+    async def _claim_older(self) -> Manifest:
+        try:
+            return await self._older.claim()
+        except NotWrittenError as error:
+            if error.status not in (ABSENT, FORBIDDEN):
+                raise
+            _log.warning("of a long journal only the end will be kept: %s", error)
+            return {}
+
+    async def _retried(self, ask: Callable[[], Awaitable[T]], what: str = "read the job's state") -> T:
+        return await retry(ask, what, Backoff(random.Random()), TIMEOUT)
 
     async def load(self) -> Snapshot | None:
         """Also makes this the job's master, and puts the journal so far into its file.
@@ -88,125 +112,90 @@ class ClusterState:
         """
         found = await self.claim()
         try:
-            state = unpack_state(found)
+            state = unpack_state(*found)
             snapshot = Snapshot.from_json(state.memory) if state.memory else None
-            whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
-            self._journal.write_text(whole + newline)
-            # The journal may be newer than the snapshot; whoever left according to it must not be missed again.
-            gone = {entry["worker"] for entry in read_journal(self._journal) if entry["event"] == "worker_left"}
         except ValueError as error:
             raise UserError(f"what an earlier master has left can't be read: {error}") from None
-        return snapshot.without_workers(gone) if snapshot else None
+        whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
+        self._journal.write_text(whole + newline)
+        self._number, self._newest_from = state.number, state.older_bytes
+        return snapshot
+
+    @property
+    def news_seconds(self) -> float:
+        return max(NEWS_SECONDS, self._size / BYTES_PER_SECOND)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """With the journal so far, which explains it. Raises OSError if it can't be done now."""
+        """With the journal of the same moment. Raises OSError if it can't be done now."""
+        end = snapshot.journal_bytes
+        content = (snapshot, snapshot.job.workers, end)
+        if content == self._saved and self._clock() - self._saved_at < IDLE_SECONDS:
+            return
         status = {STATUS: text} if (text := self.status()) else {}
-        await self._write({MEMORY: snapshot.to_json(), **status})
+        await self._write({MEMORY: snapshot.to_json(), **status}, end)
+        self._saved, self._saved_at = content, self._clock()
 
     async def finish(self, status: str, phase: Phase) -> None:
-        """The job is over, ``status`` is its last: unless it succeeded, have the Job start no other master.
+        """The job is over, ``status`` is its last: if it failed, have the Job start no other master.
 
         Raises:
             UnreachableError: the cluster does not take it.
         """
-        write = partial(self._write, {STATUS: status})
-        await retry(write, "write down how the job has ended", Backoff(random.Random()), PATIENCE)
-        if phase is not Phase.SUCCEEDED:
+        await self._retried(partial(self._write, {STATUS: status}), "write down how the job has ended")
+        if phase is Phase.FAILED:
             change = {"spec": {"backoffLimit": 0}}
             await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
-    @asynccontextmanager
-    async def keeping_journal(self) -> AsyncIterator[None]:
-        """While it is open, what is added to the journal's file is written soon."""
-        task = asyncio.create_task(self._keep_journal())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def _keep_journal(self) -> None:
-        while True:
-            await asyncio.sleep(max(JOURNAL_SECONDS, self._size / BYTES_PER_SECOND))
-            if self._has_news():
-                with contextlib.suppress(OSError):  # the next time, then
-                    await self._write({})
-
-    def _has_news(self) -> bool:
-        """Whether anything has been added but steps, which the next snapshot takes along."""
-        with self._journal.open() as file:
-            file.seek(self._read)
-            return any(f'"event": "{STEPS}"' not in line for line in file)
-
-    async def _write(self, data: dict[str, str]) -> None:
-        """What could not be loaded stays as it is."""
+    async def _write(self, texts: dict[str, str], end: int | None = None) -> None:
+        """With the journal up to this byte. What could not be loaded stays as it is."""
         async with self._writing:
+            if self._unsure_to is not None:
+                await self._move_to_older(self._unsure_to)
             # In a thread, as compressing takes a tenth of a second or more.
-            packed = await asyncio.to_thread(self._pack_journal) if self._journal.exists() else ""
-            await self._patch({"data": data, **({"binaryData": {JOURNAL: packed}} if packed else {})})
+            packed, reached = await asyncio.to_thread(self._pack, texts, end)
+            await self._state.patch({"data": head(self._number) if JOURNAL in packed else {}, "binaryData": packed})
+            self._size = sum(map(len, packed.values()))
+            if len(packed.get(JOURNAL, "")) > self._part_bytes:
+                await self._move_to_older(reached)
 
-    def _pack_journal(self) -> str:
-        """The journal so far, less a line that is still being written, and less the oldest if it is too long."""
-        packed = self._pack_from(self._read)
-        if len(packed) > self._join_at:
-            self._bunch = BUNCHES[self._bunch > 1]
-            self._packer = Packer()
-            packed = self._pack_from(self._kept_from)
-            self._join_at = len(packed) + LONG_BYTES
-        while len(packed) > MOST_BYTES:
-            self._kept_from = self._middle()
-            self._packer = Packer()
-            packed = self._pack_from(self._kept_from)
-        self._size = len(packed)
-        return packed
+    def _pack(self, texts: dict[str, str], end: int | None) -> tuple[dict[str, str], int]:
+        """Also returns the byte up to which the journal is packed."""
+        packed = {name: pack(text) for name, text in texts.items()}
+        if not self._journal.exists():
+            return packed, 0
+        lines = self._lines(self._newest_from, end)
+        room = MOST_STATE_BYTES - sum(map(len, packed.values()))
+        return {**packed, JOURNAL: _packed_lines(lines, max(room, 0))}, self._newest_from + len(lines)
 
-    def _pack_from(self, start: int) -> str:
-        """Add what stands in the journal from this byte on."""
-        with self._journal.open("rb") as file:
-            file.seek(start)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        text = (whole + newline).decode()
-        self._packer.add("".join(thinned(text.splitlines(keepends=True), self._bunch)) if self._bunch > 1 else text)
-        self._read = start + len(whole + newline)
-        return self._packer.packed()
-
-    def _middle(self) -> int:
-        """Where the first line begins in the newer half of what is kept; at its end if there is none."""
-        with self._journal.open("rb") as file:
-            file.seek((self._kept_from + self._read) // 2)
-            file.readline()
-            return min(file.tell(), self._read)
-
-    async def _patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:
-        """Change what this master has written last; with ``whoever`` whatever is there.
+    async def _move_to_older(self, end: int) -> None:
+        """What is written of the journal, up to this byte, becomes its older part.
 
         Raises:
-            OSError: it could not be done, or nobody knows.
+            NotWrittenError: nobody knows whether it was written, and once more not.
         """
-        version = self._version
-        for _ in range(ATTEMPTS):
-            try:
-                version = version or await self._ask_for_version(whoever)
-                self._version = ""  # nobody knows, until there is an answer
-                metadata = {**change.get("metadata", {}), "resourceVersion": version}
-                change = {**change, "metadata": metadata}
-                done = await asyncio.to_thread(self._client.patch, "ConfigMap", state_name(self._job), change)
-            except ApiError as failure:
-                if failure.status != CONFLICT:
-                    raise OSError(str(failure)) from failure
-                version = ""
-            else:
-                self._version = done["metadata"]["resourceVersion"]
-                return done
-        raise OSError("the job's state changes under every attempt to write it")
+        packed = await asyncio.to_thread(lambda: _packed_lines(self._lines(0, end), MOST_BYTES))
+        again, self._unsure_to = self._unsure_to is not None, None
+        try:
+            await self._older.patch({"data": head(self._number + 1), "binaryData": {JOURNAL: packed}})
+        except NotWrittenError as error:
+            if error.uncertain:
+                self._unsure_to = end
+                if again:
+                    raise
+            self._part_bytes += PART_BYTES
+            return
+        self._number, self._newest_from, self._part_bytes = self._number + 1, end, PART_BYTES
 
-    async def _ask_for_version(self, whoever: bool) -> str:
-        found = await asyncio.to_thread(self._client.read, "ConfigMap", state_name(self._job))
-        holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
-        if not whoever and holder != self._holder:
-            self._replaced()
-            raise ReplacedError(f"another master has taken over: pod {holder}")
-        return str(found["metadata"]["resourceVersion"])
+    def _lines(self, start: int, end: int | None) -> bytes:
+        """What stands in the journal from one byte to the other, less a line that is still being written."""
+        with self._journal.open("rb") as file:
+            file.seek(start)
+            whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")
+        return whole + newline
+
+
+def _packed_lines(lines: bytes, most: int) -> str:
+    return pack_journal(lines.decode(errors="replace"), most)
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
@@ -215,4 +204,4 @@ async def request(ask: Callable[[], T], what: str) -> T:
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), PATIENCE)
+    return await retry(lambda: asyncio.to_thread(ask), what, Backoff(random.Random()), TIMEOUT)

@@ -6,21 +6,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.job.journal import STEPS, Entry, join_steps
+from elasticdl.job.events import KINDS
+from elasticdl.job.journal import STEPS
+from elasticdl.job.steps import Steps
 from elasticdl.master.shell.observer import Observer
+from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.state.values import Pace, StepReport
 
 # At most one entry in so many seconds, and in so much of the job's age: so the journal of a long job stays small.
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
-# After these the journal is complete as to steps: what they end is to be told before what follows.
-_FLUSHED_BY = frozenset({"world_broken", "world_formed", "phase", "master_restarted", "steps_over"})
-_DIGITS = 6
+Tell = Callable[[str, Mapping[str, Any]], None]
 
 
 class StepLog(Observer):
-    """``append`` writes an entry; ``clock``: seconds since the epoch; ``started``: when the job was, by that clock;
-    ``counted``: the last step that was made before this master; ``share``: of the job's age, between two entries.
+    """``append`` writes an entry; ``tell`` tells the other observers what is to be written of the last second. ``clock``:
+    seconds since the epoch; ``started``: when the job was, by that clock; ``past`` and ``training``: what an earlier master
+    has left.
 
     The first step of a world is told at once: it is what ends a change of workers. As what a survivor tells of it includes
     the pause before it, it counts for no more than the ordinary step before.
@@ -28,24 +30,32 @@ class StepLog(Observer):
 
     def __init__(
         self,
-        append: Callable[[str, Mapping[str, Any]], None],
+        append: Tell,
+        tell: Tell,
         clock: Callable[[], float],
         started: float,
-        counted: int = 0,
-        share: float = SHARE_OF_AGE,
+        past: UnwrittenSteps | None = None,
+        training: TrainingSnapshot | None = None,
     ) -> None:
+        past, training = past or UnwrittenSteps(), training or TrainingSnapshot()
         self._append = append
+        self._tell = tell
         self._clock = clock
         self._started = started
-        self._counted = counted
-        self._share = share
-        self._bunch: Entry | None = None
-        self._told_at = 0.0
-        self._world = 0
-        self._ordinary = 0.0  # seconds of a step, as the last bunch has them
+        self._counted = training.counted
+        self._world = training.newest[0]
+        self._last: Steps | None = None  # not told yet
+        self._joined = Steps.of(past.joined) if past.joined else None  # told, and not written yet
+        self._ordinary = past.ordinary  # seconds of a step, as the last that was told has them
+        self._told_at = self._written_at = 0.0
+
+    @property
+    def unwritten(self) -> UnwrittenSteps:
+        joined = self._joined + self._last if self._joined and self._last else self._joined or self._last
+        return UnwrittenSteps(joined.fields() if joined else None, self._ordinary)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        if event in _FLUSHED_BY:
+        if event in KINDS and KINDS[event].ends_steps:
             self.flush()
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
@@ -54,39 +64,43 @@ class StepLog(Observer):
             if first:
                 self.flush()
                 self._world = step.world_version
-            one = self._entry(step, min(step.seconds, self._ordinary) if first else step.seconds, pace)
-            self._bunch = join_steps(self._bunch, one) if self._bunch else one
+            one = self._as_steps(step, first=first, pace=pace)
+            self._last = self._last + one if self._last else one
             if first:
                 self.flush()
         now = self._clock()
-        if self._bunch and now - self._told_at >= max(LEAST_SECONDS, self._share * (now - self._started)):
+        if now - self._told_at >= LEAST_SECONDS:
+            self._tell_last()
+        if now - self._written_at >= max(LEAST_SECONDS, SHARE_OF_AGE * (now - self._started)):
             self.flush()
 
     def flush(self) -> None:
         """Write what has not been written."""
-        bunch, self._bunch = self._bunch, None
-        if bunch is None:
-            return
-        self._told_at = self._clock()
-        self._ordinary = bunch["seconds"] / bunch["steps"] or self._ordinary
-        self._append(STEPS, {name: _short(value) for name, value in bunch.items()})
+        self._tell_last()
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            self._written_at = self._clock()
+            self._append(STEPS, joined.fields())
 
-    def _entry(self, step: StepReport, seconds: float, pace: Pace) -> Entry:
+    def _tell_last(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            self._told_at = self._clock()
+            self._ordinary = last.seconds / last.steps or self._ordinary
+            self._joined = self._joined + last if self._joined else last
+            self._tell(STEPS, last.fields())
+
+    def _as_steps(self, step: StepReport, *, first: bool, pace: Pace) -> Steps:
         again, self._counted = step.step <= self._counted, max(self._counted, step.step)
-        return {
-            "step": step.step,
-            "world": step.world_version,
-            "steps": 1,
-            "samples": step.samples,
-            "loss": step.loss if step.samples and math.isfinite(step.loss) else None,
-            "learning_rate": step.learning_rate if step.samples else None,
-            "seconds": seconds,
-            "again": int(again),
-            "waited": pace.waited,
-            "slowest": max(pace.waited - pace.least_waited, 0.0),
-        }
-
-
-def _short(value: Any) -> Any:
-    """A number needs no more digits than a person reads: there are many entries."""
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
+        return Steps(
+            step=step.step,
+            world=step.world_version,
+            steps=1,
+            samples=step.samples,
+            loss=step.loss if step.samples and math.isfinite(step.loss) else None,
+            learning_rate=step.learning_rate if step.samples else None,
+            seconds=min(step.seconds, self._ordinary) if first else step.seconds,
+            again=int(again),
+            waited=pace.waited,
+            slowest=max(pace.waited - pace.least_waited, 0.0),
+        )

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticdl.job.job_history import JobHistory
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import plain
-from elasticdl.job.records import Doing, History, PauseRecord, WorldSpan
+from elasticdl.job.records import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.training import Training
 
 
-def write_summary(folder: str, end: EndJob, training: Training, journal: Path, wall_time: float) -> Path:
+def write_summary(folder: str, end: EndJob, training: Training, found: History, wall_time: float) -> Path:
     """Write the summary into ``folder``, whole or not at all.
 
     Raises:
@@ -23,17 +22,13 @@ def write_summary(folder: str, end: EndJob, training: Training, journal: Path, w
     """
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, json.dumps(plain(summarize(end, training, journal, wall_time)), indent=1, allow_nan=False) + "\n")
+    write_aside(path, json.dumps(plain(summarize(end, training, found, wall_time)), indent=1, allow_nan=False) + "\n")
     return path
 
 
-def summarize(end: EndJob, training: Training, journal: Path, wall_time: float) -> dict[str, Any]:
+def summarize(end: EndJob, training: Training, found: History, wall_time: float) -> dict[str, Any]:
     """``time``: seconds by what they went to, of the job (``wall``) and of its workers together. ``remarks``: what was
     left out, as of lists that are too long, and what can't be known."""
-    history = JobHistory()
-    with journal.open() as lines:
-        history.read(lines)
-    found = history.result()
     return {
         "status": str(end.phase),
         **achieved(end, training),
@@ -64,7 +59,7 @@ def _scaling(found: History) -> dict[str, Any]:
     return {**advice, **({"workers": found.target, "decision": found.decision} if found.decision else {})}
 
 
-def _rounded(seconds: Mapping[Doing, float]) -> dict[str, float]:
+def _rounded(seconds: Mapping[TimeUse, float]) -> dict[str, float]:
     return {str(doing): round(value, 3) for doing, value in seconds.items()}
 
 

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elasticdl.job.events import KINDS
 from elasticdl.master.shell.event_file import EventFile
-from elasticdl.master.shell.observer import PAUSE_PARTS, Observer
+from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.values import Pace, StepReport
 
 _log = logging.getLogger(__name__)
@@ -24,14 +25,10 @@ class TensorBoard(Observer):
         self._world_size = 0
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        match event:
-            case "world_formed" | "master_restarted":
-                self._world_size = len(fields["members"])
-            case "pause":
-                self._write({f"pause/{part}": fields[part] for part in PAUSE_PARTS if part in fields}, self._step)
-            case "evaluation":
-                metrics = fields.get("metrics", {})
-                self._write({f"evaluation/{name}": value for name, value in metrics.items()}, fields.get("step", 0))
+        if "members" in fields:
+            self._world_size = len(fields["members"])
+        if (kind := KINDS.get(event)) and kind.scalars:
+            self._write(kind.scalars(fields), fields.get("step", self._step))
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         for report in steps:

@@ -136,6 +136,7 @@ class NoticeReported(WorkerEvent):
 
     event: str
     fields: Mapping[str, Any]
+    number: int = 0  # by which the worker tells it again until it is saved; 0: never
 
 
 # ---- from a launcher ----

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,6 +20,8 @@ from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.values import Outcome, Phase, World
 
+# Raised only if an older master would misunderstand what is written. Fields may be added, with a default: who does not know
+# them ignores them, and who misses them takes the default. A test keeps what the first version with this format has written.
 FORMAT = 2
 
 
@@ -86,17 +89,24 @@ class JobSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class UnwrittenSteps:
+    """Steps that this state counts, and the journal does not tell yet. ``joined``: its next entry, as far as it has come."""
+
+    joined: Mapping[str, Any] | None = None
+    ordinary: float = 0.0  # seconds of a step, as the last entry has them
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one master leaves to the next."""
+    """What one master leaves to the next. With the journal of the same moment it is the whole truth: nothing in it happens
+    again under the next master, and what came later is told again by those who know it."""
 
     job: JobSnapshot
     started: float  # when the first master of the job did; seconds since the epoch
     generation: int = 1  # how many masters the job has had, this one included
-
-    def without_workers(self, gone: Collection[int]) -> Snapshot:
-        """For an older snapshot, if it is known by other means who has gone since."""
-        workers = tuple(worker for worker in self.job.workers if worker.worker_id not in gone)
-        return replace(self, job=replace(self.job, workers=workers))
+    taken: Mapping[int, int] = field(default_factory=dict)  # by worker: the number of its last message that was taken
+    steps: UnwrittenSteps = UnwrittenSteps()
+    journal_bytes: int | None = None  # length of the journal at this moment; None: all that there is
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **_ADAPTER.dump_python(self, mode="json")})

@@ -6,9 +6,10 @@ events about it and what its node last told. The first line that fits decides:
 | what is seen | the cause |
 | --- | --- |
 | the container was `OOMKilled` | out of memory |
+| `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
 | `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted` |
 | the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
-| event `Preempted`; `Evicted` | preempted; evicted |
+| event `Preempted`; `Evicted`, `ExcessPodDeleted` (by Kueue) | preempted; evicted |
 | it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
 | it was deleted, not ready, and the node never told of its end | node lost |
 | it was deleted by us; by somebody else | killed; deleted |
@@ -58,7 +59,13 @@ _REASONS = {
     "NodePorts": ExitCause.EVICTED,
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
-_EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED}
+_EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED, "ExcessPodDeleted": ExitCause.EVICTED}
+# Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
+# a workload that is gone. Older
+# releases say WorkloadEvicted only, and the text says the rest.
+_KUEUE = "TerminationTarget"
+_KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
+_KUEUE_SAYS = "Preempted to accommodate"
 # So begin the reasons of a pod that waits for nothing in particular.
 ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
 _QUIET = ("ContainerCreating", "PodInitializing")
@@ -125,7 +132,8 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     if (end or {}).get("reason") == "OOMKilled":
         return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
     if found := _disruption(pod, events, end is None):
-        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not _preemption(events))
+        named = _kueue(pod) is not None or _preemption(events)
+        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not named)
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
@@ -172,6 +180,8 @@ def _silent(pod: Object) -> bool:
 
 def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[ExitCause, str] | None:
     """Who took the pod's place away; ``unseen``: no node has told of its end."""
+    if kueue := _kueue(pod):
+        return kueue
     condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
     taint = ExitCause.NODE_LOST if unseen else ExitCause.EVICTED
     if condition.get("status") == "True":
@@ -188,6 +198,16 @@ def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[Ex
         if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
             return taint, f"{_node(pod)} got a taint that it does not tolerate"
     return None
+
+
+def _kueue(pod: Object) -> tuple[ExitCause, str] | None:
+    """Why Kueue has deleted the pod; None if it has not."""
+    condition = _condition(pod, _KUEUE)
+    if condition.get("status") != "True":
+        return None
+    reason, text = str(condition.get("reason")), flat(condition.get("message") or "")
+    preempted = reason in _KUEUE_PREEMPTS or text.startswith(_KUEUE_SAYS)
+    return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
 
 
 def _preemption(events: Sequence[Object]) -> Object:

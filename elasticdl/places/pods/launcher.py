@@ -43,6 +43,7 @@ LOGS_AT_ONCE = 4
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
 _WRONG = (400, INVALID)
+_GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -215,7 +216,7 @@ class KubernetesLauncher:
                     answer = await self._request_in_turn(manifest, given_up)
                 except ApiError as failure:
                     certain = certain and not failure.uncertain
-                    if failure.status in _WRONG:
+                    if failure.status in _WRONG and _GROUP_WAITS not in str(failure):
                         self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
                         self._look(worker_id, self._ledger.never(worker_id, ExitCause.CRASHED, str(failure)))
                         return

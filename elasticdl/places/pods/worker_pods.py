@@ -12,7 +12,15 @@ from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
 from elasticdl.job.quantities import Priority
 from elasticdl.kube.client import Client
-from elasticdl.kube.manifests.names import CONTAINER, PLACE_LABEL, WORKER_LABEL, selector, state_name, worker_name
+from elasticdl.kube.manifests.names import (
+    CONTAINER,
+    KUEUE_GROUP_LABEL,
+    PLACE_LABEL,
+    WORKER_LABEL,
+    selector,
+    state_name,
+    worker_name,
+)
 from elasticdl.kube.watch import Source
 from elasticdl.places.base import Limits
 
@@ -72,7 +80,7 @@ class WorkerPods:
     priority: Priority | None = None
 
     def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
-        """``away_from``: nodes to avoid, if the scheduler finds others."""
+        """``away_from``: nodes to avoid, if the scheduler finds others; a gang of Kueue's can't."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
@@ -88,7 +96,8 @@ class WorkerPods:
         }
         if self.priority and place < self.urgent:
             made["spec"]["priorityClassName"] = self.priority.class_name
-        if away_from:
+        # The pods of a Kueue group must be alike: it counts one with another affinity as another role.
+        if away_from and KUEUE_GROUP_LABEL not in metadata["labels"]:
             made["spec"]["affinity"] = _avoiding(away_from, spec.get("affinity") or {})
         return made
 

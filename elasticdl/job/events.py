@@ -1,0 +1,209 @@
+"""What can happen to a job: each kind of entry of its journal, declared once, with all that others make of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.job.text import metrics_text, number_text, plural
+
+Entry = Mapping[str, Any]
+# The version of the journal's format: the first entry, `job_started`, tells it. A reader takes older ones, and one newer minor.
+FORMAT = "1.1"
+PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
+PAUSE_TIMES = (*PAUSE_PARTS, "total")
+_NUMBER = (int, float)
+Types = Mapping[str, type | tuple[type, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """What `kubectl describe job` shows of an entry."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of entry. ``fields``: what each means; an entry has those that are known."""
+
+    name: str
+    fields: Mapping[str, str]
+    level: int = logging.INFO  # in the master's log
+    said: str = ""  # for somebody who watches the job, see `news`; empty: only for the record
+    passing: bool = False  # it comes by each epoch: a line of it makes room for the next
+    marked: bool = False  # the report has it among the things that happened
+    ends_steps: bool = False  # the steps so far are told before what follows
+    of_worker: Types = field(default_factory=dict)  # what a worker may tell of it; none: it is the master's to say
+    cluster: Callable[[Entry], ClusterEvent | None] | None = None
+    scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
+
+
+# ---- what a cluster is told; workers may have made up what stands in an entry ----
+
+# Causes for which a person should know that a worker left.
+_TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
+
+
+def _ids(workers: list[Any]) -> str:
+    return ", ".join(map(str, workers))
+
+
+def _started(entry: Entry) -> ClusterEvent | None:
+    return ClusterEvent("JobStarted", f"asking for {entry['workers']} workers") if "workers" in entry else None
+
+
+def _restarted(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"world": world, "missing": [*missing]}:
+            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
+            return ClusterEvent("MasterRestarted", f"a new master has taken over at world {world}{lost}")
+    return None
+
+
+def _formed(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"world": world, "members": [*members], "reason": why}:
+            size = plural(len(members), "worker")
+            return ClusterEvent("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
+    return None
+
+
+def _pending(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"worker": worker, "reason": str(why)}:
+            return ClusterEvent("WorkerPending", f"worker {worker}: {why}")
+    return None
+
+
+def _left(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"worker": worker, "cause": str(cause), "reason": why} if cause in _TOLD_CAUSES:
+            return ClusterEvent(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
+    return None
+
+
+def _waiting(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"phase": "waiting", "reason": why}:
+            return ClusterEvent("WaitingForWorkers", str(why), warning=True)
+    return None
+
+
+def _finished(entry: Entry) -> ClusterEvent | None:
+    match entry:
+        case {"phase": str(phase), "reason": why}:
+            text = str(why) or f"the job has {phase}"
+            return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
+    return None
+
+
+# ---- the catalogue ----
+
+_WORKER = {"worker": "its number"}
+_STEP = {"step": "after which"}
+_KINDS = (
+    Kind("job_started", {"job": "its name", "workers": "asked for, MIN-MAX", "specification": "the file that has it",
+         "format": "version of the journal, MAJOR.MINOR"}, cluster=_started),
+    Kind("master_restarted", {"world": "that it has found", "members": "of it", "missing": "workers that were expected and have not come",
+         "seconds": "until it knew"}, marked=True, ends_steps=True, cluster=_restarted),
+    Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
+    Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"}, cluster=_pending),
+    Kind("worker_started", {**_WORKER, "host": "", "pid": ""}),
+    Kind("worker_ready", _WORKER),  # warm, waiting to be let in
+    Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
+    Kind("worker_stuck", {**_WORKER, "host": "", "why": "stuck, not ready, no heartbeat, has not reached the master, ...", "seconds": "",
+         "state": "of its process, if it can't run; of the master that it tries", "where": "as in train.py:31 in load",
+         "differs": "from the others", "stack": "lines"}, logging.WARNING, "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
+         marked=True, of_worker={"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list}),
+    Kind("worker_waits", {**_WORKER, "where": "its own code takes long at the start, as in train.py:31 in load", "seconds": ""},
+         said="worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}", of_worker={"where": str, "seconds": _NUMBER}),
+    Kind("worker_left", {**_WORKER, "cause": "", "reason": "", "code": "exit code of its process"},
+         said="worker {worker} left: {reason}", cluster=_left),
+    Kind("change_announced", {"world": "whose members will leave it after their step", "reason": ""}),
+    Kind("world_broken", {"world": "whose members leave it at once, as one is gone", "reason": ""}, ends_steps=True),
+    Kind("world_formed", {"world": "", "members": "workers in rank order", "step": "with which it begins", "reason": "",
+         "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True, cluster=_formed),
+    Kind("pause", {**_WORKER, "world": "new one", "kind": "grow, shrink or failure", **dict.fromkeys(PAUSE_PARTS, "seconds"), "total": "seconds",
+         "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry}),
+    Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
+         passing=True, marked=True, of_worker={"step": int, "epoch": int, "samples": int, "metrics": dict, "seconds": _NUMBER},
+         scalars=lambda entry: {f"evaluation/{name}": value for name, value in entry.get("metrics", {}).items()}),
+    Kind("checkpoint", {**_WORKER, **_STEP, "path": "", "seconds": "to write it", "held": "seconds of these, and of copying, that training stood still"},
+         said="checkpoint at step {step}: {path}", marked=True, of_worker={"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER}),
+    Kind("checkpoint_failed", {**_WORKER, **_STEP, "path": "", "reason": ""}, logging.WARNING, "warning: no checkpoint at step {step}: {reason}",
+         marked=True, of_worker={"step": int, "path": str, "reason": str}),
+    Kind("collective", {**_WORKER, "engine": "what sums gradients over workers: horovod or torch"}, of_worker={"engine": str}),
+    Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
+         of_worker={"step": int, "epoch": int, "samples": int, "path": str, "learnt": str}),
+    Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),
+    Kind("worker_slow", {**_WORKER, "host": "", "phase": "data, compute or update", "factor": "of the median worker's",
+         "seconds": "a step, by which the others wait"}, logging.WARNING,
+         "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it", marked=True),
+    Kind("worker_recovered", _WORKER, said="worker {worker} is no longer slow", marked=True),
+    Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", of_worker={"message": str}),
+    Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",
+         "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
+         said="epoch {counted} finished: step {step}, loss {loss}", passing=True, marked=True),
+    Kind("scale_requested", {"workers": "asked for from now on"}, said="asked for {wanted}", marked=True),
+    Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]"},
+         said="scaling: {text}"),
+    Kind("decision", {"workers": "that the job wants from now on", "reason": ""}, said="scaling: {reason}", marked=True),
+    Kind("stop_requested", {"reason": "", "checkpoint": "whether one is wanted"}, marked=True),
+    Kind("phase", {"phase": "", "reason": ""}, marked=True, ends_steps=True, cluster=_waiting),
+    Kind("steps_over", {**_WORKER, **_STEP, "seconds": "since its last step, evaluation or checkpoint, in which a script did something else"},
+         ends_steps=True, of_worker={"step": int, "seconds": _NUMBER}),
+    Kind("steps", {"step": "the last", "world": "", "steps": "how many", "samples": "", "loss": "mean over samples", "learning_rate": "",
+         "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
+         "slowest": "of these, those for the slowest"}, logging.DEBUG),
+    Kind("job_finished", {"phase": "", "reason": "", "steps": "", "epochs": "", "samples": "", "metrics": "", "collective": "",
+         "compared": "when workers' states were compared last"}, cluster=_finished),
+)  # fmt: skip
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+
+
+def is_newer(version: str) -> bool:
+    """Whether a journal of this version may tell what this reader would take for something else."""
+    try:
+        major, minor = map(int, version.split("."))
+    except ValueError:
+        return bool(version)
+    ours, newest = map(int, FORMAT.split("."))
+    return major > ours or (major == ours and minor > newest + 1)
+
+
+def undeclared(event: str, fields: Entry) -> str:
+    """What an entry has that is not declared; empty: nothing."""
+    if (kind := KINDS.get(event)) is None:
+        return event
+    return ", ".join(f"{event}.{name}" for name in fields if name not in kind.fields)
+
+
+def standing(entry: Entry) -> str:
+    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
+    where = entry.get("where")
+    parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
+    return ", ".join(str(part) for part in parts if part)
+
+
+def news(entry: Entry) -> str | None:
+    """A line for somebody who watches the job; None if the entry is only for the record."""
+    kind = KINDS.get(entry.get("event", ""))
+    if kind is None or not kind.said or (kind.name == "worker_left" and not entry.get("code")):
+        return None
+    ids = entry.get("members", [])
+    said = {
+        "since": f" from step {entry['step']}" if entry.get("step") else "",
+        "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
+        "who": f"{plural(len(ids), 'worker')} ({_ids(ids)})",
+        "measured": metrics_text(entry.get("metrics", {})),
+        "standing": standing(entry) or "at an unknown place: no stack could be had",
+        "counted": entry.get("epoch", 0) + 1,
+        "loss": number_text(entry.get("loss")),
+    }
+    return kind.said.format_map(defaultdict(lambda: None, {**entry, **said}))

@@ -1,0 +1,91 @@
+"""What is so of a job as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticdl.job import fields as f
+from elasticdl.job.journal import Entry
+
+MOST_SLOW = 2000
+
+
+@dataclass(slots=True, kw_only=True)
+class JobFacts:
+    """What is so of the job as a whole, by what its journal has told so far."""
+
+    job: str = ""
+    phase: str = "pending"
+    reason: str = ""
+    over: bool = False
+    wanted: str = ""  # number of workers asked for
+    step: int = 0
+    resumed: int = 0  # the step that it went on from
+    loss: float | None = None  # of the last steps that were told, as the rate
+    rate: float | None = None  # samples per second
+    learning_rate: float | None = None
+    steps_made: int = 0  # one that is made again counts again
+    samples_made: int = 0
+    collective: str = ""
+    compared: tuple[int, int] = (0, 0)  # the step after which states were compared last, and how many workers were one
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    checkpoint: tuple[int, str] = (0, "")  # the last: its step and path
+    wants_checkpoint: bool = False  # it was stopped, and is to be kept
+    advice: str = ""
+    speedup: tuple[tuple[float, float, float, float], ...] = ()  # workers, speedup, low, high
+    target: int = 0  # workers that the job wants by its own decision; 0: it decides nothing
+    decision: str = ""  # why
+    replaced: int = 0  # workers that took the place of one that left
+    slow: dict[int, tuple[str, str, float]] = field(default_factory=dict)  # host, phase and factor, by worker
+
+    def take(self, entry: Entry) -> None:
+        """All entries but those on steps, of which some may be told twice."""
+        match entry["event"]:
+            case "job_started":
+                self.job, self.wanted = f.text(entry, "job") or self.job, f.text(entry, "workers")
+            case "scale_requested":
+                self.wanted = f.text(entry, "workers")
+            case "collective":
+                self.collective = f.text(entry, "engine")
+            case "resumed":
+                self.step = self.resumed = f.count(entry, "step")
+            case "evaluation":
+                self.metrics = f.numbers(entry, "metrics") or self.metrics
+            case "epoch_finished":
+                self.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
+            case "checkpoint":
+                self.checkpoint = (f.count(entry, "step"), f.text(entry, "path"))
+            case "stop_requested":
+                self.wants_checkpoint = entry.get("checkpoint") is True
+            case "advice":
+                self.advice, self.speedup = f.text(entry, "text"), _speedup(entry.get("curve"))
+            case "decision":
+                self.target, self.decision = f.count(entry, "workers"), f.text(entry, "reason")
+            case "phase":
+                self.phase, self.reason = f.text(entry, "phase") or self.phase, f.text(entry, "reason")
+            case "job_finished":
+                self.over = True
+                self.phase, self.reason = f.text(entry, "phase") or self.phase, f.text(entry, "reason")
+                self.step = f.count(entry, "steps") or self.step
+                self.metrics = f.numbers(entry, "metrics") or self.metrics
+            case "worker_launched":
+                self.replaced += entry.get("replaces") is True
+            case "master_restarted":
+                self.slow.clear()  # a new master finds them anew, and never says of the others that they recovered
+            case "worker_slow" | "worker_recovered" | "worker_left":
+                self._take_slow(entry)
+
+    def _take_slow(self, entry: Entry) -> None:
+        worker = f.worker_of(entry)
+        if worker is None:
+            return
+        self.slow.pop(worker, None)
+        if entry["event"] == "worker_slow" and len(self.slow) < MOST_SLOW:
+            self.slow[worker] = (f.text(entry, "host"), f.text(entry, "phase"), f.seconds(entry, "factor"))
+
+
+def _speedup(curve: object) -> tuple[tuple[float, float, float, float], ...]:
+    rows = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+    found = [tuple(f.number(row, name) for name in ("workers", "speedup", "low", "high")) for row in rows]
+    return tuple((a, b, c, d) for a, b, c, d in found if None not in (a, b, c, d))  # type: ignore[misc]

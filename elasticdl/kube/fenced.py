@@ -1,0 +1,77 @@
+"""A ConfigMap that only one master of a job may write.
+
+Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and
+writes no more. A write that may or may not have been done is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from elasticdl.kube.api_error import CONFLICT, ApiError
+from elasticdl.kube.client import Client
+from elasticdl.kube.manifests.packed_state import HOLDER
+
+ATTEMPTS = 5
+Manifest = dict[str, Any]
+
+
+class NotWrittenError(OSError):
+    """``status``: of the server's answer; ``uncertain``: it may have been written all the same."""
+
+    def __init__(self, message: str, status: int = 0, *, uncertain: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.uncertain = uncertain
+
+
+class ReplacedError(NotWrittenError):
+    """Another master has taken over."""
+
+
+class FencedConfigMap:
+    """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
+
+    def __init__(self, client: Client, name: str, holder: str, replaced: Callable[[], None]) -> None:
+        self._client = client
+        self._name = name
+        self._holder = holder
+        self._replaced = replaced
+        self._version = ""  # empty: to be asked for
+
+    async def claim(self) -> Manifest:
+        """Take it over; returns what is there the moment in which an earlier master can't write any more."""
+        return await self.patch({"metadata": {"annotations": {HOLDER: self._holder}}}, whoever=True)
+
+    async def patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:
+        """Change what this master has written last; with ``whoever`` whatever is there.
+
+        Raises:
+            NotWrittenError: it could not be done, or nobody knows.
+        """
+        version = self._version
+        for _ in range(ATTEMPTS):
+            try:
+                version = version or await self._ask_for_version(whoever)
+                self._version = ""  # nobody knows, until there is an answer
+                metadata = {**change.get("metadata", {}), "resourceVersion": version}
+                change = {**change, "metadata": metadata}
+                done = await asyncio.to_thread(self._client.patch, "ConfigMap", self._name, change)
+            except ApiError as failure:
+                if failure.status != CONFLICT:
+                    raise NotWrittenError(str(failure), failure.status, uncertain=failure.uncertain) from failure
+                version = ""
+            else:
+                self._version = done["metadata"]["resourceVersion"]
+                return done
+        raise NotWrittenError(f"the ConfigMap {self._name} changes under every attempt to write it")
+
+    async def _ask_for_version(self, whoever: bool) -> str:
+        found = await asyncio.to_thread(self._client.read, "ConfigMap", self._name)
+        holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
+        if not whoever and holder != self._holder:
+            self._replaced()
+            raise ReplacedError(f"another master has taken over: pod {holder}")
+        return str(found["metadata"]["resourceVersion"])

@@ -1,0 +1,278 @@
+"""A job's journal over the deaths of its masters: each step once, and nothing that a worker has said is missing."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_kubernetes_state import FakeApi
+
+from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.reporting import Reporting
+from elasticdl.elastic.core.vote import Vote
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.link.stream import Kept
+from elasticdl.job.jobdir import JobDir
+from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import ApiError
+from elasticdl.master.shell import journal_file
+from elasticdl.master.shell import loop as loop_module
+from elasticdl.master.shell import saver as saver_module
+from elasticdl.master.shell import serve as serve_module
+from elasticdl.master.shell import state_config_map as state_module
+from elasticdl.master.shell.journal_file import Journal
+from elasticdl.master.shell.serve import Platform, serve
+from elasticdl.master.shell.servicer import SharedStatus
+from elasticdl.master.shell.state_config_map import ClusterState
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.proto import elasticdl_pb2 as pb
+
+SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",), "share_queue": ""})
+SETTLED = 40  # turns of the event loop
+
+
+class Api:
+    """The ConfigMap as one master reaches it: not at all while it is ``closed``."""
+
+    def __init__(self, real):
+        self.real = real
+        self.closed = False
+
+    def read(self, kind, name):
+        return self.real.read(kind, name)
+
+    def patch(self, kind, name, change):
+        if self.closed:
+            raise ApiError(503, "not now")
+        return self.real.patch(kind, name, change)
+
+
+class Server:
+    async def start(self, servicer): ...
+
+    async def close(self): ...
+
+
+class Launcher:
+    """One worker, that no master's death concerns."""
+
+    def __init__(self, post, launched):
+        self.post = post
+        self.launched = launched
+
+    async def find(self):
+        return [e.FoundWorker(worker_id, "h", 7) for worker_id in self.launched]
+
+    async def launch(self, worker_id, away_from=""):
+        self.launched.append(worker_id)
+        self.post(e.WorkerPlaced(worker_id, "h", 7))
+
+    async def close(self): ...
+
+    async def detach(self): ...
+
+
+class Town:
+    """A job of one worker, whose masters die. Only what is in the ConfigMap outlives them, and what the worker keeps."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.object = FakeApi()
+        self.launched = []
+        self.masters = 0
+        self.reporting, self.kept = Reporting(), Kept()
+        self.reporting.enter(World(1, (Member(0, "h", 0, False),), 0, ""))
+        self.step = 0
+        self.said = []
+
+    async def begin(self):
+        await self.rise()
+        while not self.launched:
+            await asyncio.sleep(0)
+        self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
+        await self.settle()
+
+    async def rise(self):
+        self.masters += 1
+        self.job_dir = JobDir(self.folder / str(self.masters) / "digits")
+        self.job_dir.path.mkdir(parents=True)
+        self.api = Api(self.object)
+        state = ClusterState(self.api, "digits", f"master-{self.masters}", lambda: None, self.job_dir.journal)
+        made = asyncio.Event()
+
+        def make_launcher(report):
+            self.report = report
+            made.set()
+            return Launcher(report, self.launched)
+
+        @asynccontextmanager
+        async def lifespan(post):
+            yield
+
+        self.serving = asyncio.create_task(
+            serve(SPEC, self.job_dir, Platform(Server(), make_launcher, state, lifespan))
+        )
+        await made.wait()
+        await self.settle()
+
+    async def die(self):
+        self.api.closed = True
+        self.serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.serving
+
+    async def restart(self):
+        await self.die()
+        await self.rise()
+        members = (i.Member(0, "h", 0, True),)
+        again = self.reporting.again()
+        self.post(
+            e.WorkerConnected(0, "h", 7, 1, self.step, members), *self.events(again), *self.events(self.kept.unsaved())
+        )
+        await self.settle()
+
+    def events(self, messages):
+        for message in messages:
+            if isinstance(message, m.StepReports):
+                yield e.ProgressReported(0, message.steps, message.total_steps, message.total_epochs)
+            else:
+                yield e.NoticeReported(0, message.event, message.fields, message.number)
+
+    def post(self, *events):
+        for event in events:
+            self.report(event)
+
+    async def settle(self):
+        for _ in range(SETTLED):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+
+    async def act(self, action):
+        match action:
+            case "step":
+                self.step += 1
+                self.reporting.count(Progress(step=self.step, samples=8 * self.step), Vote(False, 8, 0.5), 0.1, 0.05 * self.step, ends_epoch=self.step % 3 == 0)  # fmt: skip
+                self.post(*self.events(self.reporting.flush()))
+            case "say":
+                self.said.append(f"/{len(self.said)}")
+                told = self.kept.add(m.Notice("checkpoint", {"step": self.step, "path": self.said[-1]}))
+                self.post(*self.events([told]))
+            case "close":
+                self.api.closed = True
+            case "open":
+                self.api.closed = False
+            case "kill":
+                await self.restart()
+        await self.settle()
+
+    async def end(self):
+        self.api.closed = False
+        self.post(e.WorkerFinished(0, self.step, 1, {}), e.WorkerExited(0, e.ExitCause.CLEAN, 0, ""))
+        await asyncio.wait_for(self.serving, 30)
+        return list(read_journal(self.job_dir.journal))
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    monkeypatch.setattr(loop_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(state_module, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(saver_module, "CLOSE_SECONDS", 0.001)
+    monkeypatch.setattr(serve_module, "_write_summary", lambda *_: None)
+
+
+def journal_of(*actions):
+    async def run():
+        with TemporaryDirectory() as folder:
+            town = Town(folder)
+            await town.begin()
+            for action in actions:
+                await town.act(action)
+            return town, await town.end()
+
+    return asyncio.run(run())
+
+
+ACTIONS = st.lists(st.sampled_from(["step", "step", "say", "close", "open", "kill"]), max_size=14)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ACTIONS)
+@example(["step", "step", "step", "kill", "step", "kill"])
+@example(["step", "say", "kill"])
+@example(["close", "step", "say", "step", "kill", "open", "step"])
+@example(["step", "step", "close", "step", "step", "say", "kill", "kill"])
+def test_each_step_and_each_word_is_in_the_journal_once_whenever_its_masters_die(actions):
+    town, entries = journal_of(*actions)
+    steps = [entry for entry in entries if entry["event"] == "steps"]
+    assert sum(entry["steps"] for entry in steps) == town.step
+    assert sum(entry["again"] for entry in steps) == 0
+    assert sum(entry["samples"] for entry in steps) == 8 * town.step
+    assert [entry["path"] for entry in entries if entry["event"] == "checkpoint"] == town.said
+    epochs = [entry["epoch"] for entry in entries if entry["event"] == "epoch_finished"]
+    assert len(epochs) == len(set(epochs))
+    assert (entries[0]["event"], entries[-1]["event"], entries[-1]["steps"]) == (
+        "job_started",
+        "job_finished",
+        town.step,
+    )
+
+
+def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world():
+    """Else it counted without its time, as if it ended a pause."""
+    _, entries = journal_of("step", "step", "step", "kill", "step", "step")
+    seconds = sum(entry["seconds"] for entry in entries if entry["event"] == "steps")
+    assert seconds == pytest.approx(4 * 0.05), json.dumps(entries)
+
+
+def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch):
+    """The loop goes on between two pieces, and what is written meanwhile comes once."""
+    monkeypatch.setattr(journal_file, "CHUNK_BYTES", 64)
+
+    async def run():
+        journal = Journal(tmp_path / "journal.jsonl")
+        for number in range(20):
+            journal.append("warning", {"message": str(number)})
+        turns, read = [], []
+
+        async def others():
+            while True:
+                turns.append(len(read))
+                await asyncio.sleep(0)
+
+        async def write():
+            while len(read) < 10:
+                await asyncio.sleep(0)
+            journal.append("warning", {"message": "20"})
+            journal.close()
+
+        tasks = [asyncio.create_task(others()), asyncio.create_task(write())]
+        async for line in journal.entries(follow=True):
+            read.append(json.loads(line)["message"])
+        tasks[0].cancel()
+        assert read == [str(number) for number in range(21)]
+        assert len(set(turns)) > 5
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_the_status_is_made_once_for_all_who_watch():
+    made, now = [], [0.0]
+
+    def make():
+        made.append(now[0])
+        return pb.JobStatus(phase="running", elapsed=now[0], step=int(now[0] >= 2))
+
+    shown = SharedStatus(make, lambda: now[0])
+    assert [shown.look()[0] for _ in range(50)] == [1] * 50
+    assert made == [0.0]
+    for now[0], change in ((1.0, 1), (2.0, 2), (3.0, 2)):
+        assert shown.look()[0] == change
+    assert shown.look()[1].step == 1

@@ -1,0 +1,121 @@
+"""A job's state is read by later versions: the one kept here was written by the first version with this format."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from test_kubernetes_state import OLDER, STATE, Bench, FakeApi
+
+from elasticdl.job.worker_range import WorkerRange
+from elasticdl.kube.manifests.packed_state import MEMORY, pack
+from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.snapshot import (
+    CrashSnapshot,
+    JobSnapshot,
+    Snapshot,
+    TrainingSnapshot,
+    UnwrittenSteps,
+    WorkerSnapshot,
+)
+from elasticdl.master.state.speedup import Observation
+from elasticdl.master.state.values import Member, Outcome, Phase, World
+
+KEPT = Path(__file__).with_name("job_state_format_1.json")
+TRAINING = TrainingSnapshot(
+    epochs_done=1,
+    begun=True,
+    epoch=1,
+    epoch_steps=4,
+    total_epochs=3,
+    step=24,
+    total_steps=60,
+    samples=384,
+    loss=0.5,
+    metrics={"accuracy": 0.75},
+    collective="horovod",
+    counted=24,
+    epoch_loss=(32.0, 64),
+    newest=(3, 24),
+    compared_step=20,
+    compared_workers=2,
+)
+JOB = JobSnapshot(
+    limits=WorkerRange(minimum=1, maximum=4),
+    next_id=5,
+    finished=(1,),
+    together=True,
+    world=World(3, (Member(2, "10.0.0.2", 20, True, 1, 3), Member(3, "10.0.0.3", 0, False)), "worker 3 came"),
+    phase=Phase.STOPPING,
+    outcome=Outcome(Phase.STOPPED, "elasticdl stop", checkpoint=True),
+    training=TRAINING,
+    workers=(
+        WorkerSnapshot(2, WorkerState.MEMBER, "wanted", world_version=3, ready=True),
+        WorkerSnapshot(4, WorkerState.PENDING, "0/2 nodes are available", failure="its node was lost"),
+    ),
+    crashes=CrashSnapshot(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
+    target=2,
+    learnt=Learnt((Observation(2, 16, 0.25, 30, 0.1),), (Rejection(4, 100.0, 600.0),), (Forgotten(3, 2),)),
+)
+WRITTEN = Snapshot(JOB, 1.7e9, 2, {2: 17, 4: 1}, UnwrittenSteps({"step": 24, "steps": 4}, 0.25), journal_bytes=3830)
+
+
+def lines(count):
+    return "".join(
+        json.dumps({"time": 1.7e9 + n, "event": "warning", "message": f"no. {n}"}) + "\n" for n in range(count)
+    )
+
+
+def kept():
+    api = FakeApi()
+    api.objects = json.loads(KEPT.read_text())
+    return api
+
+
+def test_the_state_of_the_first_version_is_taken_over(tmp_path):
+    api = kept()
+    assert api.objects.keys() == {STATE, OLDER}
+    bench = Bench(api, tmp_path, "next")
+    assert asyncio.run(bench.store.load()) == WRITTEN
+    assert bench.journal.read_text() == lines(60)
+    assert (api.state.memory != "", api.state.status) == (True, '{"phase": "running"}')
+
+
+def _everywhere(content):
+    """With a field that nobody knows wherever there are fields."""
+    if isinstance(content, list):
+        return [_everywhere(each) for each in content]
+    if not isinstance(content, dict):
+        return content
+    numbered = all(key.isdigit() for key in content)  # a mapping by worker has no fields
+    free = numbered or content.keys() <= {"accuracy"} or ("steps" in content and "step" in content)
+    return {**{key: _everywhere(value) for key, value in content.items()}, **({} if free else {"new": {"a": [1]}})}
+
+
+def test_fields_of_later_versions_are_ignored():
+    content = _everywhere(json.loads(kept().state.memory))
+    assert "new" in content["job"]["limits"]
+    assert Snapshot.from_json(json.dumps(content)) == WRITTEN
+
+
+def test_fields_that_are_missing_have_their_defaults():
+    least = {"format": 2, "job": {"limits": {"minimum": 1, "maximum": 4}}, "started": 5.0}
+    assert Snapshot.from_json(json.dumps(least)) == Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=4)), 5.0)
+
+
+@pytest.mark.parametrize("written", [3, 1, None, "2"])
+def test_a_format_that_is_not_known_is_refused(tmp_path, written):
+    content = json.loads(kept().state.memory)
+    with pytest.raises(
+        ValueError, match=f"a snapshot has format 2, not {written}: another version of elasticdl wrote it"
+    ):
+        Snapshot.from_json(json.dumps({**content, "format": written}))
+
+
+def test_a_state_without_a_journal_of_its_own_is_taken_over(tmp_path):
+    api = FakeApi()
+    api.object["binaryData"] = {MEMORY: pack(kept().state.memory)}
+    bench = Bench(api, tmp_path, "next")
+    assert asyncio.run(bench.store.load()) == WRITTEN
+    assert bench.journal.read_text() == ""
