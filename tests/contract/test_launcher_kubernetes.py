@@ -9,6 +9,8 @@ from kubernetes_bench import JOB, api_of, kubernetes_bench, make_launcher, pods_
 from test_launcher_contract import CHECKS, DEADLINE
 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.pods.launcher import Patience
+from elasticdl.places.pods.leftovers import KEPT
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -211,3 +213,39 @@ def test_nobody_is_found_at_first(play):
         assert await scene.launcher.find() == ()
 
     play(story, found=True)
+
+
+def test_of_pods_that_are_over_the_newest_are_left(own_cluster, namespace, tmp_path):
+    """Failed and completed, and none that runs."""
+
+    async def run():
+        reports, pods = asyncio.Queue(), worker_pods(own_cluster, namespace, tmp_path)
+        api = api_of(own_cluster)
+        launcher = make_launcher(api, pods, reports.put_nowait, Patience(over=0.0))
+
+        async def there():
+            found = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, namespace)
+            return sorted(each.metadata.name for each in found.items)
+
+        async def until(kind):
+            while not isinstance(await asyncio.wait_for(reports.get(), DEADLINE), kind):
+                pass
+
+        try:
+            await launcher.find()
+            await launcher.launch(0)
+            await until(WorkerPlaced)
+            for worker_id in range(1, KEPT + 3):
+                await launcher.launch(worker_id)
+                await until(WorkerPlaced)
+                (tmp_path / f".{worker_id}").write_text(str(worker_id % 2))
+                (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
+                await until(WorkerExited)
+            async with asyncio.timeout(DEADLINE):
+                while len(left := await there()) > 1 + KEPT:
+                    await asyncio.sleep(0.1)
+            assert left == [f"{JOB}-worker-{worker_id}" for worker_id in (0, *range(3, KEPT + 3))]
+        finally:
+            await launcher.close()
+
+    asyncio.run(run())

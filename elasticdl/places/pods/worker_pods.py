@@ -80,7 +80,7 @@ class WorkerPods:
     priority: Priority | None = None
 
     def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
-        """``away_from``: nodes to avoid, if the scheduler finds others; a gang of Kueue's can't."""
+        """``away_from``: nodes to avoid, if the scheduler finds others; a gang of Kueue's can't avoid any."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
             "apiVersion": "v1",
