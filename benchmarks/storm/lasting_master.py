@@ -38,8 +38,8 @@ from elasticdl.master.state.events import Event, FoundWorker, WorkerExited, Work
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.snapshot import Snapshot
 from elasticdl.places.base import Launcher, Limits, Report
+from elasticdl.places.exits import judge_exit
 from elasticdl.places.hung_process import look_at
-from elasticdl.places.local import judge_exit
 
 TOKEN = "of-this-job"
 MASTER_TIMEOUT = 120.0

@@ -1,10 +1,10 @@
-"""The ``elasticdl`` command: groups of commands over two places where jobs run, and what they share.
+"""The ``elasticdl`` command: groups of commands over two places where jobs are, and what they share.
 
-    commands   what people type: start (train, run), jobs (status, events, logs, scale, stop, delete), zoo_image
-    local      jobs of this machine, found by their directory (`elasticdl.job.jobdir`)
-    cluster    jobs on a Kubernetes cluster; imported only when one is meant
-    job_handle what commands know of a job, wherever it is
+    commands   what people type: start (train, run), jobs (status, events, logs, scale, stop, delete), look, zoo_image
+    home       where a job is: a folder of this machine (`local`), or a namespace of a Kubernetes cluster (`cluster`)
+    job_handle a job as the commands see it, over its home
+    follow     what comes of a job, each entry of its journal once, until it is over; `course` shows it on a screen
 
-It imports no framework and no Horovod, so that it starts in a fraction of a second; what needs a framework is done by
-the processes that it starts. Nothing imports this package.
+The cluster's side is imported only when one is meant. It imports no framework and no Horovod, so that it starts in a fraction of a
+second; what needs a framework is done by the processes that it starts. Nothing imports this package.
 """

@@ -16,8 +16,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elasticdl.cli.former import instead_of
 from elasticdl.cli.parsing import Option, Switch, did_you_mean
+from elasticdl.cli.retired_options import instead_of
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat
 from elasticdl.job.spec import JobSpec, WorkerRange, aliases_of, fields_of

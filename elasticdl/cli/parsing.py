@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.former import instead_of
+from elasticdl.cli.retired_options import instead_of
 from elasticdl.common.errors import UserError
 
 SEPARATOR = "--"
@@ -84,8 +84,12 @@ class Command(click.Command):
         except click.UsageError as error:
             raise UserError(f"{_finding(error, ctx)}; {_see(ctx)}") from None
         if ctx.args:
-            raise UserError(f"{ctx.args[0]!r} is one argument too many; {_see(ctx)}")
+            raise UserError(self.superfluous(ctx, ctx.args[0]))
         return rest
+
+    def superfluous(self, ctx: click.Context, word: str) -> str:
+        """What is said of a word that no option and no argument takes."""
+        return f"{word!r} is one argument too many; {_see(ctx)}"
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)), prefix="usage: ")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, Self
 
 from elasticdl.cli.outlets import Stream
 
 # A line may be longer than this, or never end; then it is shown in parts.
 LONGEST_LINE = 1 << 16
+POLL = 0.1
 # Of what was shown, for who asks whether it was.
 REMEMBERED = 1 << 16
 
@@ -61,29 +63,42 @@ class Lines:
         self._printer.printed(lines, self._stream)
 
 
-class Prints(Protocol):
-    """Shows what workers print, in a thread of its own: whoever reads it may be slow."""
+class Prints:
+    """Shows what workers print, in a thread of its own: whoever reads it may be slow. ``ranks``: to show; None for all workers."""
 
-    def start(self) -> None: ...
+    def __init__(self, ranks: tuple[int, ...] | None) -> None:
+        self._ranks = ranks
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elasticdl-prints", daemon=True)
 
-    def finish(self, wait: Callable[[], bool]) -> None:
-        """Show what is left, of a job that is over. ``wait`` is asked again and again whether that may take longer."""
+    @contextmanager
+    def shown(self, wait: Callable[[], bool]) -> Iterator[Self]:
+        """It is shown meanwhile, and at the end what is left. ``wait`` is asked again and again whether that may take longer."""
+        if self._ranks != ():
+            self._thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            while self._thread.is_alive() and wait():
+                self._thread.join(POLL)
+            self._close()
 
     def has_shown(self, text: str) -> bool:
-        """Whether this stands on the screen, as a worker has printed it lately."""
+        """Whether this, with which the job has ended, stands on the screen, as a worker has printed it lately."""
+        return any(each.has_shown(text) for each in self._every_lines())
 
+    # -- of this machine, or of a cluster --
 
-PrintsT = TypeVar("PrintsT", bound=Prints)
+    def _run(self) -> None:
+        """Show what comes until `_over`, and then what is left."""
+        raise NotImplementedError
 
+    def _every_lines(self) -> list[Lines]:
+        raise NotImplementedError
 
-@contextmanager
-def printing(prints: PrintsT, wait: Callable[[], bool]) -> Iterator[PrintsT]:
-    """What workers print is shown meanwhile, and at the end what is left of it. ``wait``: as of `Prints.finish`."""
-    prints.start()
-    try:
-        yield prints
-    finally:
-        prints.finish(wait)
+    def _close(self) -> None:
+        """Somebody may still read."""
 
 
 def prefix_among(ranks: Collection[int] | None, worker: int) -> str:

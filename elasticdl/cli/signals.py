@@ -61,13 +61,16 @@ class SignalLog:
 
 @contextmanager
 def caught(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call the handler for each signal; one that was ignored from the start (nohup, a background job) stays so."""
+    """Call the handler for each signal. A SIGHUP that was ignored from the start, as by nohup, stays so.
+
+    A shell has a job that it starts with ``&`` ignore SIGINT: whoever sends it one means it.
+    """
 
     def call(number: int, frame: FrameType | None) -> None:
         handler(number)
 
     before = {number: signal.getsignal(number) for number in CAUGHT}
-    mine = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    mine = [number for number, old in before.items() if number != signal.SIGHUP or old is not signal.SIG_IGN]
     for number in mine:
         signal.signal(number, call)
     try:

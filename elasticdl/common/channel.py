@@ -51,11 +51,23 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
     """
     if isinstance(credentials, Token):
         return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+    tls, options = _tls(credentials)
+    return grpc.secure_channel(address, tls, options=options)
+
+
+def open_aio_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
+    """As `open_channel`, for an event loop."""
+    if isinstance(credentials, Token):
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    tls, options = _tls(credentials)
+    return grpc.aio.secure_channel(address, tls, options=options)
+
+
+def _tls(credentials: TlsFolder) -> tuple[grpc.ChannelCredentials, tuple[tuple[str, str | int], ...]]:
     job = identify(credentials).job
     name = ("grpc.ssl_target_name_override", Identity(Role.MASTER, job).dns_name)
     files = credentials.read()
-    tls = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
-    return grpc.secure_channel(address, tls, options=(*CLIENT_OPTIONS, name))
+    return grpc.ssl_channel_credentials(files.ca, files.key, files.certificate), (*CLIENT_OPTIONS, name)
 
 
 def metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:

@@ -36,6 +36,13 @@ MASTER_TIMEOUT = "ELASTICDL_MASTER_TIMEOUT"
 STACKS = "ELASTICDL_STACKS"
 # Set by the process that holds the worker's session, to the master's address: its children are no workers.
 CONNECTED = "ELASTICDL_CONNECTED"
+# For the agent of a place (`elasticdl.places.agent`), beside those of a worker: the place's id, the node that it is on, and
+# the folder that takes the logs of its workers; without one they go to the agent's own stdout and stderr.
+PLACE = "ELASTICDL_PLACE"
+NODE = "ELASTICDL_NODE"
+LOGS = "ELASTICDL_LOGS"
+# Reserved for workers of several processes, of which there are none yet: ELASTICDL_PROCESS, which of them this is (0 leads), and
+# ELASTICDL_PROCESSES, how many there are.
 
 # On its second init Horovod 0.28.1 writes the default of one tuned parameter into the slot of the other
 # (parameter_manager.cc, BayesianParameter::SetValue): ranks then fuse differently and abort.

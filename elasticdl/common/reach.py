@@ -31,17 +31,17 @@ def in_words(details: str) -> str:
     return next(found, flat(details) or NO_ANSWER)
 
 
-def unreached(address: str, seconds: float, problem: str, limit: float) -> str:
-    """A worker's line about a master that does not answer; it gives up after ``limit`` seconds."""
+def unreached(address: str, seconds: float, problem: str, limit: float, who: str = "worker") -> str:
+    """The line of a worker, or an agent, about a master that does not answer; it gives up after ``limit`` seconds."""
     return (
-        f"this worker has not reached the master at {address} for {seconds:.0f} s: {problem}; it goes on trying, and "
+        f"this {who} has not reached the master at {address} for {seconds:.0f} s: {problem}; it goes on trying, and "
         f"gives up after {limit:g} s"
     )
 
 
-def reached(address: str, seconds: float) -> str:
+def reached(address: str, seconds: float, who: str = "worker") -> str:
     """Its line when the master has answered after all."""
-    return f"this worker {_REACHED}{address} after {seconds:.0f} s"
+    return f"this {who} {_REACHED}{address} after {seconds:.0f} s"
 
 
 def last_problem(log: str) -> str:

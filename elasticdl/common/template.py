@@ -2,7 +2,7 @@
 
 The template is started with the worker's own command line. Python's hook at start-up (`sitecustomize`) calls `serve`,
 which returns in workers only. So it is Python itself that then runs the command, and a worker differs from a process that
-was started plainly in nothing but what it has imported already.
+was started without it in nothing but what it has imported already.
 
 A worker becomes a child of the launcher, which has to be a subreaper: the process between them ends at once. So workers
 outlive the template, and the launcher reaps them as it reaps any child. Imports the standard library only.
@@ -203,7 +203,7 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
 
 
 def _become_ordinary(environment: dict[str, str], request: Request, output: list[int]) -> None:
-    """Whatever of the template's a process that was started plainly would not have, or would have of its own."""
+    """Whatever of the template's a process that was started without it would not have, or would have of its own."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != request.launcher:  # it has ended meanwhile
         os._exit(1)

@@ -179,6 +179,7 @@ class JobOptions(OptionGroup):
     """how often to compare what workers hold: epoch (and in each new world), each so many steps, or off; repair: as epoch, and what differs becomes rank 0's"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
+    # Reserved names of options, each 1 as yet: gpus_per_worker (`Slots` can do it), processes_per_worker.
     start_method: Literal["fork", "spawn"] = "fork"
     """how workers of this machine start: forked from a process that has imported the framework already, where that is safe, or anew"""
     port: int = Field(0, ge=0, le=65535)

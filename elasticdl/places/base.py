@@ -1,12 +1,24 @@
-"""The port to whatever runs worker processes."""
+"""The ports to whatever runs workers: `Places` provides places, a `Starter` runs workers in them, a `Launcher` does both.
+
+A *place* is somewhere a worker can run: a slot of this machine, a pod, a job of a batch system. A place outlives its
+workers: the next worker starts where the last one has ended. `elasticdl.places.launcher.PlaceLauncher` makes one
+`Launcher` of any `Places` and any `Starter`, so a new kind of place is one class with the methods of `Places`.
+
+All methods are called on one event loop, and all reports are made there, by calling the function that the factory was given.
+Only methods with ``async`` may wait for anything. A failure is reported, never raised, unless a method says otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.events import (
+    ExitCause,
     FoundWorker,
     LauncherFailed,
     StacksFound,
@@ -15,12 +27,180 @@ from elasticdl.master.state.events import (
     WorkerPlaced,
 )
 
-Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | LauncherFailed], None]
 # The range of workers that the job has now: `elasticdl scale` changes it.
 Limits = Callable[[], WorkerRange]
-
-
 STACKS_SECONDS = 3.0
+
+
+# ---- places ----
+
+
+class PlaceState(StrEnum):
+    WAITING = "waiting"  # asked for, and not there yet
+    READY = "ready"  # a worker can be started in it, or runs in it
+    ENDING = "ending"  # told to end, or not answering: its worker may still run, and no other is started in it
+    LOST = "lost"  # gone; a `PlaceLost` says why
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place, as it is at this moment."""
+
+    id: str  # unique in the job; never used again once the place is lost
+    node: str = ""  # of a cluster, where the place is; empty while nobody knows, and on this machine
+    gpus: int = 0  # that a worker in it may use: none, one or several
+    state: PlaceState = PlaceState.WAITING
+    reason: str = ""  # for people: why it is WAITING or ENDING
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # what a worker in it must have set
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChanged:
+    """This is new, or something of it has changed."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceLost:
+    """The place is gone, with all that ran in it: exactly one for each place, and the last that is reported of it.
+
+    It also ends a place that was given back or that nobody wanted any more. The rest is what is said of a worker in it:
+    ``code`` its exit code or minus a signal's number, ``detail`` one line for people, ``output`` the end of what it printed.
+    """
+
+    place_id: str
+    cause: ExitCause
+    code: int
+    detail: str = ""
+    output: str = ""
+
+
+# `LauncherFailed`: no place can be had, now or later, until somebody mends something.
+PlaceReport = Callable[[PlaceChanged | PlaceLost | LauncherFailed], None]
+
+
+class Places(Protocol):
+    """Provides places, and reports what becomes of them."""
+
+    async def found(self) -> Sequence[Place]:
+        """The places that an earlier master of this job has left, in whatever state; called once, first of all.
+
+        From then on they are watched, and what becomes of them is reported after this call. Of one that is LOST, its `PlaceLost`
+        is reported as well.
+
+        Raises:
+            UnreachableError: whoever provides the places can't be asked.
+        """
+
+    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+        """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
+
+        What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
+        any more but that they are lost. A READY place only goes by `give_back`. It may be said again, and nothing follows if
+        nothing is missing. It need not be remembered: it is said again whenever a place is lost or given back, and when one
+        begins or ceases to be ENDING.
+
+        Args:
+            fewest: With fewer the job can't train: where that is possible, so many are had together or not at all.
+            most: With more the job can do nothing.
+            avoid: Nodes on which a place that is asked for from now on should not be, if there is any other.
+        """
+
+    def give_back(self, place_id: str, grace: float | None) -> None:
+        """End this place: nobody wants it any more. `PlaceLost` follows; nothing happens for one that is gone or unknown.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL for what still runs in it; None for as many as the place is
+                usually given, 0 to kill at once.
+        """
+
+    async def close(self) -> None:
+        """Give all places back and wait until they are gone, and reported; nothing is wanted afterwards."""
+
+    async def detach(self) -> None:
+        """This master ends, and the job may not: leave the places to another master, and report nothing more of them.
+
+        Where places can't outlive a master, it is `close`. Nothing is left to do after `close`.
+        """
+
+
+PlacesFactory = Callable[[PlaceReport], Places]
+
+
+# ---- workers in places ----
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInPlace:
+    """A worker that an earlier master started, and the place in which it is."""
+
+    place_id: str
+    worker: FoundWorker
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceEnding:
+    """What starts workers in this place was told to end (SIGTERM), perhaps before whoever provides the place knows of it.
+
+    It is reported before the end of the place's worker, which then carries the cause for which the place is lost.
+    """
+
+    place_id: str
+    reason: str
+
+
+# `WorkerPending`: a place is there, and what starts workers in it is not ready yet.
+StarterReport = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding], None]
+
+
+class Starter(Protocol):
+    """Runs workers in READY places, at most one in each, and reports what becomes of them.
+
+    For each worker started: `WorkerPlaced` once it runs, and in the end exactly one `WorkerExited`, after its process and its
+    children are gone, so that the next worker can be started in its place. None of them comes after `lost`.
+    Every method may be called for a worker or place that is gone or unknown, and then does nothing.
+    """
+
+    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+        """The workers in these places, which an earlier master has left; called once, first of all.
+
+        Waits a limited time for places that have not said yet what runs in them. A worker that shows itself later, and which this
+        master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
+        """
+
+    def start(self, worker_id: int, place: Place) -> None:
+        """Start this worker there, as soon as that is possible. No worker is in the place, and none is being started."""
+
+    def end(self, worker_id: int, grace: float | None) -> None:
+        """End a worker, and one that is being started.
+
+        Args:
+            grace: None for SIGTERM and no more; else SIGKILL for it and its children after so many seconds, 0 for at once.
+        """
+
+    def lost(self, place_id: str) -> None:
+        """The place is gone: forget its worker, of which nothing is reported any more."""
+
+    def read_stacks(self, worker_id: int) -> None:
+        """Find out where this worker stands: `StacksFound` within `STACKS_SECONDS`, unless it ends meanwhile."""
+
+    def read_log(self, worker_id: int) -> None:
+        """As `read_stacks`, with no more than the end of what this worker has printed."""
+
+    async def close(self) -> None:
+        """Kill all workers, and wait a limited time until they are gone and reported; nothing is started afterwards."""
+
+    async def detach(self) -> None:
+        """Leave the workers to another master, where workers can outlive this one; else it is `close`."""
+
+
+StarterFactory = Callable[[StarterReport], Starter]
+
+
+# ---- both together, as the master uses them ----
+
+Report = Callable[[WorkerPending | WorkerPlaced | WorkerExited | StacksFound | LauncherFailed], None]
 
 
 class Launcher(Protocol):

@@ -3,69 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from elasticdl.common.environment import SHARED_GPU, STACKS, WORKER_ID
 from elasticdl.common.startup import python_path
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
 from elasticdl.common.tether import tethered
+from elasticdl.places.process_group import GroupLeader, has_ended, kill_group, reap_group
 
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
 OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})
 IMPORT_SECONDS = 120.0
 FORK_SECONDS = 30.0
-END_SECONDS = 5.0
-REAP_SECONDS = 0.01
+END_SECONDS = 5.0  # for what is killed
 ENDING_SECONDS = 0.2  # between the end of a process's line to here and its own
 MOST_KILLED = 3  # times that one is started which somebody kills while it imports
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class CannotFork(Exception):
-    """The worker has to be started plainly; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedWorker:
-    """A child of this process that it has not started itself, and the leader of a session."""
-
-    pid: int
-
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-
-    async def wait(self) -> int:
-        """Until it has ended, and the children that it left behind; returns its exit code, or minus a signal's number."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        descriptor = os.pidfd_open(self.pid)
-        try:
-            loop.add_reader(descriptor, ended.set_result, None)
-            await ended
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        kill_group(self.pid)  # while the number can't be another's
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        await reap_group(self.pid)
-        return code
+    """The worker has to be started without the fork server; the text says why."""
 
 
 class ForkServer:
     """One template, started anew when it was killed; `CannotFork` for good once one says that forks are not safe."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path) -> None:
-        """``environment``: of any worker. ``log``: takes what is printed while modules are imported."""
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path | int
+    ) -> None:
+        """``environment``: of any worker. ``log``: a file, or its descriptor; takes what is printed while modules are imported."""
         self._argv = argv
         self._environment = {name: value for name, value in environment.items() if name not in OF_A_WORKER}
         self._hooked = {**self._environment, **python_path(self._environment)}
@@ -84,7 +56,7 @@ class ForkServer:
         ours.setblocking(False)
         _become_subreaper()
         arguments = json.dumps([theirs.fileno(), list(self._modules)])
-        with theirs, self._log.open("ab") as log:
+        with theirs, open(self._log, "ab", closefd=isinstance(self._log, Path)) as log:
             self._process = subprocess.Popen(
                 tethered([*self._argv]),
                 stdin=subprocess.DEVNULL,
@@ -96,17 +68,21 @@ class ForkServer:
             )
         self._channel, self._greeted = ours, False
 
-    async def fork(self, environment: Mapping[str, str], out: int, log: int) -> ForkedWorker:
+    async def fork(
+        self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
+    ) -> GroupLeader:
         """A new worker, whose stdout and stderr are these descriptors.
 
+        ``is_wanted``: asked before anything of its program is run; if not, the worker ends without that.
+
         Raises:
-            CannotFork: start it plainly.
+            CannotFork: start it without the fork server.
         """
         async with self._turn:
             if self._refusal:
                 raise CannotFork(self._refusal)
             try:
-                return await self._ask(environment, out, log)
+                return await self._ask(environment, out, log, is_wanted)
             except (OSError, TimeoutError) as error:
                 what = "took too long" if isinstance(error, TimeoutError) else f"is gone ({error.strerror or error})"
                 reason = f"the process to fork from {what}"
@@ -120,12 +96,14 @@ class ForkServer:
     async def close(self) -> None:
         """Whoever waits for a worker has `CannotFork`."""
         self._refusal = "the launcher is closed"
-        if self._process is not None:
-            self._process.kill()
+        if self._process is not None and self._process.returncode is None:
+            kill_group(self._process.pid)
         async with self._turn:
             await self._end()
 
-    async def _ask(self, environment: Mapping[str, str], out: int, log: int) -> ForkedWorker:
+    async def _ask(
+        self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
+    ) -> GroupLeader:
         request = self._request(environment)
         if self._channel is None:
             self.start()
@@ -143,11 +121,12 @@ class ForkServer:
             reply = await self._reply(FORK_SECONDS)
             if reply.problem:
                 raise CannotFork(reply.problem)
-            os.write(opener, GO)
+            if is_wanted():
+                os.write(opener, GO)
         finally:
             os.close(gate)
             os.close(opener)
-        return ForkedWorker(reply.pid)
+        return GroupLeader(reply.pid)
 
     def _request(self, environment: Mapping[str, str]) -> Request:
         common = {name: value for name, value in environment.items() if name not in OF_A_WORKER}
@@ -171,31 +150,15 @@ class ForkServer:
             channel.close()
         if process is None:
             return 0
-        deadline = time.monotonic() + ENDING_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(REAP_SECONDS)
-        kill_group(process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
+        await has_ended(process.pid, ENDING_SECONDS)
+        kill_group(process.pid)  # before its number is free for another
+        if not await has_ended(process.pid, END_SECONDS):  # the kernel holds it: nobody has to wait for that
+            return 0
+        code = process.wait()
         await reap_group(process.pid)
-        return process.returncode or 0
+        return code
 
 
 def _become_subreaper() -> None:
     """Children that lose their parent become this process's."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def kill_group(pid: int) -> None:
-    """End a process and its children at once."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-async def reap_group(pid: int) -> None:
-    """The children of a process that has ended, and which were killed, have become this process's."""
-    deadline = time.monotonic() + END_SECONDS
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-pid, os.WNOHANG) == (0, 0):
-                await asyncio.sleep(REAP_SECONDS)

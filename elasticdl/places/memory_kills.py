@@ -1,44 +1,48 @@
-"""Whether the kernel ended a worker of this machine because memory was short: its exit code does not say so."""
+"""Whether the kernel ended a worker because memory was short: its exit code does not say so."""
 
 from __future__ import annotations
 
-import signal
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from elasticdl.master.state.events import ExitCause
-
-OWN_GROUP = Path("/proc/self/cgroup")
-GROUPS = Path("/sys/fs/cgroup")
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class MemoryKills:
-    """Those in this process's control group (version 2), in which its workers are; nothing is said where there is none."""
+    """Those in this process's control group: a container's, a batch job's or a session's. Its workers are in it."""
 
-    def __init__(self, own_group: Path = OWN_GROUP, groups: Path = GROUPS) -> None:
-        self._events = _events_of(own_group, groups)
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
         self._seen = self._count()
 
-    def explain(self, code: int, cause: ExitCause, detail: str) -> tuple[ExitCause, str]:
-        """The cause of an end, and what to say of it; called at each end, as a kill is that of the next that is seen."""
+    def happened(self) -> bool:
+        """Since that was asked last, which it is at each end: a kill is that of the next end that is seen."""
         before, self._seen = self._seen, self._count()
-        if code == -signal.SIGKILL and self._seen > before:
-            return ExitCause.OUT_OF_MEMORY, "the kernel has killed it, as memory was short"
-        return cause, detail
+        return self._seen > before
 
     def _count(self) -> int:
+        """0 where the kernel does not say."""
+        for file in self._files():
+            try:
+                found = _KILLS.search(file.read_text())
+            except OSError:
+                continue
+            return int(found[1]) if found else 0
+        return 0
+
+    def _files(self) -> Iterator[Path]:
         try:
-            words = self._events.read_text().split() if self._events else []
+            groups = (self._root / "proc/self/cgroup").read_text().splitlines()
         except OSError:
-            return 0
-        return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
-
-
-def _events_of(own_group: Path, groups: Path) -> Path | None:
-    """The file that counts them. The topmost group has none: what is killed there may be anybody's."""
-    try:
-        lines = own_group.read_text().splitlines()
-    except OSError:
-        return None
-    paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    file = groups / paths[0] / "memory.events" if paths else None
-    return file if file and file.exists() else None
+            return
+        mounted = self._root / "sys/fs/cgroup"
+        for line in groups:
+            _, controllers, group = line.split(":", 2)
+            # In a container the group's own folder is what is mounted, under whatever path the host has it. The topmost group of a
+            # machine has no such file.
+            if not controllers:  # of the second version
+                yield from (mounted / group.strip("/") / "memory.events", mounted / "memory.events")
+            elif "memory" in controllers.split(","):
+                folder = mounted / "memory"
+                yield from (folder / group.strip("/") / "memory.oom_control", folder / "memory.oom_control")

@@ -1,11 +1,20 @@
-"""Which modules a job's workers are forked with: those of the framework that its program imports, and ours on it."""
+"""Which modules a job's workers are forked with: those of the framework that its program imports, and ours on it.
+
+`python -m elasticdl.places.preload SPECIFICATION` tells the agent of a place, which itself imports next to nothing, how workers are
+started: a JSON object with ``argv``, ``modules``, and why there are none; or with ``problem``, one line.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from elasticdl.common.python_command import UnclearCommand, program_of
+from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.spec import JobSpec
 from elasticdl.places.fork_server import CannotFork
 from elasticdl.places.program import imports_of, imports_of_module
@@ -63,3 +72,28 @@ def _module(model_def: str, folder: Path) -> str:
     path = folder.joinpath(*model_def.split("."))
     is_module = path.is_dir() or path.with_name(f"{path.name}.py").is_file()
     return model_def if is_module else model_def.rpartition(".")[0]
+
+
+def worker_command(spec: JobSpec) -> Sequence[str]:
+    """The user's own command, or the worker of this package."""
+    return spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+
+
+def main(path: str) -> dict[str, object]:
+    try:
+        spec = JobSpec.from_json(Path(path).read_text())
+    except OSError as error:
+        return {"problem": f"can't read the job's specification {path}: {error.strerror}"}
+    except ValidationError as error:
+        return {"problem": f"{path} is no specification of a job: {error.errors()[0]['msg']}"}
+    argv = list(worker_command(spec))
+    if spec.start_method == "spawn":
+        return {"argv": argv, "modules": [], "reason": ""}
+    try:
+        return {"argv": argv, "modules": list(modules_to_preload(spec)), "reason": ""}
+    except CannotFork as error:
+        return {"argv": argv, "modules": [], "reason": str(error)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))

@@ -358,6 +358,145 @@ class DumpStacks(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "started", "ended", "looked", "leaving")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    hello: AgentHello
+    started: Started
+    ended: Ended
+    looked: Looked
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class AgentHello(_message.Message):
+    __slots__ = ("place", "node", "host", "gpus", "running", "untold", "leaving")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    node: str
+    host: str
+    gpus: int
+    running: Started
+    untold: _containers.RepeatedCompositeFieldContainer[Ended]
+    leaving: str
+    def __init__(self, place: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., gpus: _Optional[int] = ..., running: _Optional[_Union[Started, _Mapping]] = ..., untold: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., leaving: _Optional[str] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("worker_id", "pid")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    pid: int
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("worker_id", "code", "output", "problem", "out_of_memory")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    code: int
+    output: str
+    problem: str
+    out_of_memory: bool
+    def __init__(self, worker_id: _Optional[int] = ..., code: _Optional[int] = ..., output: _Optional[str] = ..., problem: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
+
+class Looked(_message.Message):
+    __slots__ = ("worker_id", "text", "state", "has_session", "printed")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
+    PRINTED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    text: str
+    state: str
+    has_session: bool
+    printed: bool
+    def __init__(self, worker_id: _Optional[int] = ..., text: _Optional[str] = ..., state: _Optional[str] = ..., has_session: _Optional[bool] = ..., printed: _Optional[bool] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class AgentOrder(_message.Message):
+    __slots__ = ("welcome", "start", "end", "end_taken", "read_stacks", "read_log", "leave")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    END_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    READ_STACKS_FIELD_NUMBER: _ClassVar[int]
+    READ_LOG_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    start: Start
+    end: End
+    end_taken: EndTaken
+    read_stacks: ReadStacks
+    read_log: ReadLog
+    leave: Leave
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., end_taken: _Optional[_Union[EndTaken, _Mapping]] = ..., read_stacks: _Optional[_Union[ReadStacks, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("worker_id", "environment", "processes")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    environment: _containers.ScalarMap[str, str]
+    processes: int
+    def __init__(self, worker_id: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., processes: _Optional[int] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("worker_id", "grace")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    grace: float
+    def __init__(self, worker_id: _Optional[int] = ..., grace: _Optional[float] = ...) -> None: ...
+
+class EndTaken(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class ReadStacks(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class ReadLog(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

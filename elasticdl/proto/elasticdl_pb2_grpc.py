@@ -39,6 +39,11 @@ class MasterStub:
                 request_serializer=elasticdl_dot_proto_dot_elasticdl__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=elasticdl_dot_proto_dot_elasticdl__pb2.MasterMessage.FromString,
                 _registered_method=True)
+        self.Attend = channel.stream_stream(
+                '/elasticdl.Master/Attend',
+                request_serializer=elasticdl_dot_proto_dot_elasticdl__pb2.AgentMessage.SerializeToString,
+                response_deserializer=elasticdl_dot_proto_dot_elasticdl__pb2.AgentOrder.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/elasticdl.Master/Status',
                 request_serializer=elasticdl_dot_proto_dot_elasticdl__pb2.StatusRequest.SerializeToString,
@@ -74,6 +79,14 @@ class MasterServicer:
         for a world, or leaves; its last word; the steps that rank 0 has kept). Ended in peace once all that the worker has
         said is acted upon and remembered. Ended by the worker, or by the master with ABORTED when a
         newer session of the same worker id has replaced it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attend(self, request_iterator, context):
+        """The agent of a place, which starts workers in it (elasticdl/places/agent.py); the first message is AgentHello, the first
+        order Welcome. Ended by the master with ABORTED when a newer agent of the same place has replaced this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +131,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=elasticdl_dot_proto_dot_elasticdl__pb2.WorkerMessage.FromString,
                     response_serializer=elasticdl_dot_proto_dot_elasticdl__pb2.MasterMessage.SerializeToString,
+            ),
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=elasticdl_dot_proto_dot_elasticdl__pb2.AgentMessage.FromString,
+                    response_serializer=elasticdl_dot_proto_dot_elasticdl__pb2.AgentOrder.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -172,6 +190,33 @@ class Master:
             '/elasticdl.Master/Session',
             elasticdl_dot_proto_dot_elasticdl__pb2.WorkerMessage.SerializeToString,
             elasticdl_dot_proto_dot_elasticdl__pb2.MasterMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/elasticdl.Master/Attend',
+            elasticdl_dot_proto_dot_elasticdl__pb2.AgentMessage.SerializeToString,
+            elasticdl_dot_proto_dot_elasticdl__pb2.AgentOrder.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,6 +26,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has what it starts with & ignore
     try:
         with _cluster(options) as cluster:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)

@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 
 from elasticdl.common.credentials import Endpoint
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
@@ -63,7 +64,7 @@ class ServedMaster:
             self.port = server.bind(self.port)
             welcome = pb.Welcome(job_name="digits")
             shown = SharedStatus(lambda: status, time.monotonic)
-            parts = (sessions, lambda: status, shown, ended, journal, lambda: welcome, lambda workers: "")
+            parts = (sessions, lambda: status, shown, ended, journal, lambda: welcome, lambda workers: "", Agents())
             await server.start(Servicer(self, *parts))
         finally:
             self._up.set()

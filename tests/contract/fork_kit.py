@@ -3,19 +3,27 @@
 import asyncio
 import os
 from contextlib import asynccontextmanager
+from functools import partial
 
 import psutil
 
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.common.startup import python_path
 from elasticdl.master.state.events import WorkerExited, WorkerPlaced
-from elasticdl.places.devices import Slots
 from elasticdl.places.fork_server import ForkServer
-from elasticdl.places.local import LocalLauncher, WorkerCommand
+from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
+from elasticdl.places.slots import Slots
 
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts
 MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
+
+
+def launcher_here(command, folder, report, server=None, slots=0, gpus=()):
+    """The launcher of this machine, as if it had these GPUs."""
+    make_places, make_starter = partial(Slots, slots, gpus, folder), partial(LocalStarter, command, server=server)
+    return PlaceLauncher(make_places, make_starter, report, seconds=TIMES)
 
 
 @asynccontextmanager
@@ -26,11 +34,11 @@ async def launcher_of(argv, folder, modules=None, environ=None):
     environ = {**(environ or os.environ), TESTED_BY: str(os.getpid())}
     common = {**environ, **python_path(environ)}
     command = WorkerCommand(
-        argv, lambda number, slot: {**common, WORKER_ID: str(number)}, lambda n: folder / f"{n}.log"
+        argv, lambda number, place: {**common, WORKER_ID: str(number)}, lambda n: folder / f"{n}.log"
     )
     server = ForkServer(argv, common, modules, folder / "master.log") if modules is not None else None
     reports = asyncio.Queue()
-    launcher = LocalLauncher(command, Slots(0, [], folder), reports.put_nowait, server)
+    launcher = launcher_here(command, folder, reports.put_nowait, server)
     launcher.server = server
     try:
         yield launcher, reports

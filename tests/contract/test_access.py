@@ -15,7 +15,7 @@ import elasticdl.elastic.link.stream as stream
 from elasticdl.cli import master_client as command_line
 from elasticdl.cli.master_client import connect
 from elasticdl.common.certificates import LIFETIME, issue
-from elasticdl.common.channel import metadata, open_channel
+from elasticdl.common.channel import metadata, open_aio_channel, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UserError
@@ -30,7 +30,8 @@ TOKEN = Token("secret")
 HELLO = pb.WorkerMessage(hello=pb.Hello(worker_id=3, host="127.0.0.1", pid=1))
 CALLERS = (Role.WORKER, Role.OWNER, Role.METRICS)
 REQUESTS = {
-    "Session": iter([HELLO]),
+    "Session": HELLO,
+    "Attend": pb.AgentMessage(hello=pb.AgentHello(place="place-0")),
     "Status": pb.StatusRequest(),
     "Watch": pb.StatusRequest(),
     "Events": pb.EventsRequest(),
@@ -99,7 +100,7 @@ def say(channel, name, request, carried=()):
 
 
 def outcome(channel, name, carried=()):
-    request = iter([HELLO]) if name == "Session" else REQUESTS[name]
+    request = iter([REQUESTS[name]]) if name in ("Session", "Attend") else REQUESTS[name]
     try:
         say(channel, name, request, carried)
     except grpc.RpcError as error:
@@ -114,6 +115,18 @@ def test_a_role_may_make_its_own_calls_and_no_other(master, roles, role):
     refused, fine = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OK
     assert outcomes == {name: fine if role in allowed else refused for name, allowed in ALLOWED.items()}
     assert any(isinstance(event, StopRequested) for event in master.events) == (role is Role.OWNER)
+
+
+def test_an_agent_comes_in_by_its_workers_certificate_and_with_no_other(master, roles):
+    async def attend(role):
+        async with open_aio_channel(master.endpoint(roles[role]).address, roles[role]) as channel:
+            call = pb_grpc.MasterStub(channel).Attend(metadata=metadata(roles[role]))
+            await call.write(REQUESTS["Attend"])
+            return await call.read()
+
+    assert asyncio.run(attend(Role.WORKER)).welcome.job_name == "digits"
+    with pytest.raises(grpc.RpcError, match="the owner may not call Attend"):
+        asyncio.run(attend(Role.OWNER))
 
 
 def test_the_users_token_is_good_for_everything_on_this_machine(local_master):

@@ -1,71 +1,24 @@
-"""What every launcher must do, checked on the real one and on the fake that stands for it in other tests."""
+"""What every launcher must do, checked on this machine's, and on the same one over places and a starter without processes."""
 
 import asyncio
-import signal
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 
 import psutil
 import pytest
+from agent_kit import acting, place
+from fork_kit import launcher_here
+from places_kit import FakePlaces, FakeStarter
 
 from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.devices import Slots
 from elasticdl.places.fork_server import ForkServer
-from elasticdl.places.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.local import WorkerCommand
 
 PLACES = 2
 DEADLINE = 30.0
-
-
-class FakeLauncher:
-    """Keeps the contract without processes."""
-
-    def __init__(self, report):
-        self.report = report
-        self.known, self.pending, self.running, self.closed = set(), [], set(), False
-
-    async def launch(self, worker_id, away_from=()):
-        if worker_id in self.known:
-            raise ValueError(worker_id)
-        self.known.add(worker_id)
-        self.pending.append(worker_id)
-        self.fill()
-        if worker_id in self.pending:
-            self.report(WorkerPending(worker_id, "full"))
-
-    def fill(self):
-        while self.pending and len(self.running) < PLACES and not self.closed:
-            worker_id = self.pending.pop(0)
-            self.running.add(worker_id)
-            self.report(WorkerPlaced(worker_id, "h", 1000 + worker_id))
-
-    def end(self, worker_id, code):
-        if worker_id in self.pending:
-            self.pending.remove(worker_id)
-        elif worker_id in self.running:
-            self.running.remove(worker_id)
-        else:
-            return
-        self.report(WorkerExited(worker_id, judge_exit(code)[0], code))
-        self.fill()
-
-    def terminate(self, worker_id):
-        self.end(worker_id, -signal.SIGTERM)
-
-    def kill(self, worker_id):
-        self.end(worker_id, -signal.SIGKILL)
-
-    def read_stacks(self, worker_id):
-        if worker_id in self.running:
-            self.report(StacksFound(worker_id, ""))
-
-    read_log = read_stacks
-
-    async def close(self):
-        self.closed = True
-        for worker_id in [*self.pending, *self.running]:
-            self.kill(worker_id)
 
 
 class Bench:
@@ -90,8 +43,19 @@ class Bench:
 
 @asynccontextmanager
 async def fake_bench(tmp_path):
-    bench = Bench(lambda worker_id, code: bench.launcher.end(worker_id, code))
-    bench.launcher = FakeLauncher(bench.reports.put_nowait)
+    """Places and a starter without processes."""
+    ports = []
+
+    def make_places(report):
+        ports.append(FakePlaces(report, PLACES))
+        return ports[0]
+
+    def make_starter(report):
+        ports.append(FakeStarter(report, ports[0]))
+        return ports[1]
+
+    bench = Bench(lambda worker_id, code: ports[1].exit(worker_id, code))
+    bench.launcher = PlaceLauncher(make_places, make_starter, bench.reports.put_nowait)
     yield bench
     await bench.launcher.close()
 
@@ -115,12 +79,12 @@ async def local_bench(tmp_path, modules=()):
     common = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
     command = WorkerCommand(
         argv=(sys.executable, "-c", ENDS_WHEN_TOLD),
-        environment=lambda worker_id, slot: {**common, WORKER_ID: str(worker_id)},
+        environment=lambda worker_id, place: {**common, WORKER_ID: str(worker_id)},
         log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
     )
     bench = Bench(end)
     server = ForkServer(command.argv, common, modules, tmp_path / "master.log") if modules else None
-    bench.launcher = LocalLauncher(command, Slots(PLACES, [], tmp_path), bench.reports.put_nowait, server)
+    bench.launcher = launcher_here(command, tmp_path, bench.reports.put_nowait, server, PLACES)
     yield bench
     await bench.launcher.close()
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
@@ -132,14 +96,34 @@ async def fork_bench(tmp_path):
         yield bench
 
 
+@asynccontextmanager
+async def agent_bench(tmp_path):
+    """Places that have agents."""
+    async with acting(tmp_path, ENDS_WHEN_TOLD) as scene:
+        bench, master = Bench(scene.tell), await scene.master()
+        starter, ports = master.agents.reporting_to, []
+
+        def make_places(report):
+            ports.append(FakePlaces(report, PLACES))
+            return ports[0]
+
+        bench.launcher = PlaceLauncher(make_places, starter, bench.reports.put_nowait)
+        names = [f"place-{number}" for number in range(PLACES)]
+        for name in names:
+            await scene.agent(master.port, name)
+        await master.agents.found([place(name) for name in names])
+        yield bench
+        await bench.launcher.close()
+
+
 CHECKS = []
 
 
-def contract(check):
-    """Run a check on each launcher; on the one for Kubernetes where there is a cluster."""
+def contract(check, *, starts=True):
+    """Run a check on each launcher; on the one for Kubernetes where there is a cluster. ``starts``: it is about workers that run."""
     CHECKS.append(check)
 
-    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench])
+    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench, *([agent_bench] if starts else [])])
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
@@ -196,7 +180,7 @@ async def test_a_worker_without_a_place_is_pending_until_one_is_free(bench):
     assert (await bench.next(WorkerPlaced)).worker_id == PLACES
 
 
-@contract
+@partial(contract, starts=False)
 async def test_a_pending_worker_can_be_taken_back(bench):
     for worker_id in range(PLACES + 1):
         await bench.launcher.launch(worker_id)
@@ -210,7 +194,7 @@ async def test_a_pending_worker_can_be_taken_back(bench):
     assert bench.nothing_more()
 
 
-@contract
+@partial(contract, starts=False)
 async def test_unknown_workers_are_none_of_its_business(bench):
     bench.launcher.kill(7)
     bench.launcher.terminate(7)
@@ -235,7 +219,7 @@ async def test_where_a_worker_stands_and_what_it_has_printed_is_told_while_it_ru
     assert bench.nothing_more()
 
 
-@contract
+@partial(contract, starts=False)
 async def test_an_id_is_launched_once(bench):
     await bench.launcher.launch(0)
     with pytest.raises(ValueError, match="0"):

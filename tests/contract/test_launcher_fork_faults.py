@@ -38,7 +38,7 @@ def test_workers_outlive_the_process_they_were_forked_from_and_another_takes_its
             await next_of(reports, WorkerPlaced)
             assert template_of(launcher).pid != first.pid
             assert worker.is_running()
-            while not (tmp_path / "2.log").read_text():
+            while not (tmp_path / "2.log").read_text().endswith("\n"):
                 await asyncio.sleep(0.02)
             assert (tmp_path / "2.log").read_text().split()[1] == "True"
             launcher.kill(0)

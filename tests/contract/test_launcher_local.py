@@ -1,4 +1,4 @@
-"""What is particular to workers on this machine: slots, GPUs, logs, children."""
+"""What is particular to workers on this machine: logs, temporary files, children."""
 
 import asyncio
 import signal
@@ -8,116 +8,16 @@ import tempfile
 
 import psutil
 import pytest
+from fork_kit import launcher_here
 
-from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.tether import tethered
-from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited
-from elasticdl.places import devices
-from elasticdl.places.devices import Slots, find_gpus
-from elasticdl.places.local import LocalLauncher, WorkerCommand, judge_exit
+from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
+from elasticdl.places.base import PlaceState
+from elasticdl.places.exits import judge_exit
+from elasticdl.places.local import WorkerCommand
+from elasticdl.places.slots import Slots
 
-GPUS = ["GPU-a", "GPU-b"]
-LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-a)\n  MIG 1g.18gb Device 0: (UUID: MIG-x)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
 DEADLINE = 30.0
-
-
-def visible(slot):
-    return slot.environment.get("CUDA_VISIBLE_DEVICES")
-
-
-def test_without_gpus_slots_are_as_many_as_asked_for(tmp_path):
-    slots = Slots(0, [], tmp_path)
-    taken = [slots.acquire() for _ in range(50)]
-    assert [slot.index for slot in taken] == list(range(50))
-    assert visible(taken[0]) is None
-    slots.release(taken[3])
-    assert slots.acquire().index == 3
-
-
-def test_a_gpu_holds_one_worker(tmp_path):
-    slots = Slots(0, GPUS, tmp_path)
-    first, second = slots.acquire(), slots.acquire()
-    assert [visible(first), visible(second)] == GPUS
-    assert slots.acquire() == "every GPU is taken (2)"
-    slots.release(first)
-    assert visible(slots.acquire()) == "GPU-a"
-
-
-def test_two_jobs_never_share_a_gpu_by_accident(tmp_path):
-    mine, other = Slots(1, GPUS, tmp_path), Slots(0, GPUS, tmp_path)
-    taken = mine.acquire()
-    assert visible(other.acquire()) == "GPU-b"
-    assert other.acquire() == "every GPU is taken, some by other jobs of yours"
-    mine.release(taken)
-    assert visible(other.acquire()) == "GPU-a"
-
-
-def test_more_slots_than_gpus_share_them(tmp_path):
-    slots = Slots(3, GPUS, tmp_path)
-    taken = [slots.acquire() for _ in range(3)]
-    assert [visible(slot) for slot in taken] == ["GPU-a", "GPU-b", "GPU-a"]
-    assert slots.acquire() == "every slot is taken (3)"
-    # also for the one that has a GPU to itself: all have to reduce in the same way
-    assert [slot.environment.get(SHARED_GPU) for slot in taken] == ["1", "1", "1"]
-    slots.release(taken[1])
-    assert visible(slots.acquire()) == "GPU-b"
-
-
-@pytest.mark.parametrize(("count", "gpus"), [(0, GPUS), (2, GPUS), (1, GPUS), (3, [])])
-def test_who_has_a_gpu_to_itself_is_not_told_otherwise(tmp_path, count, gpus):
-    assert SHARED_GPU not in Slots(count, gpus, tmp_path).acquire().environment
-
-
-def test_only_jobs_that_share_gpus_share_them_with_others(tmp_path):
-    first, second, alone = Slots(2, ["GPU-a"], tmp_path), Slots(2, ["GPU-a"], tmp_path), Slots(0, ["GPU-a"], tmp_path)
-    taken = [first.acquire(), first.acquire(), second.acquire()]
-    assert alone.acquire() == "every GPU is taken, some by other jobs of yours"
-    for slots, slot in zip([first, first, second], taken, strict=True):
-        slots.release(slot)
-    held = alone.acquire()
-    assert visible(held) == "GPU-a"
-    assert first.acquire() == "every GPU is taken, some by other jobs of yours"
-
-
-def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(tmp_path):
-    (tmp_path / "file").write_text("")
-    reason = Slots(0, GPUS, tmp_path / "file" / "locks").acquire()
-    assert reason == f"can't lease a GPU in {tmp_path / 'file' / 'locks'}: Not a directory"
-
-
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({}, GPUS),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b,0"}, ["GPU-b", "GPU-a"]),
-        ({"CUDA_VISIBLE_DEVICES": "7"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, []),
-    ],
-)
-def test_only_gpus_that_the_user_may_see_are_used(monkeypatch, environ, found):
-    done = subprocess.CompletedProcess([], 0, stdout=LISTING)
-    monkeypatch.setattr(devices.subprocess, "run", lambda *args, **more: done)
-    assert find_gpus(environ) == found
-
-
-def test_a_machine_without_driver_has_no_gpus(monkeypatch, caplog):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert find_gpus({}) == []
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
-def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(tmp_path, monkeypatch, caplog, script, why):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(devices, "QUERY_SECONDS", 0.5)
-    assert find_gpus({}) == []
-    assert why in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -155,10 +55,10 @@ def run_worker(tmp_path, script):
         reports = asyncio.Queue()
         command = WorkerCommand(
             argv=(sys.executable, "-c", script),
-            environment=lambda worker_id, slot: {"PYTHONUNBUFFERED": "1"},
+            environment=lambda worker_id, place: {"PYTHONUNBUFFERED": "1"},
             log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
         )
-        launcher = LocalLauncher(command, Slots(0, [], tmp_path), reports.put_nowait)
+        launcher = launcher_here(command, tmp_path, reports.put_nowait)
         await launcher.launch(0)
         while not isinstance(report := await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited):
             continue
@@ -194,8 +94,8 @@ def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
 
     async def run():
         reports = asyncio.Queue()
-        command = WorkerCommand(("sleep", "600"), lambda worker_id, slot: {"PATH": "/usr/bin:/bin"}, lambda _: log)
-        launcher = LocalLauncher(command, Slots(0, [], tmp_path), reports.put_nowait)
+        command = WorkerCommand(("sleep", "600"), lambda worker_id, place: {"PATH": "/usr/bin:/bin"}, lambda _: log)
+        launcher = launcher_here(command, tmp_path, reports.put_nowait)
         await launcher.launch(0)
         await asyncio.wait_for(reports.get(), DEADLINE)
         launcher.read_log(0)
@@ -204,6 +104,36 @@ def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
         return found
 
     assert asyncio.run(run()) == StacksFound(0, "its first words")
+
+
+def test_a_replacement_has_the_gpu_of_the_one_before_though_another_job_waits_for_it(tmp_path):
+    async def run():
+        reports, others = asyncio.Queue(), []
+        command = WorkerCommand(
+            ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600"),
+            lambda worker_id, place: {"PATH": "/usr/bin:/bin", **place.environment},
+            lambda worker_id: tmp_path / f"{worker_id}.log",
+        )
+        launcher = launcher_here(command, tmp_path, reports.put_nowait, gpus=["GPU-a"])
+        other = Slots(0, ["GPU-a"], tmp_path, others.append)
+        await launcher.launch(0)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
+        other.want(1, 1, frozenset())
+        launcher.kill(0)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited)
+        other.want(1, 2, frozenset())  # whatever could be had would be
+        await launcher.launch(1)
+        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
+        while not (tmp_path / "1.log").read_text():
+            await asyncio.sleep(0.01)
+        assert {report.place.state for report in others} == {PlaceState.WAITING}
+        await launcher.close()
+        other.want(1, 3, frozenset())
+        assert PlaceState.READY in {report.place.state for report in others}
+        await other.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "1.log").read_text() == "GPU-a\n"
 
 
 def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):

@@ -107,7 +107,7 @@ def test_workers_that_come_and_go_do_not_show_in_the_losses(plain_curve, tmp_pat
         disturb(job, seed=5)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
-        assert "plainly" not in job.job.master_log.read_text()  # all were forked
+        assert "without the fork server" not in job.job.master_log.read_text()  # all were forked
         pauses = job.entries("pause")
         files = job.record_files()
     ours = losses(board)

@@ -14,14 +14,17 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local.local_jobs import KEPT_STATES, Life, life_of, prune_jobs
+from elasticdl.cli.course import show_course
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, life_of, prune_jobs
 from elasticdl.cli.master_client import connect
-from elasticdl.cli.status_watch import show_news
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
+
+LOST = "its master died without saving a final status"
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +89,7 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
     write_aside(job.master, json.dumps(another))
     assert life_of(job) is Life.LOST
-    assert run(capsys, "stop", "one") == (2, "", "elasticdl stop: job one is not running: it is lost\n")
+    assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
 
 
 def test_old_jobs_go_and_running_ones_stay(running):
@@ -218,7 +221,7 @@ def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
 
 @pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
 def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
-    monkeypatch.setattr("elasticdl.cli.local.local_jobs.LocalJob.wait_until_over", lambda *args: None)
+    monkeypatch.setattr("elasticdl.cli.job_handle.JobHandle.wait_until_over", lambda *args: None)
     run(capsys, "stop", "live", flag)
     (request,) = running.requests
     assert (request.checkpoint, request.now) == (checkpoint, now)
@@ -229,6 +232,26 @@ def test_a_job_that_does_not_stop_is_not_waited_for_forever(capsys, monkeypatch,
     code, _, err = run(capsys, "stop", "live")
     assert code == 1
     assert "`elasticdl stop live --now` ends it at once" in err
+
+
+def test_options_of_a_newer_version_do_not_hinder_who_looks_at_a_job_or_stops_it(capsys, monkeypatch, running):
+    monkeypatch.setattr("elasticdl.cli.commands.jobs.CLOSING_TIME", 0.0)
+    spec = jobs_root() / "live" / "job.json"
+    write_aside(spec, json.dumps({**json.loads(spec.read_text()), "of_next_year": 1, "stop_grace": 0.1}))
+    handle = JobHandle(FolderHome(JobDir(jobs_root() / "live")))
+    assert (handle.spec().job_name, handle.spec().stop_grace) == ("live", 0.1)
+    assert run(capsys, "stop", "live", "--now")[0] == 1  # this master does not end
+    assert len(running.requests) == 1
+
+
+@pytest.mark.parametrize("text", ['{"stop_grace": "never"}', "{", "[]", None])
+def test_a_specification_that_makes_no_sense_is_one_line_before_anything_is_stopped(capsys, running, text):
+    spec = jobs_root() / "live" / "job.json"
+    spec.unlink() if text is None else write_aside(spec, text)
+    code, out, err = run(capsys, "stop", "live")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("elasticdl stop: job live was made by another version, or its specification is damaged: ")
+    assert running.requests == []
 
 
 JOURNAL = [
@@ -283,7 +306,7 @@ def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
     screen = types.SimpleNamespace(line=told.append)
     wrong = ["garbage{", '{"time": 1, "event": "world_formed", "members": 3}', '{"time": 1, "event": "worker_slow"}']
-    show_news([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
+    show_course([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
     assert told[-1] == "warning: late"
 
 
@@ -303,7 +326,7 @@ def follow(*argv: str) -> subprocess.Popen[str]:
 def test_following_events_ends_with_the_job(running):
     job = JobDir(jobs_root() / "live")
     write_journal(job)
-    with follow("events", "--follow", "--json") as process:
+    with follow("events", "-f", "--json") as process:
         assert [json.loads(process.stdout.readline()) for _ in JOURNAL] == JOURNAL
         with job.journal.open("a") as journal:
             journal.write('{"time": 2, "event": "job_finished"}\n')
@@ -351,6 +374,22 @@ def test_a_worker_that_never_was(capsys):
         2,
         "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n",
     )
+
+
+def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running):
+    """The stream of statuses has told nothing of the last ones: they come from what was kept."""
+    job = JobDir(jobs_root() / "live")
+    command = [sys.executable, "-m", "elasticdl.cli", "status", "-f"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        running.wait_for_watcher()
+        job.journal.write_text('{"time": 1, "event": "warning", "message": "late"}\n')
+        assert process.stderr.readline() == "warning: late\n"
+        last = pb.JobStatus(job_name="live", phase="succeeded", step=100, total_steps=100, elapsed=9)
+        write_aside(job.status, json_format.MessageToJson(last))
+        running.end()
+        rest = process.stderr.read()
+        assert process.wait(DEADLINE) == 0
+    assert rest == "epoch 1, step 100/100, elapsed 0:00:09\njob live succeeded: 100 steps, 0:00:09\n  pauses   none\n"
 
 
 def test_following_logs_takes_up_new_workers(running):

@@ -4,7 +4,7 @@ import io
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -13,15 +13,16 @@ import urllib3
 import yaml
 from kubernetes import client
 
-from elasticdl.cli import status_watch
+from elasticdl.cli import follow
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster import job_streams
-from elasticdl.cli.cluster.cluster_job import ClusterJob
-from elasticdl.cli.cluster.cluster_run import Following
+from elasticdl.cli.cluster import pod_logs
+from elasticdl.cli.cluster.master_watch import MasterWatch
+from elasticdl.cli.cluster.namespace_home import NamespaceHome
 from elasticdl.cli.cluster.submission import Submission, make_parts
-from elasticdl.cli.signals import SignalLog
+from elasticdl.cli.job_handle import JobHandle
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
@@ -173,14 +174,14 @@ def test_what_is_the_matter_with_a_master(seen, trouble):
 
 
 def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
-    view, late = following(None), missing("Back-off")
+    view, late = watching(None), missing("Back-off")
     assert [view.gives_up(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
     assert view.gives_up(MasterTrouble("its master is starting"), 70.0) is False
     assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
 
 
 def test_an_image_that_no_waiting_helps_is_not_waited_for():
-    assert following(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
+    assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
 def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
@@ -382,30 +383,30 @@ def deaf(*_):
             "running",
             None,
             "running",
-            "there is no master at the moment: its master's pod is not there yet; this was its",
+            "there is no master at the moment: its master's pod is not there yet; showing the last",
         ),
         (
             "running",
             RUNNING,
             "running",
-            "its master does not answer at the moment; this was",
+            "its master does not answer at the moment; showing the last saved status",
         ),
         ("stopped", RUNNING, "stopped", "enough"),
     ],
 )
 def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, master, phase, reason):
-    monkeypatch.setattr(ClusterJob, "endpoint", deaf)
+    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
     status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
-    seen = ClusterJob(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
+    seen = JobHandle(NamespaceHome(OneJob(status, master, [("get", "pods/portforward")]), "digits")).status()
     assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
     assert seen.reason.startswith(reason)
 
 
 def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
-    monkeypatch.setattr(ClusterJob, "endpoint", deaf)
+    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
     with pytest.raises(UserError, match=line):
-        ClusterJob(OneJob(master=RUNNING), "digits").status()
+        JobHandle(NamespaceHome(OneJob(master=RUNNING), "digits")).status()
 
 
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
@@ -483,6 +484,33 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("finished", "meant"), [(None, "starting"), ("Complete", "succeeded")])
+def test_an_ended_job_of_this_machine_hides_no_namesake_that_runs(tmp_path, monkeypatch, capsys, finished, meant):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
+    status = {"conditions": [{"type": finished, "status": "True"}]} if finished else {}
+    found = {"Job": {**JOB, "status": status}, "ConfigMap": None}
+    monkeypatch.setattr(Client, "find", lambda _, kind, name: found[kind])
+    monkeypatch.setattr(Client, "list", lambda *_, **__: [])
+    assert main(["status", "digits"]) == 0
+    written = capsys.readouterr()
+    assert written.out.startswith(f"job digits: {meant}")
+    said = f"this is the job digits in namespace default of the cluster at https://127.0.0.1:9, as it goes on; the one of this machine is over: files: {tmp_path / 'jobs' / 'digits'}\n"
+    assert written.err == ("" if finished else said)
+
+
+def test_a_cluster_that_does_not_answer_hides_no_job_of_this_machine(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(KUBECONFIG)
+    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
+    assert main(["status", "digits"]) == 0
+    written = capsys.readouterr()
+    assert written.out.startswith("job digits: succeeded")
+
+
 def test_without_the_package_it_is_said_how_to_get_it():
     code = (
         "import sys; sys.modules['kubernetes'] = None; from elasticdl.cli.__main__ import main; "
@@ -541,13 +569,13 @@ class LoggingJob:
 
 
 def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
-    monkeypatch.setattr(job_streams, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.01)
     job = LoggingJob(b"one\ntwo\n\0", b"one\n\0", b"one\ntwo\nthree\n\0", b"one\ntwo\nthree\nfour\n")
-    assert list(job_streams.follow_logs(job, "digits", 0, job.has_ended)) == ["one", "two", "three", "four"]
+    assert list(pod_logs.follow_logs(job, "digits", 0, job.has_ended)) == ["one", "two", "three", "four"]
 
 
-def following(job, screen=None, failure=""):
-    return Following(job, screen, SimpleNamespace(failure=failure), SignalLog(), image_timeout=60.0)
+def watching(home, screen=None):
+    return MasterWatch(home, screen, image_timeout=60.0)
 
 
 class Lines:
@@ -569,8 +597,8 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
             why = f'Error creating: pods "digits-master-{self.tries}" is forbidden: exceeded quota: small'
             return [{"message": why, "lastTimestamp": str(self.tries)}]
 
-    screen, job = Lines(), ClusterJob(Refusing(), "digits")
-    view = following(job, screen)
+    screen, job = Lines(), NamespaceHome(Refusing(), "digits")
+    view = watching(job, screen)
     for _ in range(3):
         view.show_trouble(MasterTrouble(view.refusal()))
     for why in ("not found", "Back-off", "not found", "Back-off"):
@@ -585,24 +613,28 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    screen, job = Lines(), ClusterJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
-    view = following(job, screen, "the master did not answer: Socket closed")
-    assert [view.look(now) for now in (5.0, 14.9)] == [False, False]
+    screen, job = Lines(), NamespaceHome(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    view, failure = watching(job, screen), "the master did not answer: Socket closed"
+    for now in (5.0, 14.9):
+        view.hear(None, failure, now)
     assert screen.seen == []
-    assert [view.look(now) for now in (15.0, 16.0, 100.0)] == [False] * 3
+    for now in (15.0, 16.0, 100.0):
+        view.hear(None, failure, now)
     line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
     assert screen.seen == [line]
-    view.show_contact()
-    view.show_contact()
+    for _ in range(2):
+        view.hear(pb.JobStatus(), "", 101.0)
     assert screen.seen == [line, "its master is reached again"]
-    assert [view.look(now) for now in (101.0, 111.0)] == [False, False]
+    for now in (106.0, 116.0):
+        view.hear(None, failure, now)
     assert screen.seen[2:] == [line]
 
 
 def test_who_follows_without_the_right_to_reach_the_master_is_told_which_it_is():
     screen = Lines()
-    view = following(ClusterJob(OneJob(master=RUNNING), "digits"), screen, "Socket closed")
-    assert [view.look(now) for now in (0.0, 10.0)] == [False, False]
+    view = watching(NamespaceHome(OneJob(master=RUNNING), "digits"), screen)
+    for now in (0.0, 10.0):
+        view.hear(None, "Socket closed", now)
     line = "its master runs but can't be reached: it takes the right to get pods/portforward in namespace lab; it is"
     assert screen.seen == [f"{line} tried again"]
 
@@ -612,37 +644,73 @@ def entry(time, **fields):
 
 
 def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_is_kept():
-    told = job_streams.Told(kept=3)
+    told = follow.SeenLines(kept=3)
     first = [entry(number) for number in range(8)]
     assert all(told.is_new(line) for line in first)
     # The next master's clock is late, and it has not heard of the last entry.
     second = [*first[:-1], entry(6.5, message="of the next master"), entry(9)]
     assert [line for line in second if told.is_new(line)] == second[-2:]
-    assert len(told._known) == len(told._lines) == 3
+    assert len(told._known) == len(told._order) == 3
 
 
 class Masters:
-    """One after another: each tells how the job is, and leaves it to the next."""
+    """A job's home with one master after another: each tells how the job is and what happened, and leaves it to the next."""
 
-    def __init__(self, *phases):
-        self._phases = list(phases)
+    look_seconds = 0.0
+
+    def __init__(self, monkeypatch, *masters, kept):
+        self._masters, self._kept = list(masters), kept
+        monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(follow, "found", self.found)
+
+    @contextmanager
+    def found(self, home):
+        if not self._masters:
+            raise UnreachableError("there is none")
+        yield self
 
     def watch(self):
-        for phase in self._phases.pop(0):
-            yield pb.JobStatus(phase=phase)
+        if self._masters:
+            phases = self._masters.pop(0)[0]
+            yield from (pb.JobStatus(phase=phase) for phase in phases)
+        raise UnreachableError("it is gone")
+
+    def feed(self):
+        lines = [line for _, lines in self._masters for line in lines]
+        masters = iter([told for _, told in self._masters])
+
+        @contextmanager
+        def master():
+            if (told := next(masters, None)) is None:
+                raise UnreachableError("there is none")
+            yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
+
+        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
 
     def close(self):
         pass
 
+    def over(self):
+        return "" if self._masters else "it has ended"
 
-def test_a_job_is_watched_through_a_change_of_masters(monkeypatch):
-    monkeypatch.setattr(status_watch, "RECONNECT_SECONDS", 0.0)
-    masters = Masters(["running"], [], ["waiting", "succeeded"])
-    with status_watch.watched(masters, masters.watch) as watch:
-        seen = [watch.inbox.get(timeout=10) for _ in range(3)]
-        while watch.goes_on():
-            assert watch.next() is None
-    assert [status.phase for status in seen] == ["running", "waiting", "succeeded"]
+    def kept_status(self):
+        return pb.JobStatus(phase=self._kept)
+
+
+def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
+    """Neither the last entry nor the last status has come over a stream."""
+    told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
+    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+        heard = [each for each in following if each is not None]
+    assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
+    assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
+
+
+def test_entries_that_the_next_master_has_joined_are_not_told_again():
+    seen = follow.SeenLines()
+    steps = [json.dumps({"time": float(n), "event": "steps", "step": n, "steps": 1}) for n in (1, 2)]
+    assert all(map(seen.is_new, steps))
+    assert not seen.is_new(json.dumps({"time": 2.0, "event": "steps", "step": 2, "steps": 2}))
 
 
 class SlowCluster:

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cli.local.local_jobs import LocalJob
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.local.folder_home import FolderHome
 from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.job.spec import JobSpec
 
@@ -258,11 +259,26 @@ sys.exit(cli.main([]))
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_to_a_command_that_only_looks_leaves_no_file(tmp_path, number, code):
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", HOLDS_KEYS], env=env, stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(
+    ("number", "code", "ignored"),
+    [
+        (signal.SIGTERM, 143, ()),
+        (signal.SIGHUP, 129, ()),
+        (signal.SIGINT, 130, [signal.SIGINT]),  # as a shell starts it with &
+        (signal.SIGTERM, 143, [signal.SIGHUP]),  # as nohup does: a SIGHUP changes nothing
+    ],
+)
+def test_a_signal_to_a_command_that_only_looks_leaves_no_file(tmp_path, number, code, ignored):
+    command = [sys.executable, "-c", HOLDS_KEYS]
+    settings = {"env": {**os.environ, "TMPDIR": str(tmp_path)}, "stdout": subprocess.PIPE, "text": True}
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in ignored}
+    process = subprocess.Popen(command, restore_signals=False, **settings)
+    for each, handler in before.items():
+        signal.signal(each, handler)
+    with process:
         assert process.stdout.readline() == "looks\n"
+        if signal.SIGHUP in ignored:
+            process.send_signal(signal.SIGHUP)
         process.send_signal(number)
         assert process.wait(TIMEOUT) == code
     assert list(tmp_path.iterdir()) == []
@@ -274,8 +290,9 @@ def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     process.send_signal(signal.SIGINT)
     read_until(process, "stopping after")
     process.send_signal(signal.SIGINT)
-    read_until(process, "stopping at once")
+    read_until(process, "stopping at once; press Ctrl-C again to kill the master")
     process.send_signal(signal.SIGINT)
+    read_until(process, "killing the master and all workers")
     code, _, err = end_of(process)
     assert code == 130
     assert "was stopped before it could say how far it got" in err
@@ -308,7 +325,7 @@ def test_readers_that_go_away_are_no_matter_to_the_job(command):
     process.stdout.close()
     assert "stdout can't be written (its reader is gone)" in read_until(process, "its reader is gone")
     process.stderr.close()
-    with LocalJob(JobDir(jobs_root() / "one")).master() as master:
+    with JobHandle(FolderHome(JobDir(jobs_root() / "one"))).master() as master:
         master.stop("the test has seen enough")
     assert process.wait(TIMEOUT) == 1
     assert masters() == []

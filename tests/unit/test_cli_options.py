@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 import elasticdl
-from elasticdl.cli import entry, former
+from elasticdl.cli import entry, retired_options
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.options import make_spec, read_options
@@ -70,10 +70,10 @@ def other_value(name: str) -> str:
 
 def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours():
     rows = Path("docs/migration.md").read_text().splitlines()
-    for names, instead in former.OPTIONS.items():
+    for names, instead in retired_options.OPTIONS.items():
         assert f"| {', '.join(f'`--{name}`' for name in names)} | {instead} |" in rows
         assert not {f"--{name}" for name in names} & {*train.flags(), *run.flags()}
-    for name, instead in former.COMMANDS.items():
+    for name, instead in retired_options.COMMANDS.items():
         assert f"| `elasticdl {name}` | {instead} |" in rows
 
 
@@ -141,6 +141,8 @@ def test_a_switch(argv, value):
         ),
         (["--detach", "train.py"], "elasticdl run --detach -- python train.py"),
         (["/usr/bin/python3", "-m", "train"], "elasticdl run -- /usr/bin/python3 -m train"),
+        (["--resume", "no", "bash", "train.sh"], "elasticdl run --resume no -- bash train.sh"),
+        (["--gang", "python", "train.py"], "elasticdl run --gang -- python train.py"),
     ],
 )
 def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
@@ -151,6 +153,13 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
 
 def test_the_value_of_an_option_is_no_program():
     assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
+    with pytest.raises(UserError, match="unknown option --foo"):
+        run.make_context("run", ["--foo", "python", "train.py"])
+
+
+def test_a_script_for_train_is_told_that_run_takes_it():
+    with pytest.raises(UserError, match=r"'python' is no option .* `elasticdl run \[OPTIONS\] -- python train.py`"):
+        train.make_context("train", ["--num_workers", "2", "python", "train.py"])
 
 
 def test_workers_are_a_number_or_a_range():

@@ -11,12 +11,12 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.cluster import job_streams
+from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import LONGEST_LINE, Lines, printing
+from elasticdl.cli.printed import LONGEST_LINE, Lines
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
@@ -247,7 +247,7 @@ def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobod
             log.write(before.read())
     taken, wait = [], threading.Event()
     job.shown.printed = lambda lines, stream: wait.wait(DEADLINE) and taken.append(len(lines))
-    with printing(job.prints, wait=lambda: not wait.set()):
+    with job.prints.shown(wait=lambda: not wait.set()):
         assert not taken
     assert (sum(taken), max(taken) <= 1 << 19) == (4096 * 100, True)
 
@@ -371,7 +371,7 @@ def shown_of(pods, ranks, *worlds):
     prints = PodPrints(pods, "job", ranks_of(ranks), shown)
     for time, members in worlds:
         prints.hear({"event": "world_formed", "time": time, "members": members})
-    with printing(prints, wait=lambda: True):
+    with prints.shown(wait=lambda: True):
         pass
     return shown
 
@@ -400,4 +400,4 @@ def test_who_may_not_read_logs_is_told_so_once():
 
 def test_the_logs_of_pods_are_in_the_order_of_time():
     pods = Pods("1970-01-01T00:00:01Z a\n1970-01-01T00:00:03Z c\n", "1970-01-01T00:00:02Z b\n1970-01-01T00:00:04Z d\n")
-    assert [line[-1] for line in job_streams.read_logs(pods, "job", None)] == list("abcd")
+    assert [line[-1] for line in pod_logs.read_logs(pods, "job", None)] == list("abcd")

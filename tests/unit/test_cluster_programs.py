@@ -1,11 +1,15 @@
 """Where the test cluster's programs come from, and what is said when they can't."""
 
+import contextlib
 import os
 import shutil
+import signal
 import stat
+import sys
 
 import pytest
 
+from tests.cluster import __main__ as main
 from tests.cluster import build, debian, programs
 from tests.cluster.full import machine
 from tests.cluster.programs import NAMES, find_programs
@@ -115,3 +119,28 @@ def test_what_is_not_understood_is_answered_with_what_would_be(line):
     cluster = TwoNodes()
     assert obey(cluster, line, 3) == f"{HELP}; nodes: n0, n1"
     assert cluster.done == []
+
+
+def test_a_cluster_that_was_started_in_the_background_ends_with_sigint(monkeypatch):
+    """A shell has what it starts with & ignore that signal."""
+
+    class Interrupted(contextlib.nullcontext):
+        kubeconfig = image = logs = ""
+
+        def __enter__(self):
+            return self
+
+        def check(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the signal changed nothing")
+
+    before = [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(sys, "argv", ["tests.cluster"])
+    monkeypatch.setattr(main, "_cluster", lambda options: Interrupted())
+    monkeypatch.setattr(main.TypedLines, "next", lambda *_: "")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert main.main() == 0
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

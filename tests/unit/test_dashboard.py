@@ -11,8 +11,8 @@ from contextlib import closing
 
 import pytest
 
-from elasticdl.cli.cluster.stream_feed import StreamFeed
-from elasticdl.cli.local.local_jobs import FileFeed, Tail
+from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.local.folder_home import FileFeed, Tail
 from elasticdl.common.errors import UnreachableError
 from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
 
@@ -205,7 +205,7 @@ def collected(feed, wanted):
 
 
 def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.cluster.stream_feed.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
     masters = iter([Master(["a"], False), Master([], False), Master(["a", "b"], False)])
     ended = iter([False, False, True])
     feed = StreamFeed(lambda: next(masters), lambda: next(ended), lambda: ["a", "b", "c"])
@@ -214,7 +214,7 @@ def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(m
 
 
 def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.cluster.stream_feed.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
     masters = iter([Master(["a"], False)])
     asked = threading.Event()
 
@@ -224,7 +224,7 @@ def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
 
     feed = StreamFeed(lambda: next(masters, None) or silent(), lambda: False, list)
     soon(asked.is_set)
-    assert feed.read() == (True, ["a"])
+    assert feed.read() == (False, ["a"])
     assert feed.read() == (False, [])
     feed.close()
 
@@ -237,4 +237,4 @@ def test_a_stream_that_says_nothing_is_closed_at_once():
     feed.close()
     assert time.monotonic() - began < 3
     assert master.left
-    assert not feed._thread.is_alive()
+    assert feed.is_complete

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from elasticdl.cli import former
+from elasticdl.cli import retired_options
 from elasticdl.cli.options import Given, make_spec
 from tests.documents.checking import Wrong, check_call, check_command, check_mention, check_names, options_of
 from tests.documents.reading import DOCUMENTS, ROOT, How, PythonBlock, Span, read
@@ -46,7 +46,7 @@ def test_a_marked_command_has_only_words_that_exist(command):
 
 
 # What another program has under the same name, in the table that says what takes its place.
-THEIRS = {f"elasticdl {name}" for name in former.COMMANDS}
+THEIRS = {f"elasticdl {name}" for name in retired_options.COMMANDS}
 
 
 @pytest.mark.parametrize(

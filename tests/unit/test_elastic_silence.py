@@ -16,8 +16,8 @@ from elasticdl.common import channel
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.reach import in_words, last_problem
+from elasticdl.common.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence
 from elasticdl.elastic.core import messages as m
-from elasticdl.elastic.link.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc

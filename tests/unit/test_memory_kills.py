@@ -3,45 +3,52 @@
 import pytest
 
 from elasticdl.master.state.events import ExitCause
+from elasticdl.places.exits import judge_end
 from elasticdl.places.memory_kills import MemoryKills
 
-KILLED = (-9, ExitCause.KILLED, "SIGKILL")
-SHORT = (ExitCause.OUT_OF_MEMORY, "the kernel has killed it, as memory was short")
+TWO = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+ONE = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 
-@pytest.fixture
-def group(tmp_path):
-    """``group(n)``: so many processes of it were killed."""
-    (tmp_path / "cgroup").write_text("4:memory:/old\n0::/user.slice/job\n")
-    folder = tmp_path / "user.slice/job"
-    folder.mkdir(parents=True)
-
-    def count(kills):
-        (folder / "memory.events").write_text(f"low 0\nhigh 0\nmax 7\noom 1\noom_kill {kills}\noom_group_kill 0\n")
-
-    return count
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
-def test_a_kill_that_the_kernel_counts_is_told_once(group, tmp_path):
-    group(3)
-    kills = MemoryKills(tmp_path / "cgroup", tmp_path)
-    assert kills.explain(*KILLED) == KILLED[1:], "those of before are nobody's"
-    group(4)
-    assert kills.explain(*KILLED) == SHORT
-    assert kills.explain(*KILLED) == KILLED[1:]
+@pytest.mark.parametrize(
+    ("groups", "file", "text"),
+    [
+        ("0::/\n", "memory.events", TWO),
+        ("4:memory:/old\n0::/user.slice/job\n", "user.slice/job/memory.events", TWO),
+        ("0::/kubepods/pod1/abc\n", "memory.events", TWO),  # a container whose group is what is mounted
+        ("9:cpu,memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control", ONE),
+        ("9:memory:/docker/abc\n", "memory/memory.oom_control", ONE),
+    ],
+)
+def test_a_kill_that_the_kernel_counts_is_told_once(tmp_path, groups, file, text):
+    write(tmp_path / "proc/self/cgroup", groups)
+    events = tmp_path / "sys/fs/cgroup" / file
+    write(events, text.format(3))
+    kills = MemoryKills(tmp_path)
+    assert not kills.happened(), "those of before are nobody's"
+    write(events, text.format(4))
+    assert kills.happened()
+    assert not kills.happened()
 
 
-def test_an_end_of_another_kind_is_what_it_is_and_takes_the_kill_along(group, tmp_path):
-    group(0)
-    kills = MemoryKills(tmp_path / "cgroup", tmp_path)
-    group(1)
-    raised = (1, ExitCause.CRASHED, "DataLoader worker is killed by signal: Killed")
-    assert kills.explain(*raised) == raised[1:]
-    assert kills.explain(*KILLED) == KILLED[1:]
+@pytest.mark.parametrize("groups", ["", "0::/\n", "4:memory:/old\n", "0::/gone\n"])
+def test_where_the_kernel_does_not_say_nothing_is_said(groups, tmp_path):
+    assert not MemoryKills(tmp_path).happened()
+    write(tmp_path / "proc/self/cgroup", groups)
+    assert not MemoryKills(tmp_path).happened()
 
 
-@pytest.mark.parametrize("own_group", ["", "0::/\n", "4:memory:/old\n", "0::/gone\n"])
-def test_where_the_kernel_does_not_say_nothing_is_said(own_group, tmp_path):
-    (tmp_path / "cgroup").write_text(own_group)
-    assert MemoryKills(tmp_path / "cgroup", tmp_path).explain(*KILLED) == KILLED[1:]
-    assert MemoryKills(tmp_path / "none", tmp_path).explain(*KILLED) == KILLED[1:]
+def test_an_end_of_another_kind_is_what_it_is():
+    assert judge_end(-9, "", memory_was_short=True)[:2] == (
+        ExitCause.OUT_OF_MEMORY,
+        "the kernel has killed it, as memory was short",
+    )
+    assert judge_end(137, "", memory_was_short=True)[0] is ExitCause.OUT_OF_MEMORY
+    assert judge_end(-9, "")[:2] == (ExitCause.KILLED, "SIGKILL")
+    assert judge_end(-15, "", memory_was_short=True)[0] is ExitCause.KILLED
+    assert judge_end(1, "a loader's process was killed", memory_was_short=True)[0] is ExitCause.CRASHED

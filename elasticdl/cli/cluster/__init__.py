@@ -1,11 +1,13 @@
 """Jobs on a Kubernetes cluster, as the command line makes, follows and removes them.
 
-    cluster_spec   the user's module that adapts pods and the service
-    submission     all of a job's objects, or none
-    cluster_run    what ``train`` and ``run`` do when there is an image: from the submission to the job's end
-    cluster_job    a job as the commands see any job, and its deletion
-    configured     whether there is a cluster
-    job_streams    its journal and its logs
+    cluster_spec    the user's module that adapts pods and the service
+    submission      all of a job's objects, or none
+    cluster_run     what ``train`` and ``run`` do when there is an image: from the submission to the job's end
+    master_watch    why its master is not heard of meanwhile
+    namespace_home  where a job is, and which jobs there are
+    configured      whether there is a cluster
+    deletion        removing one
+    pod_logs        its logs; pod_prints: what its workers print, as it comes
 
 Imported only for a job that is on a cluster.
 """

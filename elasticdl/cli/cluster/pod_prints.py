@@ -6,51 +6,33 @@ formed by the master's: where they differ, a line may be shown twice, or left ou
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from datetime import datetime
 
-from elasticdl.cli.cluster import job_streams
-from elasticdl.cli.cluster.job_streams import LogLine, LogReaders
+from elasticdl.cli.cluster import pod_logs
+from elasticdl.cli.cluster.pod_logs import LogLine, LogReaders
 from elasticdl.cli.outlets import Stream
-from elasticdl.cli.printed import Lines, prefix_among, workers_of
+from elasticdl.cli.printed import POLL, Lines, Prints, prefix_among, workers_of
 from elasticdl.cli.screens import Screen
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.job.journal import Entry
 from elasticdl.kube.client import Client
 from elasticdl.kube.job_pods import find_pods
 
-POLL = 0.1
 _ALWAYS = float("inf")
 
 
-class PodPrints:
-    """``ranks``: to show; None for all workers."""
-
+class PodPrints(Prints):
     def __init__(self, client: Client, job: str, ranks: tuple[int, ...] | None, screen: Screen) -> None:
+        super().__init__(ranks)
         self._client = client
         self._job = job
-        self._ranks = ranks
         self._screen = screen
         self._readers = LogReaders(client, timestamps=True)
         self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
         self._until = dict.fromkeys(ranks or (), _ALWAYS)
         self._lines: dict[str, Lines] = {}
         self._told: set[str] = set()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elasticdl-prints", daemon=True)
-
-    def start(self) -> None:
-        if self._ranks != ():
-            self._thread.start()
-
-    def finish(self, wait: Callable[[], bool]) -> None:
-        """Show what is left, of a job that is over. ``wait`` is asked again and again whether that may take longer."""
-        self._over.set()
-        while self._thread.is_alive() and wait():
-            self._thread.join(POLL)
-        self._readers.close()
 
     def hear(self, entry: Entry) -> None:
         """Of the journal."""
@@ -64,10 +46,13 @@ class PodPrints:
             if self._until.get(worker) != _ALWAYS:
                 self._until, self._since = {**self._until, worker: _ALWAYS}, {**self._since, worker: entry["time"]}
 
-    def has_shown(self, text: str) -> bool:
-        return any(each.has_shown(text) for each in list(self._lines.values()))
-
     # -- details --
+
+    def _every_lines(self) -> list[Lines]:
+        return list(self._lines.values())
+
+    def _close(self) -> None:
+        self._readers.close()
 
     def _run(self) -> None:
         is_last, look_at = False, 0.0
@@ -75,7 +60,7 @@ class PodPrints:
             is_last = self._over.is_set()
             if is_last or time.monotonic() >= look_at:
                 self._take_up()
-                look_at = time.monotonic() + job_streams.LOOK_SECONDS
+                look_at = time.monotonic() + pod_logs.LOOK_SECONDS
             for line in self._readers.rest() if is_last else self._readers.lines(POLL):
                 self._show(line)
 
@@ -94,7 +79,7 @@ class PodPrints:
             [None] if self._ranks is None else [each for each, until in self._until.items() if until == _ALWAYS]
         ):
             pods = find_pods(self._client, self._job, worker)
-            self._readers.take_up([pod for pod in pods if _number(job_streams.writer_of(pod)) is not None])
+            self._readers.take_up([pod for pod in pods if _number(pod_logs.writer_of(pod)) is not None])
 
     def _show(self, line: LogLine) -> None:
         worker = _number(line.writer)

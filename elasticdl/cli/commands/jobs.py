@@ -15,30 +15,47 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import wording
-from elasticdl.cli.commands.places import PLACE, all_jobs, cluster_module, find, job_argument
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument
+from elasticdl.cli.course import show_course, show_end
 from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option, command
-from elasticdl.cli.screens import render
+from elasticdl.cli.screens import Printing, open_screen, render
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
+FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has ended")
 
 
 @command(
     job_argument("name of the job; all jobs if not given"),
     *PLACE,
+    FOLLOW,
     help="Show one job, or all jobs.",
 )
-def status(job: str | None, **given: Any) -> int:
+def status(job: str | None, follow: bool, **given: Any) -> int:
     console = Console(highlight=False)
-    if job is not None:
+    if follow:
+        follow_one(find(job, given))
+    elif job is not None:
         show_one(console, find(job, given))
     else:
         show_all(console, all_jobs(given))
     return 0
+
+
+def follow_one(job: JobHandle) -> None:
+    """As whoever has started it sees it; who looks on can't change it."""
+    spec = job.spec()
+    with open_screen(spec.log_loss_steps, Printing()) as screen, job.following(statuses=True) as following:
+        show_course(following, screen)
+    status = job.status()
+    show_end(status, job.journal(follow=False), spec.output)
+    if status.phase != "succeeded":
+        tell(f"job {job.name} {status.phase}: {status.reason}")
 
 
 def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
@@ -80,17 +97,14 @@ def show_one(console: Console, job: JobHandle) -> None:
             print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {why}' if why else ''}")
     if status.metrics:
         print(f"metrics: {wording.metrics_text(status.metrics)}")
-    print(job.whereabouts)
-
-
-_FOLLOW = Option(["--follow"], is_flag=True, help="go on until the job has ended")
+    print(job.home.whereabouts)
 
 
 @command(
     job_argument(),
     *PLACE,
     Option(["--json", "as_json"], is_flag=True, help="one JSON object a line"),
-    _FOLLOW,
+    FOLLOW,
     help="Show what happened in a job: workers, worlds, pauses, evaluations, checkpoints.",
 )
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
@@ -113,11 +127,11 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     job_argument(),
     *PLACE,
     Option(["--worker"], type=click.INT, metavar="N", help="only this worker's, as it wrote it"),
-    _FOLLOW,
+    FOLLOW,
     help="Show the logs of a job's master and workers.",
 )
 def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with closing(find(job, given).logs(worker, follow=follow)) as lines:
+    with closing(find(job, given).home.logs(worker, follow=follow)) as lines:
         for line in lines:
             print(line, flush=follow)
     return 0
@@ -163,9 +177,10 @@ def parse_workers(text: str) -> WorkerRange:
 )
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
+    patience = handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
     with handle.master() as master:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
-    status = handle.wait_until_over(handle.spec().stop_grace + CLOSING_TIME)
+    status = handle.wait_until_over(patience)
     if status is None:
         print(f"job {handle.name} is gone")
         return 0
@@ -185,5 +200,5 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
 def delete(job: str, **given: Any) -> int:
-    print(cluster_module("cluster_job").delete(job, given["namespace"], given["kube_context"]))
+    print(cluster_module("deletion").delete(job, given["namespace"], given["kube_context"]))
     return 0

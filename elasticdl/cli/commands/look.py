@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.commands.places import PLACE, all_jobs, find, job_argument
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument
 from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt

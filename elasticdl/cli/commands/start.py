@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import click
 from pydantic import BaseModel
 
-from elasticdl.cli.commands.places import cluster_module
-from elasticdl.cli.former import refuse_starters
+from elasticdl.cli.commands.find_job import cluster_module
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
 from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
+from elasticdl.cli.retired_options import refuse_starters
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import (
     OPTION_GROUPS,
@@ -33,6 +33,14 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     TimingOptions,
     KubernetesOptions,
 )
+_ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")  # to a switch
+
+
+class _ModuleCommand(Command):
+    def superfluous(self, ctx: click.Context, word: str) -> str:
+        if word.endswith(".py") or os.path.basename(word).startswith("python"):
+            return f"{word!r} is no option of a module: for a script of your own it is `elasticdl run [OPTIONS] -- python train.py`"
+        return super().superfluous(ctx, word)
 
 
 class _ScriptCommand(Command):
@@ -47,22 +55,17 @@ class _ScriptCommand(Command):
         return rest
 
     def _require_separator(self, args: list[str]) -> None:
-        needy = self.needy_flags()
+        """The first word that is neither an option nor the value of one begins the program."""
+        known, needy, before = self.flags(), self.needy_flags(), ""
         for number, word in enumerate(args):
-            if _is_program(word) and not (number and underscored(args[number - 1]) in needy):
+            is_value = before in needy or (before in known and word in _ANSWERS)
+            before = underscored(word)
+            if word.startswith("-") and not is_value and before.partition("=")[0] not in known:
+                return  # it is told as an unknown option
+            if not word.startswith("-") and not is_value:
                 python = ["python"] if word.endswith(".py") else []
                 right = " ".join(["elasticdl run", *args[:number], SEPARATOR, *python, *args[number:]])
                 raise UserError(f"the program goes after {SEPARATOR}: `{right}`")
-
-
-def _is_program(word: str) -> bool:
-    return word.endswith(".py") or os.path.basename(word) in (
-        "python",
-        "python3",
-        "torchrun",
-        "accelerate",
-        "horovodrun",
-    )
 
 
 def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
@@ -79,6 +82,7 @@ def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
 
 @command(
     *_options(OPTION_GROUPS),
+    kind=_ModuleCommand,
     options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
     help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
     f"As in: {EXAMPLE}",

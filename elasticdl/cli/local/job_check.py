@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -12,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
+from elasticdl.cli.local.process_group import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.spec import JobSpec
 
 CHECK_MODULE = "elasticdl.worker.check"
-CHECK_TIMEOUT = 300.0  # seconds; it imports a framework and the user's module, and opens the data
 POLL = 0.02
 
 
@@ -27,8 +25,9 @@ class CheckBrokeError(JobFailedError):
 
 @dataclass(frozen=True, slots=True)
 class JobCheck:
-    process: subprocess.Popen[bytes]
+    group: ProcessGroup
     said: IO[bytes]
+    timeout: float  # it imports a framework and the user's module, and opens the data, as a worker does at its start
 
     def wait(self, impatient: Callable[[], bool] = lambda: False) -> bool:
         """Whether it has come to its end, and found nothing; else somebody was impatient.
@@ -37,14 +36,16 @@ class JobCheck:
             UserError: what the check found.
             CheckBrokeError: the check itself broke.
         """
-        deadline = time.monotonic() + CHECK_TIMEOUT
-        while self.process.poll() is None:
+        deadline = time.monotonic() + self.timeout
+        while (code := self.group.code()) is None:
             if impatient():
                 return False
             if time.monotonic() > deadline:
-                raise UserError(f"the check of the model and the data took longer than {CHECK_TIMEOUT:.0f} s")
+                raise UserError(
+                    f"the check of the model and the data took longer than a worker's start may, {self.timeout:g} s: "
+                    "--start_timeout gives it more"
+                )
             time.sleep(POLL)
-        code = self.process.returncode
         self.said.seek(0)
         lines = self.said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
         if code == 2:
@@ -61,12 +62,12 @@ def checking(spec: JobSpec) -> Iterator[JobCheck]:
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(spec.to_json().encode())
         given.seek(0)
-        process = subprocess.Popen(
-            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        group = ProcessGroup(
+            subprocess.Popen(
+                [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            )
         )
         try:
-            yield JobCheck(process, said)
+            yield JobCheck(group, said, spec.start_timeout)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            group.end()

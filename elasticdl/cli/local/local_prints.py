@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import Lines, Printer, prefix_among, workers_of
+from elasticdl.cli.printed import POLL, Lines, Printer, Prints, prefix_among, workers_of
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import Mark
 from elasticdl.job.option_values import ranks_of
 from elasticdl.job.spec import JobSpec
 
-POLL = 0.1
 CHUNK = 1 << 18
 MARKS_AT_ONCE = 1 << 20
 # The files of a worker, by the streams that they are shown on.
@@ -52,40 +50,24 @@ class _Shown:
                 self.lines.feed(data)
 
 
-class LocalPrints:
-    """``ranks``: to show; None for all workers. ``files``: which of a worker's files go to which stream. ``with_newlines``: a last
+class LocalPrints(Prints):
+    """``files``: which of a worker's files go to which stream. ``with_newlines``: a last
     line that has none is ended, as something else follows it there."""
 
     def __init__(
         self, job: JobDir, files: Files, ranks: tuple[int, ...] | None, printer: Printer, *, with_newlines: bool = True
     ) -> None:
+        super().__init__(ranks)
         self._job = job
         self._files = files
-        self._ranks = ranks
         self._printer = printer
         self._with_newlines = with_newlines
         self._marks = Tail(job.marks)
         self._sizes: dict[str, int] = {}  # of logs, as of the last mark
         self._shown: dict[int, list[_Shown]] = {}
         self._past: list[_Shown] = []  # of the worker that was shown before those
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elasticdl-prints", daemon=True)
         for worker in ranks or ():
             self._take_up(worker, {})
-
-    def start(self) -> None:
-        if self._ranks != ():
-            self._thread.start()
-
-    def finish(self, wait: Callable[[], bool]) -> None:
-        """Show what is left, of a job that is over. ``wait`` is asked again and again whether that may take longer."""
-        self._over.set()
-        while self._thread.is_alive() and wait():
-            self._thread.join(POLL)
-
-    def has_shown(self, text: str) -> bool:
-        """Whether this, with which the job has ended, stands on the screen already."""
-        return any(each.lines.has_shown(text) for each in (*self._past, *self._every()))
 
     def look(self) -> None:
         """Show what has come."""
@@ -114,6 +96,9 @@ class LocalPrints:
             for _ in range(1 + is_last):  # of workers that one look has taken up, what they print is seen by the next
                 self.look()
         self.end()
+
+    def _every_lines(self) -> list[Lines]:
+        return [each.lines for each in (*self._past, *self._every())]
 
     def _every(self) -> list[_Shown]:
         return [each for shown in self._shown.values() for each in shown]

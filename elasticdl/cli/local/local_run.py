@@ -20,26 +20,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elasticdl.cli.job_handle import made_up_name
+from elasticdl.cli.course import show_course, show_end
+from elasticdl.cli.follow import Heard
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.job_names import made_up_name
+from elasticdl.cli.local.folder_home import FolderHome, goes_on, prune_jobs
 from elasticdl.cli.local.job_check import CheckBrokeError, checking
-from elasticdl.cli.local.local_jobs import Life, last_status, life_of, prune_jobs
 from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
-from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.printed import printing
 from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import Interrupted, SignalLog, caught, interrupt
-from elasticdl.cli.status_watch import show_end, show_news, watched
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
 from elasticdl.job import folders
 from elasticdl.job.jobdir import JobDir, create_job_dir, elsewhere, jobs_root, write_aside
-from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
-from elasticdl.proto import elasticdl_pb2 as pb
 
 KILL_SECONDS = 3.0  # that a master gets to stop at once
 FOLDERS_READ = ("model_zoo",)
@@ -61,11 +59,11 @@ def run_job(spec: JobSpec) -> int:
         has_shown = _run_master(job, spec, signals)
         if not (job.master.exists() or job.status.exists()):  # its master had not begun
             signals.raise_first()
-    status = last_status(job)
+    status = FolderHome(job).kept_status()
     if status is None:
         tell(f"job {job.name} was stopped before it could say how far it got; its logs: {job.logs}")
     else:
-        show_end(status, read_journal(job.journal) if job.journal.exists() else (), spec.output, has_shown)
+        show_end(status, FolderHome(job).journal(), spec.output, has_shown)
     if signals.first is not None and (status is None or status.phase == "stopped"):
         raise Interrupted(signals.first)
     if status is not None and status.phase != "succeeded":
@@ -130,7 +128,7 @@ def _new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     prune_jobs()
     before = JobDir(jobs_root() / spec.job_name)
     aside = before.path.with_name(f".{spec.job_name}-before")
-    if spec.job_name and before.path.is_dir() and life_of(before) in (Life.ENDED, Life.LOST):
+    if spec.job_name and before.path.is_dir() and not goes_on(before):
         shutil.rmtree(aside, ignore_errors=True)
         before.path.rename(aside)
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
@@ -176,16 +174,16 @@ def _run_master(job: JobDir, spec: JobSpec, signals: SignalLog) -> Callable[[str
         if signals.first is not None:
             return lambda text: False
         tell(f"job {job.name} started; in another terminal: {elsewhere(f'elasticdl status {job.name}')}")
-        journal = Tail(job.journal)
+        handle = JobHandle(FolderHome(job))
         with (
+            contextlib.ExitStack() as stack,
             open_screen(spec.log_loss_steps, Printing(*outlets)) as screen,
-            printing(local_prints(job, spec, screen, *outlets), wait=lambda: not signals.take()) as prints,
+            local_prints(job, spec, screen, *outlets).shown(wait=lambda: not signals.take()) as prints,
+            handle.following(statuses=True, has_ended=lambda: master.has_ended() or job.status.exists()) as following,
         ):
-            if address is not None:  # else it ended sooner than it could be reached
-                with connect(address.endpoint) as client:
-                    _Following(master, client, journal, screen, signals, spec.stop_grace).run()
+            client = None if address is None else stack.enter_context(connect(address.endpoint))
+            show_course(following, screen, _Interrupts(master, client, screen, signals, spec.stop_grace).go_on)
             master.wait(CLOSING_TIME)
-            show_news(journal.lines(), screen)
         if not job.status.exists() and signals.first is None:
             raise JobFailedError(master.explain_end())
         return prints.has_shown
@@ -196,40 +194,36 @@ def _said(text: str) -> contextlib.AbstractContextManager[object]:
 
 
 @dataclass(slots=True)
-class _Following:
+class _Interrupts:
     """The first signal asks for a clean stop, the second for one at once, the third kills."""
 
     master: MasterProcess
-    client: MasterClient
-    journal: Tail
+    client: MasterClient | None  # None of a master that has ended sooner than it could be reached
     screen: Screen
     signals: SignalLog
     stop_grace: float
     signalled: int = 0
     deadline: float = float("inf")
 
-    def run(self) -> None:
-        """Until the job has ended, its master is gone, or the user's patience is (then the master is killed)."""
-        with watched(self.client, self.client.watch) as watch:
-            while watch.goes_on(master_lives=not self.master.has_ended()):
-                show_news(self.journal.lines(), self.screen)
-                if self.signals.take():
-                    self._interrupt()
-                if time.monotonic() >= self.deadline:
-                    return self.master.kill()
-                if isinstance(told := watch.next(), pb.JobStatus):
-                    self.screen.show(told)
-        return None
+    def go_on(self, heard: Heard | None) -> bool:
+        """False once the user's patience is over; then the master is killed."""
+        if self.client and self.signals.take():
+            self._interrupt(self.client)
+        if time.monotonic() < self.deadline:
+            return True
+        self.master.group.kill()
+        return False
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, client: MasterClient) -> None:
         now, self.signalled = time.monotonic(), self.signalled + 1
         if self.signalled == 1:
-            self.client.stop_soon("interrupted")
+            client.stop_soon("interrupted")
             self.deadline = now + self.stop_grace + CLOSING_TIME
             self.screen.line("stopping after this step; press Ctrl-C again to stop at once")
         elif self.signalled == 2:
-            self.client.stop_soon("interrupted twice", now=True)
+            client.stop_soon("interrupted twice", now=True)
             self.deadline = now + KILL_SECONDS
-            self.screen.line("stopping at once")
+            self.screen.line("stopping at once; press Ctrl-C again to kill the master")
         else:
             self.deadline = now
+            self.screen.line("killing the master and all workers")

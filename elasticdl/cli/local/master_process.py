@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from elasticdl.cli.local.process_group import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress
@@ -44,7 +45,7 @@ def started(
                 env={**os.environ, "TMPDIR": temporary},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the command, which passes it on as a request
             )
-        master = MasterProcess(job, process, impatient)
+        master = MasterProcess(job, ProcessGroup(process), impatient)
         try:
             yield master
         finally:
@@ -67,31 +68,26 @@ def _temporary_folder() -> str:
 
 def _end(master: MasterProcess, stop_grace: float) -> None:
     if not master.has_ended():
-        master.process.terminate()
+        master.group.terminate()
         master.wait(stop_grace + CLOSING_TIME)
-    master.kill()
-    master.process.wait(CLOSING_TIME)
-    if master.process.stdin is not None:
-        master.process.stdin.close()
+    master.group.end()
+    if (stdin := master.group.process.stdin) is not None:
+        stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
 class MasterProcess:
     job: JobDir
-    process: subprocess.Popen[bytes]
+    group: ProcessGroup
     impatient: Callable[[], bool]
 
     def release(self) -> None:
         """Let a master begin that was held."""
-        assert self.process.stdin is not None
+        stdin = self.group.process.stdin
+        assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which is noticed later
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
-
-    def kill(self) -> None:
-        """End the master and all in its process group now."""
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in the group
-            os.killpg(self.process.pid, signal.SIGKILL)
+            stdin.write(b"\n")
+            stdin.flush()
 
     def wait(self, timeout: float) -> bool:
         """Whether it has ended by itself; given up early when somebody is impatient."""
@@ -103,7 +99,7 @@ class MasterProcess:
         return True
 
     def has_ended(self) -> bool:
-        return self.process.poll() is not None
+        return self.group.has_ended()
 
     def wait_until_up(self) -> MasterAddress | None:
         """Wait until the master listens; None if the job has ended already, or nobody wants to wait.
@@ -126,7 +122,7 @@ class MasterProcess:
         return address
 
     def _raise_early_end(self) -> None:
-        if self.process.returncode == 2:
+        if self.group.code() == 2:
             said = self._log_tail(1).removeprefix("elasticdl: ")
             raise UserError(said or "the master refused to start")
         if not self.job.status.exists():
@@ -134,7 +130,7 @@ class MasterProcess:
 
     def explain_end(self) -> str:
         """How a master ended that has not said how the job did, with the end of its log."""
-        code = self.process.poll()
+        code = self.group.code()
         killed = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else ""
         how = killed or f"ended with exit code {code}"
         return f"the master {how} before the job had ended; the end of {self.job.master_log}:\n{self._log_tail(20)}"

@@ -23,6 +23,7 @@ from elasticdl.common.credentials import Identity, Role, TlsFolder, Token
 
 ALLOWED: Mapping[str, frozenset[Role]] = {
     "Session": frozenset({Role.WORKER}),
+    "Attend": frozenset({Role.WORKER}),  # an agent holds what its workers hold
     "Status": frozenset({Role.OWNER}),
     "Watch": frozenset({Role.OWNER}),
     "Events": frozenset({Role.OWNER}),

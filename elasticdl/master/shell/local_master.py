@@ -24,7 +24,7 @@ from pathlib import Path
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
+from elasticdl.common.startup import HASH_SEED, python_path
 from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec, WorkerRange
@@ -35,11 +35,13 @@ from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, 
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Launcher, Limits, Report
-from elasticdl.places.devices import Slot, Slots, find_gpus
+from elasticdl.places.base import Launcher, Limits, Place, Report
 from elasticdl.places.fork_server import CannotFork, ForkServer
-from elasticdl.places.local import LocalLauncher, WorkerCommand
-from elasticdl.places.preload import modules_to_preload
+from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
+from elasticdl.places.preload import modules_to_preload, worker_command
+from elasticdl.places.slots import Slots, find_gpus
+from elasticdl.places.worker_process import NOT_FORKED
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
 PARENT_GONE = signal.SIGUSR1
@@ -121,28 +123,29 @@ def local_launcher(
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
-    def environment(limits: WorkerRange, worker_id: int, slot: Slot) -> dict[str, str]:
+    def environment(limits: WorkerRange, worker_id: int, place: Place) -> dict[str, str]:
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits.maximum))}
-        return {**threads, **inherited, **slot.environment, **worker.to_env()}
+        return {**threads, **inherited, **place.environment, **worker.to_env()}
 
-    argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
-    server = _fork_server(spec, argv, environment(spec.num_workers, 0, Slot(0, {})), job_dir.master_log)
+    argv = worker_command(spec)
+    server = _fork_server(spec, argv, environment(spec.num_workers, 0, Place("")), job_dir.master_log)
 
     def make(report: Report, limits: Limits) -> Launcher:
-        slots = Slots(spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        out = job_dir.worker_out if stdout_apart else None
+        slots = partial(Slots, spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
 
-        def of_a_worker(worker_id: int, slot: Slot) -> dict[str, str]:
-            return environment(limits(), worker_id, slot)
+        def of_a_worker(worker_id: int, place: Place) -> dict[str, str]:
+            return environment(limits(), worker_id, place)
 
-        return LocalLauncher(WorkerCommand(argv, of_a_worker, job_dir.worker_log, out), slots, report, server)
+        command = WorkerCommand(argv, of_a_worker, job_dir.worker_log, job_dir.worker_out if stdout_apart else None)
+        starter = partial(LocalStarter, command, server=server)
+        return PlaceLauncher(slots, starter, report, seconds=TIMES)
 
     return make
 
 
 def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
-    """Already importing; None where workers have to be started plainly, or would gain nothing."""
+    """Already importing; None where workers can't be forked, or would gain nothing."""
     if spec.start_method == "spawn":
         return None
     try:
@@ -150,10 +153,10 @@ def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, s
         server.start()
     except CannotFork as reason:
         if str(reason):
-            _log.warning("workers are started plainly, which takes longer: %s", reason)
+            _log.warning(NOT_FORKED, reason)
         return None
     except OSError as error:
-        _log.warning("workers are started plainly, which takes longer: %s", error.strerror or error)
+        _log.warning(NOT_FORKED, error.strerror or error)
         return None
     return server
 

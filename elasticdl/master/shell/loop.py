@@ -44,12 +44,13 @@ class Mailbox:
     def post(self, event: e.Event) -> None:
         self.events.put_nowait(event)
 
-    async def settled(self) -> None:
-        """Wait until everything that was posted before is acted upon and saved, or never will be."""
+    async def settled(self) -> bool:
+        """Wait until everything that was posted before is acted upon and saved; False: it may never be."""
         if not self._closed:
             mark = asyncio.Event()
             self.events.put_nowait(mark)
             await mark.wait()
+        return not self._closed
 
     def close(self) -> None:
         """Nobody takes any more; those who wait for what they have posted go on."""

@@ -21,6 +21,7 @@ from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.live_facts import LiveFacts
@@ -64,6 +65,8 @@ class Platform:
     lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
     # Observers of the place; what they are given makes the status, on the event loop only.
     make_observers: Callable[[Callable[[], pb.JobStatus], LiveFacts], Sequence[Observer]] = lambda status, facts: ()
+    # Where workers are started by the agents of their places; the launcher has it, too.
+    agents: Agents | None = None
 
 
 def read_spec(job_dir: JobDir) -> JobSpec:
@@ -168,7 +171,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     try:
         shown = SharedStatus(status, time.monotonic)
         refuses = spec.why_not_scaled_to
-        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome, refuses)
+        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome, refuses, platform.agents)
         await platform.server.start(servicer)
         if past is None:
             about = {

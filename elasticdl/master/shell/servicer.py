@@ -16,6 +16,7 @@ from elasticdl.common.channel import SERVER_OPTIONS
 from elasticdl.common.errors import UserError
 from elasticdl.job.worker_range import WorkerRange
 from elasticdl.master.shell.access import Access, Context, Guard
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import connected, to_event
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox
@@ -61,6 +62,7 @@ class Servicer(pb_grpc.MasterServicer):
     journal: Journal
     welcome: Callable[[], pb.Welcome]
     why_not: Callable[[WorkerRange], str]  # a job may not have so many workers; empty if it may
+    agents: Agents | None = None  # None: workers are started without any
 
     async def Session(self, request_iterator: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         first = await anext(aiter(request_iterator), None)
@@ -100,6 +102,35 @@ class Servicer(pb_grpc.MasterServicer):
         finally:
             if not outbox.replaced:
                 outbox.close()
+
+    async def Attend(self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context) -> None:
+        messages = aiter(request_iterator)
+        first, agents = await anext(messages, None), self.agents
+        if first is None or first.WhichOneof("body") != "hello" or not first.hello.place:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an agent begins with AgentHello, with its place")
+        if agents is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this job's workers are started without agents")
+        line, place = agents.open(first.hello, self.mailbox.settled), first.hello.place
+        line.put(pb.AgentOrder(welcome=self.welcome()))
+
+        async def listen() -> None:
+            await agents.begun.wait()
+            agents.greet(line, first.hello)
+            try:
+                async for message in messages:
+                    agents.hear(line, place, message)
+            finally:
+                line.close(replaced=line.replaced)
+
+        listening = asyncio.create_task(listen())
+        try:
+            async for order in line.orders():
+                await context.write(order)
+            if line.replaced:
+                await context.abort(grpc.StatusCode.ABORTED, f"a newer agent of place {place} has come")
+        finally:
+            listening.cancel()
+            agents.closed(line, place)
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.JobStatus:
         return self.status()

@@ -24,8 +24,8 @@ class StepLog(Observer):
     seconds since the epoch; ``started``: when the job was, by that clock; ``past`` and ``training``: what an earlier master
     has left.
 
-    The first step of a world is told at once: it is what ends a change of workers. As what a survivor tells of it includes
-    the pause before it, it counts for no more than the ordinary step before.
+    The first step of a world is told at once: it ends a change of workers. It counts as an ordinary step, since its measured
+    time includes the pause before it.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class CrashSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """Of a worker whose process is not known to be gone."""
+    """Of a worker whose process is not known to be gone. The name ``processes`` is reserved: how many a worker has, by default 1."""
 
     worker_id: int
     state: WorkerState

@@ -32,7 +32,7 @@ from elasticdl.common.reason import flat
 from elasticdl.kube.manifests.names import CONTAINER
 from elasticdl.kube.manifests.pod_status import image_trouble
 from elasticdl.master.state.events import ExitCause
-from elasticdl.places.local import judge_exit
+from elasticdl.places.exits import judge_exit
 
 Object = Mapping[str, Any]
 

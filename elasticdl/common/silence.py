@@ -1,5 +1,5 @@
-"""Whether a worker reaches its master, and what it says of that in its log: a line after ten seconds without an answer,
-further ones at growing intervals, and one when the master has answered after all."""
+"""Whether a worker, or the agent of a place, reaches its master, and what it says of that in its log: a line after ten
+seconds without an answer, further ones at growing intervals, and one when the master has answered after all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
 class Silence:
     """For how long the master at ``address`` has not answered, and what is to be said and done about it.
 
-    ``limit``: seconds without a master after which the worker gives up. Any thread may call; time is passed in.
+    ``limit``: seconds without a master after which ``who`` gives up. Any thread may call; time is passed in.
     """
 
-    def __init__(self, address: str, limit: float) -> None:
+    def __init__(self, address: str, limit: float, who: str = "worker") -> None:
+        self._who = who
         self._address = address
         self._limit = limit
         self._lock = threading.Lock()
@@ -43,7 +44,7 @@ class Silence:
             told, self._due = self._due > TOLD_SECONDS, TOLD_SECONDS
             self._delay, self._problem = FIRST_DELAY, NO_ANSWER
             self._answered = self.met = True
-            return reached(self._address, now - self._since) if told else ""
+            return reached(self._address, now - self._since, self._who) if told else ""
 
     def end(self, now: float) -> None:
         """Attempt or conversation is over: until now there was a master, if it had answered."""
@@ -65,7 +66,7 @@ class Silence:
             if seconds < self._due:
                 return ""
             self._due = GROWTH * seconds
-            return unreached(self._address, seconds, self._problem, self._limit)
+            return unreached(self._address, seconds, self._problem, self._limit, self._who)
 
     def silence(self, now: float) -> float:
         """For how long there has been no answer."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
-from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.local_jobs import LocalJob, find_job
+from elasticdl.cli.job_handle import JobHandle, choose
+from elasticdl.cli.local.folder_home import FolderHome, goes_on
+from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.extras import how_to_install
@@ -45,38 +46,65 @@ def cluster_module(name: str) -> Any:
 
 
 def find(name: str | None, given: Given) -> JobHandle:
-    """The job that is meant: of this machine unless a place on a cluster is given, or no job here has its name.
+    """The job that is meant: of this machine unless a place on a cluster is given, or a cluster runs a job of that name and this machine
+    does not.
 
     Raises:
         UserError: there is none, or which one is meant is not clear.
         UnreachableError: the cluster does not answer.
     """
     if given["namespace"] or given["kube_context"]:
-        job: JobHandle = cluster_module("cluster_job").find(name, given["namespace"], given["kube_context"])
+        job: JobHandle = cluster_module("namespace_home").find(name, given["namespace"], given["kube_context"])
         return job
     try:
-        return LocalJob(find_job(name))
+        here = _find_here(name)
     except UserError as not_here:
-        cluster = _current_cluster() if name else None
         try:
-            elsewhere: JobHandle | None = cluster.find_current(name) if cluster else None
+            elsewhere = _find_on_cluster(name)
         except ElasticDLError as error:
             raise UserError(f"{not_here}; {error}") from None
         if elsewhere is None:
             raise
         return elsewhere
+    if not here.home.over():
+        return here
+    with suppress(ElasticDLError):  # a cluster that does not answer hides no job of this machine
+        namesake = _find_on_cluster(name)
+        if namesake is not None and not namesake.home.over():
+            tell(
+                f"this is the job {name} in {namesake.home.whereabouts}, as it goes on; the one of this machine is over: "
+                f"{here.home.whereabouts}"
+            )
+            return namesake
+    return here
+
+
+def _find_here(name: str | None) -> JobHandle:
+    jobs = {job.name: job for job in list_jobs()}
+    newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
+    chosen = choose(name, jobs, [each for each, job in jobs.items() if goes_on(job)], hint=newest)
+    return JobHandle(FolderHome(jobs[chosen]))
+
+
+def _find_on_cluster(name: str | None) -> JobHandle | None:
+    """Of the kubeconfig's current context, if there is one."""
+    cluster = _current_cluster() if name else None
+    found: JobHandle | None = cluster.find_current(name) if cluster else None
+    return found
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    tell(f"warning: {text}")
 
 
 def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
     """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
     if given["namespace"] or given["kube_context"]:
-        jobs: Sequence[JobHandle] = cluster_module("cluster_job").list_jobs(given["namespace"], given["kube_context"])
+        jobs: Sequence[JobHandle] = cluster_module("namespace_home").list_jobs(
+            given["namespace"], given["kube_context"]
+        )
         return jobs
-    here = [LocalJob(job) for job in list_jobs()]
+    here = [JobHandle(FolderHome(job)) for job in list_jobs()]
     try:
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs("", "") if cluster else ())]
@@ -90,6 +118,6 @@ def _current_cluster() -> Any:
     if not cluster_module("configured").is_configured():
         return None
     try:
-        return cluster_module("cluster_job")
+        return cluster_module("namespace_home")
     except UserError:
         return None

@@ -1,4 +1,4 @@
-"""The journal and the logs of a job on a cluster, as far as they can still be had, and as they come."""
+"""The logs of a job on a cluster, as far as they can still be had, and as they come."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import urllib3
 
-from elasticdl.cli.job_handle import Lines
+from elasticdl.cli.home import Lines
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
-from elasticdl.job.journal import parse_entry
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client, Object
 from elasticdl.kube.job_pods import find_pods
@@ -32,34 +31,6 @@ WAITING_LINES = 10_000  # that were read and not taken
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
-class Told:
-    """The entries of a journal that have been told: each master tells them all, from the first.
-
-    Only the last are kept. An entry older than those was told long ago: entries are in the order of time, but for the
-    clocks of masters, which differ by less than so many entries take.
-    """
-
-    def __init__(self, kept: int = 5000) -> None:
-        self._lines: collections.deque[str] = collections.deque(maxlen=kept)
-        self._known: set[str] = set()  # of these lines; each has its time, so no two are alike
-
-    def is_new(self, line: str) -> bool:
-        """Whether it is told for the first time; from now on it is told."""
-        is_full = len(self._lines) == self._lines.maxlen
-        if line in self._known or (is_full and _time(line) < _time(self._lines[0])):
-            return False
-        if is_full:
-            self._known.discard(self._lines[0])
-        self._lines.append(line)
-        self._known.add(line)
-        return True
-
-
-def _time(line: str) -> float:
-    entry = parse_entry(line)
-    return float(entry["time"]) if entry else 0.0
-
-
 def read_logs(client: Client, job: str, worker: int | None) -> Lines:
     """What there is, in the order of time, which the nodes tell of each line.
 
@@ -68,8 +39,9 @@ def read_logs(client: Client, job: str, worker: int | None) -> Lines:
     """
     pods = find_pods(client, job, worker)
     if worker is not None and not pods:
-        names = ", ".join(by_writer({writer_of(pod) for pod in find_pods(client, job, None)})) or "nobody"
-        raise UserError(f"job {job} has no worker {worker}; it has logs of {names}")
+        names = ", ".join(by_writer({writer_of(pod) for pod in find_pods(client, job, None)}))
+        has = f"it has logs of {names}" if names else "it has no logs yet"
+        raise UserError(f"job {job} has no worker {worker}; {has}")
     written: dict[str, list[tuple[str, str]]] = {}
     datings: dict[str, Dating] = {}
     for pod in pods:
@@ -88,7 +60,7 @@ def read_logs(client: Client, job: str, worker: int | None) -> Lines:
     yield from merged(written[writer] for writer in by_writer(written))
 
 
-def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callable[[], bool]) -> Lines:
+def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callable[[], object]) -> Lines:
     """All lines that are there and come, until the job has ended."""
     find_pods(client, job, worker)  # who may not is told now
     with contextlib.closing(LogReaders(client)) as readers:
@@ -99,7 +71,7 @@ def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callabl
 
         while not ended:
             with contextlib.suppress(ElasticDLError):
-                ended = has_ended()  # asked first, so that no pod is missed
+                ended = bool(has_ended())  # asked first, so that no pod is missed
                 readers.take_up(find_pods(client, job, worker))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
         with contextlib.suppress(ElasticDLError):

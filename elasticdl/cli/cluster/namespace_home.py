@@ -1,0 +1,180 @@
+"""A job's home on a cluster: a namespace, in which its objects are. Which jobs there are, and what is left of one."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from google.protobuf import json_format
+
+from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
+from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.home import JournalFeed, Lines, found
+from elasticdl.cli.job_handle import JobHandle, choose
+from elasticdl.cli.wording import is_over
+from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
+from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
+from elasticdl.kube.client import Client, Object, connect
+from elasticdl.kube.job_pods import find_master, forwarded, is_running
+from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.manifests import names
+from elasticdl.kube.manifests.packed_state import State, unpack_state
+from elasticdl.kube.manifests.pod import SPEC_FILE
+from elasticdl.kube.manifests.pod_status import finished, trouble_of
+from elasticdl.proto import elasticdl_pb2 as pb
+
+ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceHome:
+    """See `elasticdl.cli.home.Home`."""
+
+    client: Client
+    name: str
+    place: Place = field(default_factory=Place)
+    master_returns: ClassVar = True
+    look_seconds: ClassVar = 5.0
+
+    @property
+    def namespace(self) -> str:
+        return self.client.namespace
+
+    @property
+    def whereabouts(self) -> str:
+        return f"namespace {self.client.namespace} of the cluster at {self.client.server}"
+
+    @property
+    def flags(self) -> str:
+        return self.place.flags
+
+    def spec(self) -> str:
+        return str(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
+
+    def kept_status(self) -> pb.JobStatus | None:
+        text = self.state().status
+        return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
+
+    def state(self, *, with_journal: bool = False) -> State:
+        """``with_journal``: all of it, else the newest part, as the rest may be large."""
+        found = self.client.find("ConfigMap", names.state_name(self.name))
+        older = self.client.find("ConfigMap", names.journal_name(self.name)) if found and with_journal else None
+        try:
+            return unpack_state(found, older) if found else State()
+        except ValueError as error:
+            raise UserError(f"job {self.name}: {error}") from None
+
+    def over(self) -> str:
+        kept = self.kept_status()
+        if kept is not None and is_over(kept):
+            return "it has ended"
+        job = self.client.find("Job", names.master_name(self.name))
+        if job is None:
+            return "it was deleted"
+        how = finished(job)
+        return f"its Job is {how.lower()}, and its master has not said how it ended" if how else ""
+
+    def absence(self) -> str:
+        pod = find_master(self.client, self.name)
+        return "" if is_running(pod) else trouble_of(pod).reason
+
+    def last_known(self) -> tuple[int, float]:
+        kept = self.kept_status()
+        return (kept.step, kept.elapsed) if kept else (0, 0.0)
+
+    @contextmanager
+    def reach(self) -> Iterator[Endpoint]:
+        try:
+            with self._endpoint() as endpoint:
+                yield endpoint
+        except RefusedError:
+            raise
+        except UnreachableError:
+            if missing := self.missing_right():
+                raise UserError(f"you may not reach the master: {missing}") from None
+            raise
+
+    @contextmanager
+    def _endpoint(self) -> Iterator[Endpoint]:
+        """The owner's certificate is here until the end."""
+        secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
+        files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
+        with (
+            tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
+            forwarded(self.client, self.name) as address,
+        ):
+            TlsFiles.from_mapping(files).write(Path(folder))
+            title = f"the master of job {self.name} in namespace {self.client.namespace}"
+            yield Endpoint(address, TlsFolder(Path(folder)), title)
+
+    def missing_right(self) -> str:
+        """Which right it takes to reach its master, if the user has not got it."""
+        if self.client.may("get", "pods/portforward"):
+            return ""
+        return f"it takes the right to get pods/portforward in namespace {self.namespace}"
+
+    def journal(self) -> Lines:
+        """The master's own, if there is one that answers."""
+        try:
+            with found(self) as master:
+                lines = list(master.events(follow=False))
+        except ElasticDLError:
+            lines = self._kept_journal()
+        yield from lines
+
+    def feed(self) -> JournalFeed:
+        return StreamFeed(lambda: found(self), self.over, self._kept_journal)
+
+    def _kept_journal(self) -> list[str]:
+        return self.state(with_journal=True).journal.splitlines()
+
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        if follow:
+            return follow_logs(self.client, self.name, worker, self.over)
+        return read_logs(self.client, self.name, worker)
+
+
+def find(name: str | None, namespace: str, context: str) -> JobHandle:
+    """
+    Raises:
+        UserError: there is no such job, or which one is meant is not clear.
+    """
+    place = Place(namespace, context)
+    client = connect(place)
+    if name is None or not client.find("Job", names.master_name(name)):
+        jobs = _jobs(client)
+        if not jobs:
+            client.require_namespace()
+        running = [_name_of(job) for job in jobs if not finished(job)]
+        name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
+    return JobHandle(NamespaceHome(client, name, place))
+
+
+def find_current(name: str) -> JobHandle | None:
+    """The job of that name of the kubeconfig's current context, if there is one."""
+    client = connect(Place())
+    return JobHandle(NamespaceHome(client, name)) if client.find("Job", names.master_name(name)) else None
+
+
+def list_jobs(namespace: str, context: str) -> list[JobHandle]:
+    """The newest first."""
+    place = Place(namespace, context)
+    client = connect(place)
+    jobs = _jobs(client)
+    if not jobs:
+        client.require_namespace()
+    return [JobHandle(NamespaceHome(client, _name_of(job), place)) for job in jobs]
+
+
+def _jobs(client: Client) -> list[Object]:
+    found = client.list("Job", label_selector=ANY_JOB)
+    return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+
+
+def _name_of(job: Object) -> str:
+    return str(job["metadata"]["labels"][names.JOB_LABEL])

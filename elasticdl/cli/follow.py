@@ -1,0 +1,228 @@
+"""Following a job, wherever it is: each entry of its journal once, and its statuses beside, until it is over.
+
+What a master tells may be lost with it, or break off on its way. So at the end comes what was kept: the rest of the journal, and the
+last status.
+"""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Generic, TypeAlias, TypeVar
+
+from elasticdl.cli.home import Home, found
+from elasticdl.cli.master_client import MasterClient
+from elasticdl.common.errors import ElasticDLError, UnreachableError
+from elasticdl.job.journal import parse_entry
+from elasticdl.proto import elasticdl_pb2 as pb
+
+POLL = 0.05
+AGAIN_SECONDS = 1.0  # before a master is asked once more
+JOIN_SECONDS = 5.0
+MOST_LINES = 20_000  # that are taken at once
+Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
+Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
+T = TypeVar("T")
+
+
+class StreamReader(Generic[T]):
+    """A thread that reads what masters tell, through any change of masters, and at the end what is kept.
+
+    ``read``: a stream of a master's. ``has_ended``: whether the job is over, asked whenever a stream has ended or failed.
+    """
+
+    def __init__(
+        self,
+        master: Open,
+        read: Callable[[MasterClient], Iterable[T]],
+        has_ended: Callable[[], object],
+        kept: Callable[[], Iterable[T]],
+    ) -> None:
+        self._open = master
+        self._read = read
+        self._has_ended = has_ended
+        self._kept = kept
+        self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._last = threading.Event()  # no other stream is begun
+        self._master: MasterClient | None = None
+        self.failure = ""  # why nothing is heard at the moment
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._thread.is_alive()
+
+    def take(self) -> list[T]:
+        """What has come, a part of it if it is much."""
+        taken: list[T] = []
+        with suppress(queue.Empty):
+            while len(taken) < MOST_LINES:
+                taken.append(self._inbox.get_nowait())
+        return taken
+
+    def finish(self) -> None:
+        """The job is over: the stream that is open may come to its end, but for a connection that hangs."""
+        self._last.set()
+        self._thread.join(JOIN_SECONDS)
+        self._hang_up()
+
+    def close(self) -> None:
+        """What is open is closed by the time this returns, unless the network hangs."""
+        self._kept = tuple
+        self._last.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if master := self._master:
+            master.close()
+        self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            try:
+                self._read_stream()
+            except (ElasticDLError, OSError) as error:
+                self.failure = str(error)
+            except ValueError:  # gRPC's, of a client that has just been closed
+                pass
+            is_last = self._last.is_set()
+            with suppress(ElasticDLError, OSError):
+                if is_last or self._has_ended():
+                    return self._tell(self._kept())
+            self._last.wait(AGAIN_SECONDS)
+        return None
+
+    def _read_stream(self) -> None:
+        if self._last.is_set():
+            return
+        with self._open() as master:
+            self._master = master
+            try:
+                if not self._last.is_set():  # else it may not have been closed
+                    self._tell(self._read(master))
+            finally:
+                self._master = None
+
+    def _tell(self, stream: Iterable[T]) -> None:
+        for told in stream:
+            self.failure = ""
+            self._inbox.put(told)
+
+
+class SeenLines:
+    """The lines of a journal that have been seen: each master tells them all, from the first, and joins some that are old.
+
+    Entries have no numbers: a master that dies has told some that it had not saved, and the next one goes on without them. What names
+    an entry is its time and its event. Only the last are kept. An entry older than those was told long ago: entries are in the
+    order of time, but for the clocks of masters, which differ by less than so many entries take.
+    """
+
+    def __init__(self, kept: int = 5000) -> None:
+        self._order: collections.deque[tuple[float, str]] = collections.deque(maxlen=kept)
+        self._known: set[tuple[float, str]] = set()
+
+    def is_new(self, line: str) -> bool:
+        """Whether it is seen for the first time; from now on it is seen."""
+        entry = parse_entry(line)
+        name = (float(entry["time"]), str(entry["event"])) if entry else (0.0, line)
+        is_full = len(self._order) == self._order.maxlen
+        if name in self._known or (is_full and name[0] < self._order[0][0]):
+            return False
+        if is_full:
+            self._known.discard(self._order[0])
+        self._order.append(name)
+        self._known.add(name)
+        return True
+
+
+class StreamFeed:
+    """The journal of a master that is reached over a network. See `elasticdl.cli.home.JournalFeed`.
+
+    ``kept``: the journal that an ended job has left.
+    """
+
+    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
+        self._seen = SeenLines()
+        self._reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
+        self.finish, self.close = self._reader.finish, self._reader.close
+
+    @property
+    def is_complete(self) -> bool:
+        return self._reader.is_complete
+
+    def read(self) -> tuple[bool, list[str]]:
+        """The journal never begins anew: what is told once more is left out."""
+        return False, [line for line in self._reader.take() if self._seen.is_new(line)]
+
+
+class Following:
+    """Iterates over what comes of a job, until it is over; None whenever nothing has come for a moment.
+
+    ``has_ended``: asked in the thread that iterates, now and then while nothing comes.
+    """
+
+    def __init__(self, home: Home, *, statuses: bool, has_ended: Callable[[], object] | None = None) -> None:
+        self._home = home
+        self._has_ended = has_ended or home.over
+        self._feed = home.feed()
+        self._statuses: StreamReader[pb.JobStatus] | None = None
+        if statuses:
+            self._statuses = StreamReader(lambda: found(home), lambda client: client.watch(), home.over, self._kept)
+        self._look_at = 0.0
+
+    @property
+    def failure(self) -> str:
+        """Why its master is not heard of at the moment; empty while it is."""
+        return self._statuses.failure if self._statuses else ""
+
+    def __iter__(self) -> Iterator[Heard | None]:
+        is_last = False
+        while not is_last:
+            self._look()
+            is_last = self._is_complete()  # asked first: what came before that is taken once more
+            nothing = True
+            for heard in self._taken(to_end=is_last):
+                nothing = False
+                self._look_at = time.monotonic() + self._home.look_seconds
+                yield heard
+            if nothing and not is_last:
+                yield None
+                time.sleep(POLL)
+
+    def close(self) -> None:
+        self._feed.close()
+        if self._statuses:
+            self._statuses.close()
+
+    def _is_complete(self) -> bool:
+        return self._feed.is_complete and (self._statuses is None or self._statuses.is_complete)
+
+    def _look(self) -> None:
+        """A job may be over without a word on any stream."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + self._home.look_seconds
+        with suppress(UnreachableError):  # a cluster that does not answer may do so later
+            if self._has_ended():
+                self._feed.finish()
+                if self._statuses:
+                    self._statuses.finish()
+
+    def _taken(self, *, to_end: bool) -> Iterator[Heard]:
+        more = True
+        while more:
+            lines = self._feed.read()[1]
+            more = to_end and bool(lines)
+            yield from lines
+        if self._statuses:
+            yield from self._statuses.take()
+
+    def _kept(self) -> Iterable[pb.JobStatus]:
+        kept = self._home.kept_status()
+        return [] if kept is None else [kept]

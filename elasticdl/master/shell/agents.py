@@ -1,0 +1,299 @@
+"""The master's end of the agents: a `Starter` whose workers are started by whoever is in the place (`elasticdl.places.agent`).
+
+| what happens                                 | what follows                                                                 |
+| -------------------------------------------- | ---------------------------------------------------------------------------- |
+| a worker is to start, no agent is there yet  | it is pending; the agent gets the order when it has said Hello               |
+| an agent says Hello                          | what it has not heard is ordered again; what it says of workers is news      |
+| its stream breaks                            | nothing: the worker may go on, and the agent comes back, or the place is lost |
+| it says that a worker has ended              | reported once; the agent may forget it when that is acted upon and saved     |
+| it has a worker that nobody knows            | `WorkerPlaced`: an earlier master's, which the launcher ends                 |
+| its worker is gone, as the agent is another  | the worker has ended with the agent before                                   |
+| a place is lost                              | its worker is forgotten; an agent that shows itself there is told to leave   |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from elasticdl.master.state.events import (
+    ExitCause,
+    FoundWorker,
+    StacksFound,
+    WorkerExited,
+    WorkerPending,
+    WorkerPlaced,
+)
+from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
+from elasticdl.places.exits import end_of, judge_end
+from elasticdl.proto import elasticdl_pb2 as pb
+
+# An agent looks for its master every second, but the new one's address may have to be known on its node first.
+FIND_SECONDS = 30.0
+CLOSE_SECONDS = 15.0
+Settled = Callable[[], Awaitable[bool]]
+_LEAVE = pb.AgentOrder(leave=pb.Leave())
+
+
+class Line:
+    """What is yet to be sent to one agent.
+
+    ``settled``: waits until all that was reported is acted upon and saved; False: it may never be.
+    """
+
+    def __init__(self, settled: Settled) -> None:
+        self.settled = settled
+        self.waiting: asyncio.Queue[pb.AgentOrder | None] = asyncio.Queue()
+        self.replaced = False
+
+    def put(self, order: pb.AgentOrder) -> None:
+        self.waiting.put_nowait(order)
+
+    def close(self, *, replaced: bool = False) -> None:
+        self.replaced = replaced
+        self.waiting.put_nowait(None)
+
+    async def orders(self) -> AsyncIterator[pb.AgentOrder]:
+        """Until it is closed."""
+        while (order := await self.waiting.get()) is not None:
+            yield order
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A worker that was started in a place, or found there, and whose end is not reported."""
+
+    worker_id: int
+    place: str
+    start: pb.Start | None = None  # the order; None: another master's
+    ordered: bool = False  # an agent may have had it
+    placed: bool = False
+    end: pb.End | None = None
+
+
+class Agents:
+    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone."""
+
+    def __init__(self, find_seconds: float = FIND_SECONDS, close_seconds: float = CLOSE_SECONDS) -> None:
+        self._find_seconds = find_seconds
+        self._close_seconds = close_seconds
+        self._report: StarterReport = lambda event: None
+        self._lines: dict[str, Line] = {}  # by place, of the agents that are connected
+        self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
+        self._tenants: dict[int, Tenant] = {}
+        self._in_place: dict[str, set[int]] = {}
+        self._lost: set[str] = set()
+        self._taking: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
+        self._closed = self._detached = False
+        # What agents say is heard from then on: it must not come before what is found.
+        self.begun = asyncio.Event()
+
+    def reporting_to(self, report: StarterReport) -> Agents:
+        """A `StarterFactory`."""
+        self._report = report
+        return self
+
+    # ---- from agents ----
+
+    def open(self, hello: pb.AgentHello, settled: Settled) -> Line:
+        """A new stream, and how it begins; of two agents in one place the newer stays."""
+        if older := self._lines.get(hello.place):
+            older.close(replaced=True)
+        line = Line(settled)
+        if self._detached:
+            line.close()
+            return line
+        self._lines[hello.place] = line
+        self._hellos[hello.place] = hello
+        self._changed.set()
+        return line
+
+    def greet(self, line: Line, hello: pb.AgentHello) -> None:
+        """What it has said first; once `begun` is set."""
+        place = hello.place
+        if self._lines.get(place) is not line:
+            return
+        if place in self._lost:
+            line.put(_LEAVE)
+            return
+        if hello.leaving:
+            self._ending(place, hello.leaving)
+        for ended in hello.untold:
+            self._ended(line, ended)
+        running = hello.running.worker_id if hello.HasField("running") else None
+        if running is not None and running not in self._tenants:
+            self._add(Tenant(running, place, ordered=True))
+        for tenant in [self._tenants[worker_id] for worker_id in sorted(self._in_place.get(place, ()))]:
+            if tenant.worker_id == running:
+                self._placed(tenant, hello.running.pid)
+                self._order_end(tenant)
+            elif tenant.start is not None and not tenant.placed:
+                self._order_start(tenant)
+            else:
+                self._gone(tenant, "the agent that had started it is gone")
+        if self._closed:
+            line.put(_LEAVE)
+
+    def hear(self, line: Line, place: str, message: pb.AgentMessage) -> None:
+        """Nothing that a replaced agent says is news, nor what is said of a lost place."""
+        if self._lines.get(place) is not line or place in self._lost:
+            return
+        match message.WhichOneof("body"):
+            case "started":
+                if tenant := self._tenants.get(message.started.worker_id):
+                    self._placed(tenant, message.started.pid)
+            case "ended":
+                self._ended(line, message.ended)
+            case "leaving":
+                self._ending(place, message.leaving.reason)
+            case "looked":
+                looked = message.looked
+                text = end_of(looked.text) if looked.printed else looked.text
+                self._report(StacksFound(looked.worker_id, text, looked.state, looked.has_session))
+
+    def closed(self, line: Line, place: str) -> None:
+        """This stream is over."""
+        if self._lines.get(place) is line:
+            del self._lines[place]
+
+    # ---- the port ----
+
+    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+        awaited = {place.id for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
+        await self._until(lambda: awaited <= self._hellos.keys(), self._find_seconds)
+        asyncio.get_running_loop().call_soon(self.begun.set)
+        return [found for place in sorted(awaited & self._hellos.keys()) for found in self._found(self._hellos[place])]
+
+    def start(self, worker_id: int, place: Place) -> None:
+        if self._closed:
+            return
+        order = pb.Start(worker_id=worker_id, environment=dict(place.environment), processes=1)
+        tenant = Tenant(worker_id, place.id, order)
+        self._add(tenant)
+        if place.id in self._lines:
+            self._order_start(tenant)
+        else:
+            self._report(WorkerPending(worker_id, "the agent of its place has not come yet", place.node))
+
+    def end(self, worker_id: int, grace: float | None) -> None:
+        if tenant := self._tenants.get(worker_id):
+            tenant.end = pb.End(worker_id=worker_id, grace=grace)
+            if tenant.ordered:
+                self._order_end(tenant)
+            else:
+                self._gone(tenant, "it was not started yet")
+
+    def lost(self, place_id: str) -> None:
+        self._lost.add(place_id)
+        self._hellos.pop(place_id, None)
+        for worker_id in self._in_place.pop(place_id, ()):
+            del self._tenants[worker_id]
+        if line := self._lines.get(place_id):
+            line.put(_LEAVE)
+        self._changed.set()
+
+    def read_stacks(self, worker_id: int) -> None:
+        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
+
+    def read_log(self, worker_id: int) -> None:
+        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)))
+
+    async def close(self) -> None:
+        self._closed = True
+        for worker_id in list(self._tenants):
+            self.end(worker_id, 0)
+        await self._until(lambda: not self._tenants, self._close_seconds)
+        for line in self._lines.values():
+            line.put(_LEAVE)
+
+    async def detach(self) -> None:
+        """The agents keep their workers, and look for the next master as soon as they miss this one."""
+        if not self._closed:
+            self._detached = True
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
+
+    # ---- what both need ----
+
+    def _found(self, hello: pb.AgentHello) -> Iterator[FoundInPlace]:
+        for ended in hello.untold:
+            yield self._adopt(hello, ended.worker_id, 0, over=True)
+        if hello.HasField("running"):
+            yield self._adopt(hello, hello.running.worker_id, hello.running.pid)
+
+    def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundInPlace:
+        self._add(Tenant(worker_id, hello.place, ordered=True, placed=bool(pid)))
+        return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
+
+    def _add(self, tenant: Tenant) -> None:
+        self._tenants[tenant.worker_id] = tenant
+        self._in_place.setdefault(tenant.place, set()).add(tenant.worker_id)
+
+    def _order_start(self, tenant: Tenant) -> None:
+        tenant.ordered = True
+        self._lines[tenant.place].put(pb.AgentOrder(start=tenant.start))
+        self._order_end(tenant)
+
+    def _order_end(self, tenant: Tenant) -> None:
+        if tenant.end is not None and (line := self._lines.get(tenant.place)):
+            line.put(pb.AgentOrder(end=tenant.end))
+
+    def _look(self, worker_id: int, order: pb.AgentOrder) -> None:
+        tenant = self._tenants.get(worker_id)
+        if tenant is None or not tenant.placed:
+            return
+        if line := self._lines.get(tenant.place):
+            line.put(order)
+        else:
+            self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
+
+    def _placed(self, tenant: Tenant, pid: int) -> None:
+        if pid and not tenant.placed:
+            tenant.placed = True
+            about = self._hellos[tenant.place]
+            self._report(WorkerPlaced(tenant.worker_id, about.host, pid, about.node))
+
+    def _ended(self, line: Line, ended: pb.Ended) -> None:
+        if tenant := self._tenants.get(ended.worker_id):
+            self._tell_end(tenant, _judge(ended))
+        task = asyncio.get_running_loop().create_task(self._take(line, ended.worker_id))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def _take(self, line: Line, worker_id: int) -> None:
+        """The agent may forget a worker's end, once a master that follows this one would know of it; or none follows."""
+        if self._closed or await line.settled():
+            line.put(pb.AgentOrder(end_taken=pb.EndTaken(worker_id=worker_id)))
+
+    def _ending(self, place: str, reason: str) -> None:
+        if not self._closed:  # else it was told so here
+            self._report(PlaceEnding(place, reason))
+
+    def _gone(self, tenant: Tenant, detail: str) -> None:
+        self._tell_end(tenant, WorkerExited(tenant.worker_id, ExitCause.KILLED, -signal.SIGKILL, detail))
+
+    def _tell_end(self, tenant: Tenant, exited: WorkerExited) -> None:
+        del self._tenants[tenant.worker_id]
+        self._in_place[tenant.place].discard(tenant.worker_id)
+        self._report(exited)
+        self._changed.set()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Or until that time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+
+def _judge(ended: pb.Ended) -> WorkerExited:
+    if ended.problem:
+        return WorkerExited(ended.worker_id, ExitCause.CRASHED, ended.code, f"can't start it: {ended.problem}")
+    cause, detail, output = judge_end(ended.code, ended.output, memory_was_short=ended.out_of_memory)
+    return WorkerExited(ended.worker_id, cause, ended.code, detail, output)

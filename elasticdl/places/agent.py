@@ -1,0 +1,314 @@
+"""`python -m elasticdl.places.agent`: starts workers in the place that it is in, a pod or a job of a batch system, as its job's master
+orders.
+
+It is started with the environment of a worker, but for the number, and the place's id. It imports next to nothing itself,
+as it stays beside its worker: what workers need is imported by the process that they are forked from.
+
+Its worker goes on when the master ends, and what became of the worker is told to the next one. SIGTERM is passed on to
+the worker; the agent ends once the worker's end is told.
+
+Exit codes: 0 told to leave by the master, 1 no master for too long, or another agent has the place, 2 the user's mistake (one
+line on stderr), 143 told to leave (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
+from elasticdl.common.errors import UserError
+from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
+from elasticdl.places.agent_link import Link
+from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.places.memory_kills import MemoryKills
+from elasticdl.places.worker_output import Output, open_output
+from elasticdl.places.worker_process import NOT_FORKED, Spawner, WorkerRun, what_failed
+from elasticdl.proto import elasticdl_pb2 as pb
+
+EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
+# For a worker to leave by itself when there is no master any more.
+END_SECONDS = 60.0
+# For the master to take a worker's end before the agent's own.
+TELL_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Run(WorkerRun):
+    """One worker, from the order to start it to its end."""
+
+    def __init__(self, worker_id: int, changes: Mapping[str, str]) -> None:
+        """``changes``: of its environment."""
+        super().__init__(worker_id)
+        self.changes = changes
+        self.output: Output | None = None
+
+
+class Agent:
+    """``say``: sends a body of an `AgentMessage`, or nothing where there is no master."""
+
+    def __init__(
+        self,
+        about: pb.AgentHello,
+        environment: Mapping[str, str],
+        spawner: asyncio.Future[Spawner],
+        logs: Path | None,
+        say: Callable[..., None],
+    ) -> None:
+        self._about = about
+        self._environment = environment
+        self._spawner = spawner
+        self._logs = logs
+        self._say = say
+        self._runs: dict[int, Run] = {}  # the first has the place; one that follows waits until that is gone
+        self._turn = asyncio.Lock()
+        self._memory_kills = MemoryKills()
+        self._untold: dict[int, pb.Ended] = {}
+        self._leaving = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.exit_code = 0
+        self.over = asyncio.Event()
+
+    def hello(self) -> pb.AgentHello:
+        hello = pb.AgentHello(leaving=self._leaving, untold=self._untold.values())
+        hello.MergeFrom(self._about)
+        if run := next(iter(self._runs.values()), None):
+            hello.running.CopyFrom(pb.Started(worker_id=run.worker_id, pid=run.process.pid if run.process else 0))
+        return hello
+
+    def obey(self, order: pb.AgentOrder) -> None:
+        match order.WhichOneof("body"):
+            case "start":
+                self._start(order.start)
+            case "end":
+                if run := self._runs.get(order.end.worker_id):
+                    run.end(order.end.grace if order.end.HasField("grace") else None)
+            case "end_taken":
+                self._untold.pop(order.end_taken.worker_id, None)
+                self._end_if_over()
+            case "read_stacks":
+                self._look(order.read_stacks.worker_id, _stacks)
+            case "read_log":
+                self._look(order.read_log.worker_id, _printed)
+            case "leave":
+                self.leave("the master gives the place back", 0, grace=0)
+
+    def leave(self, reason: str, exit_code: int, grace: float | None = None) -> None:
+        """Start nobody any more, and end when the worker has ended and that is told."""
+        self.end_workers(grace)
+        if not self._leaving:
+            _log.info("leaving the place: %s", reason)
+            self._leaving, self.exit_code = reason, exit_code
+            self._say(leaving=pb.Leaving(reason=reason))
+        self._end_if_over()
+
+    def end_workers(self, grace: float | None) -> None:
+        for run in self._runs.values():
+            run.end(grace)
+
+    async def close(self) -> None:
+        """Until nothing of a worker is left, which may take as long as that is given."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _end_if_over(self) -> None:
+        if not self._leaving or self._runs:
+            return
+        if self._untold:
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self.over.set)
+        else:
+            self.over.set()
+
+    def _start(self, order: pb.Start) -> None:
+        worker_id = order.worker_id
+        if worker_id in self._runs or worker_id in self._untold:
+            return  # ordered again, by a master that did not know
+        run = Run(worker_id, dict(order.environment))
+        if order.processes > 1:
+            self._tell_end(run, pb.Ended(code=1, problem="its place runs one process for a worker"))
+        elif self._leaving:
+            self._tell_end(run, pb.Ended(code=-signal.SIGTERM))
+        else:
+            self._runs[worker_id] = run
+            self._track(self._live(run))
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, run: Run) -> None:
+        async with self._turn:
+            try:
+                spawner = await self._spawner
+                run.output = open_output(self._logs, run.worker_id)
+                environment = {**self._environment, **run.changes}
+                code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
+                text = await asyncio.to_thread(run.output.all) if run.was_started else ""
+                ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
+            except OSError as error:
+                ended = pb.Ended(code=1, problem=what_failed(error))
+            self._tell_end(run, ended)
+        if run.left:
+            await run.left
+
+    def _placed(self, run: Run, pid: int) -> None:
+        _log.info("worker %d is started: process %d", run.worker_id, pid)
+        self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
+
+    def _tell_end(self, run: Run, ended: pb.Ended) -> None:
+        """Once for each worker, and again in each Hello until a master has taken it."""
+        ended.worker_id = run.worker_id
+        _log.info("worker %d has ended: %s", run.worker_id, ended.problem or f"exit code {ended.code}")
+        self._runs.pop(run.worker_id, None)
+        self._untold[run.worker_id] = ended
+        self._say(ended=ended)
+        self._end_if_over()
+
+    def _look(self, worker_id: int, how: Callable[[Run, int], pb.Looked]) -> None:
+        run = self._runs.get(worker_id)
+        if run is not None and run.process is not None:
+            self._track(self._tell_look(run, partial(how, run, run.process.pid)))
+
+    async def _tell_look(self, run: Run, look: Callable[[], pb.Looked]) -> None:
+        looked = await asyncio.to_thread(look)
+        if run.process is not None:
+            self._say(looked=looked)
+
+
+def _stacks(run: Run, pid: int) -> pb.Looked:
+    from elasticdl.places.hung_process import look_at  # large, and seldom needed
+
+    found = look_at(run.worker_id, pid, run.dump)
+    return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
+
+
+def _printed(run: Run, pid: int) -> pb.Looked:
+    return pb.Looked(worker_id=run.worker_id, text=run.output.last() if run.output else "", printed=True)
+
+
+async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
+    """Find out how workers are started, and begin to import what they need.
+
+    Raises:
+        UserError: the specification can't be read.
+    """
+    program = (*RUN_MODULE, "elasticdl.places.preload", job_spec)
+    child = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    try:
+        printed, _ = await child.communicate()
+    finally:
+        if child.returncode is None:  # the agent ends
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        raise UserError(f"can't tell how workers are started: {' '.join(program)} ended with code {child.returncode}")
+    told = json.loads(printed)
+    if "problem" in told:
+        raise UserError(told["problem"])
+    reason, server = told["reason"], None
+    if told["modules"]:
+        try:
+            server = ForkServer(told["argv"], environment, told["modules"], sys.stderr.fileno())
+            server.start()
+        except (CannotFork, OSError) as error:
+            reason, server = str(error), None
+    if reason:
+        _log.warning(NOT_FORKED, reason)
+    return Spawner(told["argv"], server)
+
+
+async def attend(environ: Mapping[str, str]) -> int:
+    """Until the place is over; returns the exit code.
+
+    Raises:
+        UserError: a variable is missing or wrong, or the master will never take this agent.
+    """
+    if environ.get(MASTER) and not environ.get(HOST):
+        environ = {**environ, HOST: _address_towards(environ[MASTER])}
+    environment = WorkerEnvironment.from_env({**environ, WORKER_ID: "0"})
+    if environment is None or not environ.get(PLACE):
+        missing = PLACE if environment else MASTER
+        raise UserError(f"{missing} is not set: an agent is started by what provides the places of a job")
+    about = pb.AgentHello(
+        place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host, gpus=_count_gpus(environ)
+    )
+    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
+    base = {**defaults, **environ, "PYTHONUNBUFFERED": "1", **python_path(environ), **environment.to_env()}
+    spawner = asyncio.ensure_future(prepare(environment.job_spec, base))
+    logs = Path(environ[LOGS]) if environ.get(LOGS) else None
+    agent = Agent(about, base, spawner, logs, lambda **body: link.say(**body))
+    link = Link(environment, agent.hello, agent.obey)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(agent.leave, f"it got {number.name}", EXIT_TERMINATED))
+    linked, over = asyncio.ensure_future(link.keep()), asyncio.ensure_future(agent.over.wait())
+    awaited: set[asyncio.Future[Any]] = {linked, over, spawner}
+    try:
+        while not over.done():
+            done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            awaited -= done
+            if spawner in done:
+                spawner.result()
+            if linked in done:
+                agent.leave(linked.result(), EXIT_LOST, END_SECONDS)
+                break
+    finally:
+        for task in (linked, over):
+            task.cancel()
+        agent.end_workers(END_SECONDS)
+        await agent.close()
+        spawner.cancel()
+        with contextlib.suppress(UserError, asyncio.CancelledError):
+            await (await spawner).close()
+    return agent.exit_code
+
+
+def _address_towards(master: str) -> str:
+    """This machine's own address on its way to the master; nothing is sent.
+
+    Raises:
+        UserError: there is no way.
+    """
+    host, _, port = master.rpartition(":")
+    try:
+        kind, _, _, _, target = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as way:
+            way.connect(target)
+            address: str = way.getsockname()[0]
+            return address
+    except OSError as error:
+        raise UserError(
+            f"no way to the master at {master}: {error.strerror}; set {HOST} to this machine's address"
+        ) from None
+
+
+def _count_gpus(environ: Mapping[str, str]) -> int:
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([device for device in visible.split(",") if device.strip()])
+    return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
+
+
+def main() -> int:
+    name = os.environ.get(PLACE, "agent")
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
+    try:
+        return asyncio.run(attend(os.environ))
+    except UserError as error:
+        print(f"elasticdl: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What workers have printed last; and where an agent lets them print: through to its own stdout and stderr, or into a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+READ_BYTES = 1 << 16
+# So much of what a worker prints may be about its end: a dump of its stacks, and lines after it.
+LAST_BYTES = 80 << 10
+# For what is still in the pipes of a worker that has ended; a process that has left its group may keep them open.
+DRAIN_SECONDS = 1.0
+
+
+def last_of(log: Path) -> str:
+    """As much of a log as may be about its end; empty if it can't be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class Output(Protocol):
+    """Of one worker."""
+
+    def printing(self) -> AbstractContextManager[tuple[int, int]]:
+        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
+
+    def last(self) -> str:
+        """The end of what it has printed so far."""
+
+    def all(self) -> str:
+        """As `last`, of a worker that has ended: waits a short time for what is under way."""
+
+
+def open_output(folder: Path | None, worker_id: int) -> Output:
+    return PassedOn() if folder is None else InFile(folder / f"worker-{worker_id}.log")
+
+
+class InFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        with self._path.open("ab") as log:
+            yield log.fileno(), log.fileno()
+
+    def last(self) -> str:
+        return last_of(self._path)
+
+    all = last
+
+
+class PassedOn:
+    """By a thread for each of the two, as this process's own may be slow."""
+
+    def __init__(self) -> None:
+        self._last = bytearray()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def printing(self) -> Iterator[tuple[int, int]]:
+        theirs = []
+        for target in (1, 2):
+            ours, end = os.pipe()
+            theirs.append(end)
+            thread = threading.Thread(target=self._pass_on, args=(ours, target), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        try:
+            yield theirs[0], theirs[1]
+        finally:
+            for end in theirs:
+                os.close(end)
+
+    def last(self) -> str:
+        with self._lock:
+            return self._last.decode(errors="replace")
+
+    def all(self) -> str:
+        for thread in self._threads:
+            thread.join(DRAIN_SECONDS)
+        return self.last()
+
+    def _pass_on(self, ours: int, target: int) -> None:
+        with open(ours, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(READ_BYTES):
+                with self._lock:
+                    self._last += chunk
+                    del self._last[:-LAST_BYTES]
+                with contextlib.suppress(OSError):  # nobody reads it any more
+                    _write(target, chunk)
+
+
+def _write(target: int, chunk: bytes) -> None:
+    while chunk:
+        chunk = chunk[os.write(target, chunk) :]

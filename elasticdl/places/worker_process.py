@@ -1,0 +1,172 @@
+"""A worker's process from its start, forked where that is possible, to its end: for who starts workers on this machine, and for
+the agent of a place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from elasticdl.common.environment import STACKS, WORKER_ID
+from elasticdl.common.tether import tethered
+from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.places.process_group import GroupLeader
+
+NOT_FORKED = "workers are started without the fork server (slower): %s"
+NOT_STARTED = "it was not started yet"
+# While it is entered the descriptors for a worker's stdout and stderr are open here.
+Printing: TypeAlias = AbstractContextManager[tuple[int, int]]
+_log = logging.getLogger(__name__)
+
+
+class Spawner:
+    """Starts processes of one command line, each the leader of a session; they die with this process."""
+
+    def __init__(self, argv: Sequence[str], server: ForkServer | None = None) -> None:
+        """Without a server to fork from, each worker imports for itself."""
+        self._argv = argv
+        self._server = server
+        self._told: set[str] = set()  # why workers were not forked
+
+    async def spawn(
+        self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
+    ) -> GroupLeader | None:
+        """None if it was not wanted any more before there was a process.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        if self._server is not None:
+            try:
+                return await self._server.fork(environment, out, log, is_wanted)
+            except CannotFork as reason:
+                if is_wanted():
+                    self._warn(str(reason))
+        if not is_wanted():
+            return None
+        process = subprocess.Popen(
+            tethered([*self._argv]),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        return GroupLeader(process.pid, process.wait)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning(NOT_FORKED, reason)
+
+
+class WorkerRun:
+    """One worker. Its temporary files are in a folder of its own, which goes with it: a worker that is killed cannot clean up."""
+
+    def __init__(self, worker_id: int) -> None:
+        self.worker_id = worker_id
+        self.process: GroupLeader | None = None  # while it runs
+        self.was_started = False
+        self.dump = Path()  # takes its stacks
+        # What is being started for a worker that is over: whoever ends waits for it.
+        self.left: asyncio.Task[None] | None = None
+        self._unwanted = asyncio.Event()  # killed before it was started
+        self._killing: asyncio.TimerHandle | None = None
+
+    def end(self, grace: float | None) -> None:
+        """None: SIGTERM and no more; else SIGKILL after so many seconds, 0 for at once."""
+        if self.process is None:
+            self._unwanted.set()
+        elif grace == 0:
+            self.process.kill()
+        else:
+            self.process.signal(signal.SIGTERM)
+            if grace is not None and self._killing is None:
+                self._killing = asyncio.get_running_loop().call_later(grace, self.process.kill)
+
+    async def to_its_end(
+        self, spawner: Spawner, environment: Mapping[str, str], printing: Printing, placed: Callable[[int], None]
+    ) -> int:
+        """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
+
+        ``placed``: is called with its process id once it runs.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
+        folder = _temporary_folder(f"{self.worker_id}-")
+        self.dump = Path(folder) / "elasticdl-stacks"
+        own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
+        spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}, printing))
+        await self._until_started(spawning)
+        if not spawning.done():  # it will run nothing of its program: its place is free at once
+            self.left = asyncio.ensure_future(self._end_unwanted(spawning, folder))
+            return -signal.SIGKILL
+        try:
+            process = spawning.result()
+            if process is None or self._unwanted.is_set():
+                await _end(process)
+                return -signal.SIGKILL
+            self.process, self.was_started = process, True
+            placed(process.pid)
+            return await process.wait()
+        finally:
+            self.process = None
+            if self._killing is not None:
+                self._killing.cancel()
+            await _remove(folder)
+
+    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str], printing: Printing) -> GroupLeader | None:
+        with printing as (out, log):
+            return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
+
+    async def _until_started(self, spawning: asyncio.Future[GroupLeader | None]) -> None:
+        """Or until the worker is killed: to start it may take long."""
+        killing = asyncio.ensure_future(self._unwanted.wait())
+        awaited: set[asyncio.Future[Any]] = {spawning, killing}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        killing.cancel()
+
+    async def _end_unwanted(self, spawning: asyncio.Future[GroupLeader | None], folder: str) -> None:
+        """What is being started can't be called back: it is killed as soon as it is there."""
+        with contextlib.suppress(OSError):
+            await _end(await spawning)
+        await _remove(folder)
+
+
+async def _end(process: GroupLeader | None) -> None:
+    if process is not None:
+        process.kill()
+        await process.wait()
+
+
+async def _remove(folder: str) -> None:
+    await asyncio.to_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def _temporary_folder(prefix: str) -> str:
+    try:
+        return tempfile.mkdtemp(prefix=prefix)
+    except FileNotFoundError:  # who tidies up /tmp takes the folder of a job that runs for weeks
+        os.makedirs(tempfile.gettempdir(), mode=0o700)
+        return tempfile.mkdtemp(prefix=prefix)
+
+
+def what_failed(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason

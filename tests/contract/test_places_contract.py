@@ -1,0 +1,193 @@
+"""What everybody must do who provides places. An adapter of yours joins by a bench, as those below."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+from places_kit import FakePlaces
+from slurm_kit import FakeSlurm
+
+from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.batch_system import BatchPlaces
+from elasticdl.places.slots import Slots
+from elasticdl.places.slurm import Slurm
+
+ROOM = 2
+DEADLINE = 30.0
+NOWHERE = frozenset()
+
+
+class Bench:
+    """Places of which two can be READY at a time, and what was reported of them."""
+
+    def __init__(self, make, lose=None):
+        """``lose``: makes a place vanish, as somebody else would; None where nobody can."""
+        self.reports = asyncio.Queue()
+        self.places = make(self.reports.put_nowait)
+        self.lose = lose
+        self.now, self.lost, self.ids = {}, [], []  # places that there are; ids of those that are gone, and of all
+
+    async def until(self, condition):
+        """Take reports until this is so."""
+        while not condition(self):
+            self.take(await asyncio.wait_for(self.reports.get(), DEADLINE))
+
+    def take(self, report):
+        match report:
+            case PlaceChanged(place):
+                assert place.id not in self.lost, "a place that was lost has changed"
+                assert place.state is not PlaceState.LOST
+                self.ids += [] if place.id in self.ids else [place.id]
+                self.now[place.id] = place
+            case PlaceLost(place_id):
+                assert place_id not in self.lost, "a place was lost twice"
+                self.lost.append(place_id)
+                self.now.pop(place_id, None)
+            case _:
+                raise AssertionError(report)
+
+    def nothing_more(self):
+        return self.reports.empty()
+
+    def states(self):
+        return sorted(place.state for place in self.now.values())
+
+    def ready(self):
+        return [place.id for place in self.now.values() if place.state is PlaceState.READY]
+
+    async def has(self, *, ready, waiting=0):
+        states = sorted([PlaceState.READY] * ready + [PlaceState.WAITING] * waiting)
+        await self.until(lambda bench: bench.states() == states)
+
+
+@asynccontextmanager
+async def bench_of(make, lose=None):
+    bench = Bench(make, lose)
+    assert await bench.places.found() == ()
+    yield bench
+    await bench.places.close()
+    while not bench.nothing_more():
+        bench.take(bench.reports.get_nowait())
+    assert bench.now == {}, "places are left after `close`"
+
+
+def fake_bench(tmp_path):
+    return bench_of(partial(FakePlaces, room=ROOM), lambda bench, place_id: bench.places.lose(place_id))
+
+
+def slots_bench(tmp_path):
+    return bench_of(partial(Slots, ROOM, [], tmp_path))
+
+
+def gpus_bench(tmp_path):
+    return bench_of(partial(Slots, 0, ["GPU-a", "GPU-b"], tmp_path))
+
+
+def pairs_of_gpus_bench(tmp_path):
+    return bench_of(partial(Slots, 0, ["GPU-a", "GPU-b", "GPU-c", "GPU-d"], tmp_path, gpus_per_slot=2))
+
+
+def slurm_bench(tmp_path):
+    slurm = FakeSlurm(ROOM)
+    jobs = Slurm("elasticdl-digits", {}, tmp_path, run=slurm)
+    return bench_of(partial(BatchPlaces, jobs, poll_seconds=0.01), lambda bench, job: slurm.end(job, "NODE_FAIL"))
+
+
+BENCHES = [fake_bench, slots_bench, gpus_bench, pairs_of_gpus_bench, slurm_bench]
+THAT_LOSE = [fake_bench, slurm_bench]  # slots of this machine are not lost while this process lives
+CHECKS = []
+
+
+def contract(check, benches=BENCHES):
+    """Run a check on all of them."""
+    CHECKS.append(check)
+
+    @pytest.mark.parametrize("make", benches)
+    def test(make, tmp_path):
+        async def run():
+            async with make(tmp_path) as bench:
+                await check(bench)
+
+        asyncio.run(run())
+
+    return test
+
+
+@contract
+async def test_what_is_wanted_comes(bench):
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    assert len({place.id for place in bench.now.values()}) == 2
+
+
+@contract
+async def test_to_say_it_again_changes_nothing(bench):
+    for _ in range(3):
+        bench.places.want(1, 1, NOWHERE)
+    await bench.has(ready=1)
+    bench.places.want(1, 1, frozenset({"some-node"}))
+    await bench.places.close()
+    await bench.has(ready=0)
+    assert len(bench.ids) == 1
+
+
+@contract
+async def test_what_there_is_no_room_for_waits_and_says_why(bench):
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    bench.places.want(1, 3, NOWHERE)
+    await bench.has(ready=2, waiting=1)
+    await bench.until(lambda bench: all(p.reason for p in bench.now.values() if p.state is PlaceState.WAITING))
+    bench.places.give_back(bench.ready()[0], 0)
+    await bench.until(lambda bench: bench.lost)
+    await bench.has(ready=2)
+
+
+@contract
+async def test_with_fewer_wanted_those_that_wait_go_and_those_that_are_ready_stay(bench):
+    bench.places.want(1, 4, NOWHERE)
+    await bench.has(ready=2, waiting=2)
+    ready = bench.ready()
+    bench.places.want(1, 3, NOWHERE)
+    await bench.has(ready=2, waiting=1)
+    bench.places.want(0, 0, NOWHERE)
+    await bench.has(ready=2)
+    assert bench.ready() == ready
+
+
+@contract
+async def test_a_place_that_is_given_back_is_lost_once(bench):
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    given, kept = bench.ready()
+    for _ in range(2):
+        bench.places.give_back(given, 0)
+    bench.places.give_back("unknown", None)
+    await bench.until(lambda bench: bench.lost)
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    assert kept in bench.ready()
+    assert given not in bench.ready()
+
+
+@partial(contract, benches=THAT_LOSE)
+async def test_a_place_that_is_lost_is_told_once_and_can_be_had_again(bench):
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    lost, kept = bench.ready()
+    bench.lose(bench, lost)
+    await bench.until(lambda bench: bench.lost == [lost])
+    bench.places.want(1, 2, NOWHERE)
+    await bench.has(ready=2)
+    assert kept in bench.ready()
+    assert lost not in bench.ready()
+
+
+@contract
+async def test_close_gives_back_everything_and_tells_it(bench):
+    bench.places.want(1, 3, NOWHERE)
+    await bench.has(ready=2, waiting=1)
+    await bench.places.close()
+    await bench.until(lambda bench: len(bench.lost) == 3)
+    assert bench.nothing_more()
