@@ -21,7 +21,7 @@ from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.local_master import serve_here
 from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.base import Launcher, Report
+from elasticdl.places.base import Launcher, Limits, Report
 
 SOCKET = "hosts.sock"
 
@@ -110,9 +110,9 @@ def main() -> None:
     job_dir, hosts = JobDir(Path(sys.argv[1])), int(sys.argv[2])
     spec = JobSpec.from_json(job_dir.spec.read_text())
 
-    def prepare(master: MasterAddress) -> Callable[[Report], Launcher]:
+    def prepare(master: MasterAddress) -> Callable[[Report, Limits], Launcher]:
         room = Room(job_dir.path / SOCKET, hosts, spec.num_workers.maximum)
-        return lambda report: SimulatedLauncher(master, report, room)
+        return lambda report, limits: SimulatedLauncher(master, report, room)
 
     asyncio.run(serve_here(spec, job_dir, prepare))
 

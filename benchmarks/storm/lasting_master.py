@@ -37,7 +37,7 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state.events import Event, FoundWorker, WorkerExited, WorkerPlaced
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.snapshot import Snapshot
-from elasticdl.places.base import Launcher, Report
+from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.exits import judge_exit
 from elasticdl.places.hung_process import look_at
 
@@ -269,7 +269,7 @@ async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
         job_dir.write_master(address)
         yield
 
-    def make_launcher(report: Report) -> Launcher:
+    def make_launcher(report: Report, limits: Limits) -> Launcher:
         command = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
         return LastingLauncher(job_dir, command, f"{host}:{port}", report)
 

@@ -22,11 +22,14 @@ class WriteBudget:
 
     def __init__(
         self,
-        workers: int,
+        workers: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._bucket = TokenBucket(RATE, BURST + BURST_PER_WORKER * workers)
+        """``workers``: how many there may be at present."""
+        self._workers = workers
+        self._most = -1  # workers for which the bucket is
+        self._bucket = TokenBucket(RATE, BURST)
         self._clock = clock
         self._sleep = sleep
         self._turn = threading.Lock()
@@ -34,5 +37,7 @@ class WriteBudget:
     def wait(self) -> None:
         """One after another, so that nobody waits for long: a save comes after the requests that are under way."""
         with self._turn:
+            if (workers := self._workers()) > self._most:  # at the start, or the job was scaled
+                self._most, self._bucket = workers, TokenBucket(RATE, BURST + BURST_PER_WORKER * workers)
             while seconds := self._bucket.take(self._clock()):
                 self._sleep(max(seconds, SHORTEST_SLEEP))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.events import (
     ExitCause,
     FoundWorker,
@@ -26,6 +27,8 @@ from elasticdl.master.state.events import (
     WorkerPlaced,
 )
 
+# The range of workers that the job has now: `elasticdl scale` changes it.
+Limits = Callable[[], WorkerRange]
 STACKS_SECONDS = 3.0
 
 

@@ -10,6 +10,7 @@ from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
 from elasticdl.common.credentials import Role
+from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import Place
 from elasticdl.kube.manifests.names import labels, selector, state_name
@@ -74,7 +75,13 @@ def api_of(cluster):
 
 def worker_pods(cluster, namespace, work, gpus=3, **spec):
     owner = make_owner(api_of(cluster), namespace)
-    return WorkerPods(JOB, namespace, owner, template(cluster.image, work, gpus, **spec), most=4)
+    return WorkerPods(
+        JOB,
+        namespace,
+        owner,
+        template(cluster.image, work, gpus, **spec),
+        limits=lambda: WorkerRange(minimum=1, maximum=4),
+    )
 
 
 def pods_left(api, namespace):

@@ -17,7 +17,7 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.rules import worker_target
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.loop import PATIENCE as PATIENCE
+from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.saver import StateSaver

@@ -14,7 +14,7 @@ from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,
-    PATIENCE,
+    SLOW_SAVE_SECONDS,
     LoopDriver,
     MasterCore,
     SaveRequest,
@@ -199,7 +199,7 @@ class Master:
             if isinstance(act, SaveRequest):
                 if not act.done:
                     self._awaited = act
-                    self.site.clock.after(PATIENCE, self._lose_patience, act)
+                    self.site.clock.after(SLOW_SAVE_SECONDS, self._lose_patience, act)
             elif isinstance(act, i.EndJob):
                 self.site.end(act.phase, act.reason)
             elif callable(act):

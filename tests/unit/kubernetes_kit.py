@@ -1,5 +1,6 @@
 """Pods and events as clusters show them, cut down to what is looked at."""
 
+from elasticdl.job.spec import WorkerRange
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods
 
 JOB, NAMESPACE = "digits", "lab"
@@ -11,7 +12,7 @@ TEMPLATE = {
         "containers": [{"name": "elasticdl", "image": "i", "env": [{"name": "A", "value": "1"}]}],
     },
 }
-PODS = WorkerPods(JOB, NAMESPACE, OWNER, TEMPLATE, most=4)
+PODS = WorkerPods(JOB, NAMESPACE, OWNER, TEMPLATE, limits=lambda: WorkerRange(minimum=1, maximum=4))
 
 
 def terminated(code, reason=None, message=""):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from elasticdl.master.state.sharing import Claim, Sharing
+from elasticdl.master.rules.sharing import Sharing
+from elasticdl.master.state.claim import Claim
 
 START_SECONDS = 6.0  # from a worker's place to its first step
 

@@ -133,7 +133,7 @@ def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, la
     def sleep(seconds):
         now[0] += seconds
 
-    lab.budget = WriteBudget(4, lambda: now[0], sleep)
+    lab.budget = WriteBudget(lambda: 4, lambda: now[0], sleep)
     at_once, more = budget.BURST + 4 * budget.BURST_PER_WORKER, 300
     _, answers = asked
     for number in range(at_once + more):

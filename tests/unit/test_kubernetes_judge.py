@@ -4,7 +4,7 @@ import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
 from elasticdl.job.quantities import Priority
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
@@ -445,15 +445,24 @@ def test_a_worker_has_a_controller_if_the_jobs_state_goes_with_the_job():
     ],
 )
 def test_the_first_places_are_urgent(priority, urgent):
-    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, PODS.template, most=4, priority=priority)
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, PODS.template, limits=PODS.limits, priority=priority)
     classes = [pods.manifest(10 + place, place)["spec"].get("priorityClassName") for place in range(5)]
     assert classes == ["high"] * urgent + [None] * (5 - urgent)
+
+
+def test_the_share_of_urgent_places_is_that_of_the_range_which_the_job_has_now():
+    limits = WorkerRange(minimum=1, maximum=4)
+    priority = Priority("high", 0.5)
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, PODS.template, limits=lambda: limits, priority=priority)
+    assert pods.urgent == 2
+    limits = WorkerRange(minimum=1, maximum=10)
+    assert pods.urgent == 5
 
 
 def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
     own = {"podAntiAffinity": {"x": 1}, "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["first"]}}
     template = {**PODS.template, "spec": {**PODS.template["spec"], "affinity": own}}
-    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, template, most=4)
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, template, limits=PODS.limits)
     assert pods.manifest(1, 0)["spec"]["affinity"] == own
     made = pods.manifest(1, 0, ("node-b", "node-c"))["spec"]["affinity"]
     assert made["podAntiAffinity"] == {"x": 1}
@@ -473,5 +482,5 @@ def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
 
 def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
     spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
-    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, worker_pod(spec, "lab"), most=1)
-    assert "affinity" not in pods.manifest(1, 0, "node-b")["spec"]
+    pods = WorkerPods(PODS.job, PODS.namespace, PODS.owner, worker_pod(spec, "lab"), limits=PODS.limits)
+    assert "affinity" not in pods.manifest(1, 0, ("node-b",))["spec"]

@@ -12,6 +12,7 @@ from kubernetes_kit import JOB, PODS, pod, terminated
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
+from elasticdl.kube import budget
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
@@ -169,8 +170,18 @@ def test_the_newest_that_are_over_are_kept_and_all_of_them_for_a_while(pauses):
     assert (leftovers.take(now), leftovers.next(now)) == ([], None)
 
 
+def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so():
+    slept, workers = [], 4
+    it = WriteBudget(lambda: workers, clock=lambda: sum(slept), sleep=slept.append)
+    for workers in (4, 100):
+        slept.clear()
+        for _ in range(budget.BURST + workers * budget.BURST_PER_WORKER):
+            it.wait()
+        assert not slept
+
+
 def test_threads_that_wait_come_one_after_another():
-    waiting = WriteBudget(0, sleep=lambda seconds: None, clock=iter(range(10**6)).__next__)
+    waiting = WriteBudget(lambda: 0, sleep=lambda seconds: None, clock=iter(range(10**6)).__next__)
     threads = [threading.Thread(target=waiting.wait) for _ in range(50)]
     for thread in threads:
         thread.start()

@@ -7,6 +7,7 @@ from importlib.resources import files
 import pytest
 import yaml
 from jsonschema.validators import Draft202012Validator
+from kubernetes_kit import PODS
 from kubernetes_validate.utils import all_versions
 from referencing import Registry, Resource
 
@@ -35,7 +36,7 @@ def manifests(tmp_path_factory):
     written = list(yaml.safe_load_all(file.read_text()))
     (template,) = (each["data"][TEMPLATE_FILE] for each in written if each["metadata"]["name"] == spec_name("digits"))
     owner = Owner("digits-master", "job-uid", "state-uid")
-    pods = WorkerPods("digits", "lab", owner, json.loads(template), 4, parse_priority("high=0.5"))
+    pods = WorkerPods("digits", "lab", owner, json.loads(template), PODS.limits, parse_priority("high=0.5"))
     event = make_event(Notice("WorldFormed", "world 1", 0.0, 1.0), owner.about("lab"))
     parts = [owned(each, MADE) for each in written if each["kind"] != "Job"]
     return [*written, *parts, pods.manifest(0, 0, away_from=("n1", "n2")), event]

@@ -371,6 +371,18 @@ def test_stop_gives_a_grace_period_and_then_kills():
     assert r.exit(2) == [i.EndJob(Phase.STOPPED, "enough")]
 
 
+def test_nothing_is_said_against_a_worker_that_nobody_watches_any_more():
+    r = Run()
+    r.train()
+    r.post(e.WorkerDraining(1, "SIGTERM"))
+    del r.beats[1]
+    r.pass_time(0.8 * r.settings.heartbeat_timeout)
+    (leaves,) = [worker for worker in r.job.view().workers if worker.worker_id == 1]
+    assert leaves.remark.startswith("no heartbeat for")
+    r.post(e.StopRequested("enough"))
+    assert not any(worker.remark for worker in r.job.view().workers)
+
+
 def test_a_second_stop_may_be_at_once():
     r = Run()
     r.train()

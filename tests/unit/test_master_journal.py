@@ -107,7 +107,7 @@ class Town:
         state = ClusterState(self.api, "digits", f"master-{self.masters}", lambda: None, self.job_dir.journal)
         made = asyncio.Event()
 
-        def make_launcher(report):
+        def make_launcher(report, limits):
             self.report = report
             made.set()
             return Launcher(report, self.launched)

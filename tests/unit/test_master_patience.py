@@ -9,7 +9,7 @@ from test_master_job import TICK, Run
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
-from elasticdl.master.rules.patience import (
+from elasticdl.master.rules.progress_limits import (
     GIVE_UP_FLOOR,
     GIVE_UP_MOVING,
     MOVING_NAME_FLOOR,
@@ -17,7 +17,7 @@ from elasticdl.master.rules.patience import (
     NAME_FLOOR,
     UNLEARNT_GIVE_UP,
     UNLEARNT_NAME,
-    Patience,
+    ProgressLimits,
 )
 from elasticdl.master.rules.watching import LOOK_AGAIN
 from elasticdl.master.state import events as e
@@ -151,7 +151,7 @@ def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind
     run = LongRun(Training(3, **JOBS[kind]))
     run.train(HOUR)
     require_no_alarm(run)
-    patience = run.job._workers.liveness.patience
+    patience = run.job._workers.progress_limits
     limit = max(NAME_FLOOR, NAME_FACTOR * patience.longest)
     run.training.stuck = 1
     began = run.now
@@ -169,7 +169,7 @@ def step_in(epoch):
 
 
 def learnt(longest):
-    patience, pulse = Patience(None), Pulse(0.0, 0.0, steps=10)
+    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
     patience.moved(pulse, longest)
     pulse.heard = longest + 1.0
     for epoch in range(2):
@@ -178,7 +178,7 @@ def learnt(longest):
 
 
 def test_until_an_epoch_is_over_the_limits_are_long():
-    patience, pulse = Patience(None), Pulse(0.0, 0.0, steps=10)
+    patience, pulse = ProgressLimits(None), Pulse(0.0, 0.0, steps=10)
     patience.moved(pulse, 1.0)
     assert (patience.until_named(pulse), patience.until_given_up(pulse)) == (UNLEARNT_NAME, UNLEARNT_GIVE_UP)
 
@@ -199,7 +199,7 @@ def test_while_some_have_returned_another_may_be_writing_the_result_of_a_script(
     r.post(tell(0, "train.py:90 in export"))
     assert r.pass_time(UNLEARNT_GIVE_UP - UNLEARNT_NAME - 2, progress=False) == []
     r.post(e.ProgressReported(0, (step_in(2),), 0, 0))  # it goes on after all
-    assert not r.job._workers.liveness.patience.ending
+    assert not r.job._workers.progress_limits.ending
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_the_first_steps_in_a_world_are_judged_as_if_nothing_were_known():
 
 
 def test_a_number_that_was_given_is_the_limit_of_all():
-    patience = Patience(4.0)
+    patience = ProgressLimits(4.0)
     assert (patience.until_named(None), patience.until_given_up(None)) == (4.0, 4.0)
 
 
 def test_the_first_report_of_a_new_master_may_be_of_many_epochs_and_teaches_nothing():
-    patience, pulse = Patience(None), Pulse(1.0, 0.0, steps=10)
+    patience, pulse = ProgressLimits(None), Pulse(1.0, 0.0, steps=10)
     patience.stepped((step_in(3), step_in(4)), 0, 0.0)
     assert patience.until_named(pulse) == UNLEARNT_NAME
     patience.stepped((step_in(5),), 0, 0.0)
@@ -239,7 +239,7 @@ def test_a_collective_that_a_master_was_away_for_teaches_nothing():
     r.post(e.Tick())
     r.waiting = set()
     r.pass_time(1.0)
-    assert r.job._workers.liveness.patience.longest < 3.0
+    assert r.job._workers.progress_limits.longest < 3.0
 
 
 def test_what_a_master_heard_late_teaches_nothing():
@@ -249,7 +249,7 @@ def test_what_a_master_heard_late_teaches_nothing():
         r.beats[worker] += 1
         r.post(e.HeartbeatReceived(worker, 1, 0, r.beats[worker], False))
     r.pass_time(1.0)
-    assert r.job._workers.liveness.patience.longest < 1.0
+    assert r.job._workers.progress_limits.longest < 1.0
 
 
 # ---- naming, and giving up ----
@@ -361,7 +361,7 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
     assert out == []
     r.waiting = set()
     r.pass_time(1.0)
-    assert r.job._workers.liveness.patience.longest > GIVE_UP_FLOOR
+    assert r.job._workers.progress_limits.longest > GIVE_UP_FLOOR
 
 
 def test_one_that_goes_on_is_remarked_no_more():
@@ -523,7 +523,7 @@ def test_collectives_that_take_long_are_waited_for():
     assert [each for each in asked if isinstance(each, i.DumpStacks)] == [i.DumpStacks(worker) for worker in range(3)]
     r.waiting = {0, 1, 2}
     assert isinstance(r.pass_time(20 * (NAME_FLOOR + 6), progress=False)[-1], i.BreakWorld)
-    assert r.job._workers.liveness.patience.longest < NAME_FLOOR + 6
+    assert r.job._workers.progress_limits.longest < NAME_FLOOR + 6
 
 
 def test_of_two_in_two_places_nobody_can_tell_who_is_wrong():

@@ -7,9 +7,10 @@ from master_kit import Cluster
 from scaling_kit import report
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.sharing import UNSEEN, UNSEEN_SECONDS
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.sharing import UNSEEN, UNSEEN_SECONDS, Claim
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.speedup import Curve, Observation, Point
 
 

@@ -175,7 +175,7 @@ def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world():
 
 
 def test_a_job_that_waits_for_its_state_to_be_saved_says_so(monkeypatch):
-    monkeypatch.setattr(loop_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.01)
 
     async def history(desk):

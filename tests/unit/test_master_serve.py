@@ -86,7 +86,7 @@ class Run:
         )
         return await serve(self._spec, self._job_dir, platform)
 
-    def _make_launcher(self, report):
+    def _make_launcher(self, report, limits):
         self.launcher.report = report
         return self.launcher
 

@@ -12,8 +12,9 @@ from sharing_kit import PlayedCluster
 
 from elasticdl.kube.api_error import NoAnswerError
 from elasticdl.kube.manifests.names import CLAIM_ANNOTATION, JOB_LABEL
+from elasticdl.master.rules.sharing import Sharing, divide, gains_of
 from elasticdl.master.shell.neighbours import STALE_SECONDS, Neighbours
-from elasticdl.master.state.sharing import AGAIN, PATIENCE, Claim, Sharing, divide, gains_of
+from elasticdl.master.state.claim import RETRIED_EVERY, SKIPPED_AFTER, Claim
 from elasticdl.master.state.speedup import Curve, Point
 
 GOOD = tuple(0.98**n for n in range(8))
@@ -42,6 +43,16 @@ def test_a_job_that_a_further_place_brings_nothing_says_so():
     assert sharing.see(claim("a", held=4, gains=POOR), [], 0.0)
     told = (4, "4 of 4 places that the jobs of its queue have: a further one would bring nothing")
     assert (sharing.share, sharing.reason) == told
+
+
+def test_a_neighbour_that_is_gone_is_not_shown_as_the_reason():
+    sharing, own = Sharing(), claim("a", held=4, waiting=1, gains=FAIR)
+    sharing.see(own, [claim("b", held=4, waiting=1, gains=FAIR)], 0.0)
+    share = sharing.share
+    assert "the last of b brings" in sharing.reason
+    assert not sharing.see(own, [claim("c", held=4, waiting=1, gains=FAIR)], 2.0)
+    assert sharing.share == share
+    assert "the last of c brings" in sharing.reason
 
 
 def test_of_two_alike_the_shorter_has_more():
@@ -92,7 +103,13 @@ def test_a_job_whose_fewest_become_more_than_its_share_gives_it_back_too():
 def test_who_waits_in_vain_costs_others_no_places():
     """Its pods may need another kind of node. It goes on waiting, and is tried again now and then."""
     a = claim("a", held=8, gains=FAIR)
-    for waited, kept in ((0.0, 4), (PATIENCE, 8), (AGAIN - 1, 8), (AGAIN, 7), (AGAIN + PATIENCE, 8)):
+    for waited, kept in (
+        (0.0, 4),
+        (SKIPPED_AFTER, 8),
+        (RETRIED_EVERY - 1, 8),
+        (RETRIED_EVERY, 7),
+        (RETRIED_EVERY + SKIPPED_AFTER, 8),
+    ):
         new = claim("b", held=0, waiting=1, waited=waited, gains=FAIR)
         assert divide([a, new], 8) == {"a": kept, "b": max(1, 8 - kept)}
 
@@ -100,8 +117,8 @@ def test_who_waits_in_vain_costs_others_no_places():
 def test_who_waits_long_for_one_more_waits_on_and_another_asks_as_well():
     b = claim("b", held=2, gains=FAIR)
     assert divide([claim("a", held=4, waiting=1), b], 6, probes=1) == {"a": 5, "b": 2}
-    assert divide([claim("a", held=4, waiting=1, waited=PATIENCE), b], 6, probes=1) == {"a": 5, "b": 3}
-    assert divide([claim("a", held=4, waiting=1, waited=PATIENCE), b], 7) == {"a": 4, "b": 3}, (
+    assert divide([claim("a", held=4, waiting=1, waited=SKIPPED_AFTER), b], 6, probes=1) == {"a": 5, "b": 3}
+    assert divide([claim("a", held=4, waiting=1, waited=SKIPPED_AFTER), b], 7) == {"a": 4, "b": 3}, (
         "nor a place that there is"
     )
 
@@ -355,6 +372,28 @@ def test_what_cannot_be_read_or_speaks_for_another_does_not_count(caplog):
     neighbours = Neighbours(leases, "a", "team")
     assert look(leases, neighbours) == look(leases, neighbours) == ["e"]
     assert caplog.text.count("what job b claims can't be read") == 1
+
+
+def test_a_mistake_is_told_once_and_claims_are_exchanged_again_after_it(caplog, monkeypatch):
+    for name in ("LOOK_SECONDS", "LONGEST_SECONDS"):
+        monkeypatch.setattr(f"elasticdl.master.shell.neighbours.{name}", 0.001)
+    leases, seen = Leases(), asyncio.Queue()
+    listed, mistakes = leases.list, [KeyError("metadata"), ValueError("odd"), NoAnswerError(0, "down")]
+    leases.list = lambda *given, **named: listed(*given, **named) if not mistakes else raise_(mistakes.pop())
+    neighbours = Neighbours(leases, "a", "team")
+    neighbours.claimed(claim("a"))
+
+    async def share():
+        async with neighbours.sharing(seen.put_nowait):
+            async with asyncio.timeout(10):
+                return await seen.get()
+
+    assert asyncio.run(share()).claims == ()
+    assert caplog.text.count("the jobs of queue team can't be seen") == 1
+
+
+def raise_(error):
+    raise error
 
 
 @pytest.mark.parametrize("down", [False, True])

@@ -175,6 +175,30 @@ def test_the_users_range_is_kept():
     assert cluster.job.view().limits == cluster.limits
 
 
+def test_a_reason_of_another_range_is_not_shown():
+    cluster = efficient(1, 2)
+    cluster.live(5)
+    cluster.post(learnt(1, 1.0, 0.9))
+    cluster.live(5)
+    cluster.post(learnt(2, 1.0, 0.9))
+    assert cluster.job.view().decision == "stays at 2: --num_workers allows no more"
+    cluster.limits = WorkerRange(minimum=1, maximum=4)
+    cluster.post(e.ScaleRequested(cluster.limits))
+    assert cluster.job.view().decision == "stays at 2: the job was scaled to 1-4, and nothing was measured since"
+    cluster.limits = WorkerRange(minimum=1, maximum=1)
+    cluster.post(e.ScaleRequested(cluster.limits))
+    assert records(cluster, "decision")[-1] == {"workers": 1, "reason": "goes to 1: the job was scaled to 1"}
+
+
+def test_a_job_that_ends_gives_no_reason_for_its_number_of_workers():
+    cluster = efficient(1, 2)
+    cluster.live(5)
+    cluster.post(learnt(1, 1.0, 0.2))
+    assert cluster.job.view().decision
+    cluster.post(e.StopRequested("enough"))
+    assert not cluster.job.view().decision
+
+
 def test_the_cost_of_a_change_is_the_median_pause():
     cluster = efficient(1, 8)
     cluster.live(5)
@@ -337,8 +361,9 @@ class Clock:
         return self.now
 
 
-def observer(posted, clock, past=None, **fields):
-    return ScalingObserver(JobSpec(global_batch_size=64, **fields), past or Learnt(), posted.append, clock)
+def observer(posted, clock, past=None, limits=None, **fields):
+    spec = JobSpec(global_batch_size=64, **fields)
+    return ScalingObserver(spec, lambda: limits or spec.num_workers, past or Learnt(), posted.append, clock)
 
 
 def train(it, clock, *, workers, seconds, world=1, count=40):
@@ -374,6 +399,15 @@ def test_the_policy_asks_with_one_worker_too():
     it = observer(posted, clock, scale_policy="efficiency")
     train(it, clock, workers=1, seconds=1.0)
     wait_for(posted, 1)
+    it.close()
+
+
+def test_the_curve_goes_as_far_as_the_job_was_scaled():
+    posted, clock = [], Clock()
+    it = observer(posted, clock, limits=WorkerRange(minimum=1, maximum=64), num_workers="1-4")
+    train(it, clock, workers=10, seconds=0.1)
+    wait_for(posted, 1)
+    assert max(point.workers for point in posted[0].curve) == 20
     it.close()
 
 

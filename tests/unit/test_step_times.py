@@ -156,7 +156,8 @@ class Crew:
     """Members of one world, whose heartbeats come twice a second."""
 
     def __init__(self, *workers, replace=False):
-        self.judge = SlowWorkers(replace=replace)
+        settings = Settings(WorkerRange(minimum=1, maximum=8), replace_slow=replace)
+        self.judge = SlowWorkers(types.SimpleNamespace(settings=settings))
         self.records = [WorkerRecord(n, "", WorkerState.MEMBER, host=f"node-{n}", rank=n) for n in range(len(workers))]
         self.workers = list(workers)  # (data, compute, update, samples) each
         self.now = 0.0

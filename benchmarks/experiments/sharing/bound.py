@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.experiments.sharing.workload import PlannedJob, draw_jobs
-from elasticdl.master.state.sharing import Claim, divide, gains_of
+from elasticdl.master.rules.sharing import divide, gains_of
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.speedup import Curve, Point
 
 TICK_SECONDS = 0.5

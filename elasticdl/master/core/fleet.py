@@ -33,6 +33,7 @@ from elasticdl.master.core.losses import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.lifecycle import DONE, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -65,9 +66,9 @@ _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
     told = event.cause.replace("_", " ") + (f": {event.detail}" if event.detail else "")
-    standing = record.suspicion.standing if record.suspicion else None
-    if standing and standing.unreached:
-        told += f"; it had not reached the master{standing}"
+    report = record.suspicion.report if record.suspicion else None
+    if report and report.unreached:
+        told += f"; it had not reached the master{report}"
     if record.state is WorkerState.FINISHED:
         return ExitCause.FINISHED, "finished"
     if event.cause in _BY_THE_CLUSTER:
@@ -174,7 +175,7 @@ class Crashes:
 
 
 class Fleet:
-    def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
         self.departures: list[Departure] = []  # for which replacements are due
@@ -190,15 +191,13 @@ class Fleet:
     @property
     def all_completed(self) -> bool:
         """Every process that ran has finished, and none is left but those without a place."""
-        states = {record.state for record in self._records.values()}
-        idle = states <= {WorkerState.COMPLETED, WorkerState.PENDING}
-        return WorkerState.COMPLETED in states and idle and not self.holding
+        completed, pending = (self._records.count(state) for state in (WorkerState.COMPLETED, WorkerState.PENDING))
+        return bool(completed) and completed + pending == len(self._records) and not self.holding
 
     @property
     def nobody_comes(self) -> bool:
         """All who are not leaving wait for a place."""
-        live = {record.state for record in self._records.values() if record.live}
-        return live == {WorkerState.PENDING}
+        return 0 < self._records.count(WorkerState.PENDING) == self._records.live
 
     @property
     def holding(self) -> bool:

@@ -53,6 +53,15 @@ class Job:
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died just after ending the job
 
     @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def limits(self) -> WorkerRange:
+        """As they are now: the specification says what they were at the start."""
+        return self._workers.limits
+
+    @property
     def training(self) -> Training:
         """What the training has achieved so far."""
         return self._workers.training
@@ -75,7 +84,7 @@ class Job:
                 had_begun = self._workers.training.begun
                 steps, milestones = self._workers.training.report(event, now)
                 self._workers.fleet.crashes.trained(len(steps))
-                self._workers.liveness.patience.stepped(steps, event.total_steps, now)
+                self._workers.progress_limits.stepped(steps, event.total_steps, now)
                 news = i.NewSteps(steps, pace_of(self._workers.rendezvous.of(_S.MEMBER)))
                 must_be_kept = milestones or self._workers.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
@@ -135,7 +144,7 @@ class Job:
             last_change=world.reason if world else "",
             limits=self._workers.limits,
             advice=self._workers.sizing.advice,
-            decision=self._workers.sizing.decision(self._workers.limits),
+            decision="" if outcome else self._workers.sizing.decision,
             workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state.lifecycle import LEAVING, LIVE, STARTING, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -51,7 +52,7 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
 
 
 class Recovery:
-    def __init__(self, records: dict[int, WorkerRecord], settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
         self._records = records
         self._settings = settings
         self._past = past
@@ -60,9 +61,10 @@ class Recovery:
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
-        self._claims: dict[int, World] = {}
+        self._claims: dict[int, dict[int, World]] = {}  # by version, and by who says so
         self._left = 0  # the newest world that somebody has left
         self.held: list[e.Event] = []
+        self._heard_of: set[int] = set()  # workers of whose sessions something is held
 
     @property
     def begun(self) -> bool:
@@ -79,10 +81,10 @@ class Recovery:
         for worker_id in sorted({*there, *remembered, *past.finished}):
             seen, known = there.get(worker_id), remembered.get(worker_id)
             record = _restore(seen or e.FoundWorker(worker_id), known, self._settings, now)
-            self._records[worker_id] = record
             if worker_id in past.finished:
                 record.state = WorkerState.FINISHED if seen or known else WorkerState.COMPLETED
                 record.deadline = None
+            self._records[worker_id] = record
             expected = record.ready or record.world_version or worker_id not in remembered
             if record.live and record.host and expected:
                 self._awaited.add(worker_id)
@@ -103,16 +105,18 @@ class Recovery:
         match event:
             case e.WorkerConnected(worker_id):
                 # It says again whatever of its earlier session is still true.
-                self.held = [
-                    old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
-                ]
+                if worker_id in self._heard_of:
+                    self.held = [
+                        old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
+                    ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
                     self.news = now
                 self._set_connected(worker_id, connected=True)
-                self._claims.pop(worker_id, None)
+                self._forget_claim(worker_id)
                 if event.members:
-                    self._claims[worker_id] = World(event.world_version, event.members, "")
+                    claims = self._claims.setdefault(event.world_version, {})
+                    claims[worker_id] = World(event.world_version, event.members, "")
             case e.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
             case e.JoinRequested():
@@ -120,13 +124,15 @@ class Recovery:
             case e.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
-                self._claims.pop(worker_id, None)
+                self._forget_claim(worker_id)
         self.held.append(event)
+        if isinstance(event, _OF_A_SESSION):
+            self._heard_of.add(event.worker_id)
 
     def over(self, now: float) -> bool:
         if self._since is None:
             return False
-        given_up = self._can_be_reached and now - self.news > self._settings.heartbeat_timeout
+        given_up = now - self.news > self._settings.heartbeat_timeout and self._can_be_reached
         return not self._awaited or given_up or self.waited(now) >= self._settings.recovery_timeout
 
     def waited(self, now: float) -> float:
@@ -143,7 +149,8 @@ class Recovery:
 
         One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
         """
-        known = [*([self._past.world] if self._past.world else []), *self._claims.values()]
+        claimed = [next(iter(claims.values())) for claims in self._claims.values() if claims]
+        known = [*([self._past.world] if self._past.world else []), *claimed]
         newest = max(known, key=lambda world: world.version, default=None)
         return newest if newest and newest.version >= self._left else None
 
@@ -154,6 +161,10 @@ class Recovery:
         world = self.world
         members = world.worker_ids if world else connected if self._left else ()
         return self._awaited <= self._doubtful or not connected.isdisjoint(members)
+
+    def _forget_claim(self, worker_id: int) -> None:
+        for claims in self._claims.values():
+            claims.pop(worker_id, None)
 
     def _set_connected(self, worker_id: int, *, connected: bool) -> None:
         if record := self._records.get(worker_id):

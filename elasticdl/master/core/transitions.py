@@ -10,6 +10,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Phase
 from elasticdl.master.state.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -47,7 +48,8 @@ class Ending:
 
 
 class Transitions:
-    def __init__(self, rendezvous: Rendezvous, ending: Ending, settings: Settings) -> None:
+    def __init__(self, records: Records, rendezvous: Rendezvous, ending: Ending, settings: Settings) -> None:
+        self._records = records
         self._rendezvous = rendezvous
         self._ending = ending
         self._settings = settings
@@ -78,7 +80,8 @@ class Transitions:
         row = WORKERS.get((before, trigger))
         if row is None:
             return []
-        record.state, actions = row
+        state, actions = row
+        self._records.move(record, state)
         if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
             record.reason = context.reason
         waited = record.waits_for_successor

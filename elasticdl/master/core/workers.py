@@ -9,7 +9,8 @@ from __future__ import annotations
 from elasticdl.master.core.fleet import Departure, Fleet
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions
 from elasticdl.master.rules.liveness import Liveness
-from elasticdl.master.rules.patience import Patience
+from elasticdl.master.rules.progress_limits import ProgressLimits
+from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, LetGo, Replace, Rule
 from elasticdl.master.rules.sizing import Sizing
 from elasticdl.master.rules.slowness import SlowWorkers
 from elasticdl.master.rules.watching import Watch
@@ -17,7 +18,8 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
 from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
-from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.records import Records
+from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings, World
@@ -30,17 +32,16 @@ class Workers:
     def __init__(self, settings: Settings, past: JobSnapshot) -> None:
         self.settings = settings
         self.limits = past.limits
-        self.records: dict[int, WorkerRecord] = {}
+        self.records = Records()
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
         self.ending = Ending(past.outcome)
-        self.transitions = Transitions(self.rendezvous, self.ending, settings)
+        self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
         self.fleet = Fleet(self.records, settings, past)
-        self.liveness = Liveness(self.records, settings.heartbeat_timeout, Patience(settings.progress_timeout))
-        self.slow_workers = SlowWorkers(replace=settings.replace_slow)
-        self._outgoing: int | None = None  # slow worker that stays until another can take its place
-        self.watch = Watch(self.records, self.liveness, self.rendezvous, settings, self.give_up)
+        self.progress_limits = ProgressLimits(settings.progress_timeout)
+        self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
         self.training = Training.restore(past.training)
-        self.sizing = Sizing(settings, past, self.rendezvous, self.training)
+        self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
+        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
         self.listening = False  # another master came before, and it is not known yet what there is
 
     def act(self, event: e.Event, now: float) -> list[Instruction]:
@@ -52,9 +53,10 @@ class Workers:
             case e.ScaleRequested(workers):
                 self.limits = workers
                 self.fleet.scaled(workers.maximum)
-                return [Record("scale_requested", {"workers": str(workers)}), *self.reconcile(now)]
+                requested = Record("scale_requested", {"workers": str(workers)})
+                return [requested, *self.sizing.scaled(), *self.reconcile(now)]
             case e.NeighboursSeen(claims):
-                return [*self.sizing.see(claims, self.limits, now), *self.reconcile(now)]
+                return [*self.sizing.see(claims, now), *self.reconcile(now)]
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
@@ -173,8 +175,8 @@ class Workers:
     def _fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
         held_place = record.holds_place
         out = self.transitions.fire(record, trigger, context)
-        if record.worker_id == self._outgoing and not record.holds_place:
-            self._outgoing = None  # its replacement was asked for before it left
+        if record.worker_id == self.slow_workers.outgoing and not record.holds_place:
+            self.slow_workers.outgoing = None  # its replacement was asked for before it left
         elif held_place and not record.holds_place and record.state not in DONE:
             why = context.cause or f"worker {record.worker_id} leaves"
             if warning := self.fleet.miss(record, why, context.reason, context.lost, now=context.now):
@@ -189,44 +191,32 @@ class Workers:
         self.forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
-        out = [*self.watch.look(now), *self._judge_slow(now), *self.sizing.claim(self.limits, now)]
+        out = [instruction for rule in self._rules for act in rule.look(now) for instruction in self._do(act, now)]
         return [*out, *self.reconcile(now)]
 
-    def _judge_slow(self, now: float) -> list[Instruction]:
-        members, world = self.rendezvous.active_members(), self.rendezvous.world
-        may_replace = not self.liveness.patience.ending and self._outgoing is None
-        alone = world is not None and len(world.members) == 1
-        records, to_replace = self.slow_workers.judge(members, now, alone=alone, may_replace=may_replace)
-        out: list[Instruction] = []
-        for record in to_replace:
-            why = _slowness(record, now)
-            if len(members) > self.limits.minimum or self.settings.gang:
-                out += self._fire(record, Trigger.LET_GO, why)
-            else:  # without it the job would stand still until another is ready
-                self._outgoing = record.worker_id
+    def _do(self, act: Act, now: float) -> list[Instruction]:
+        """What a rule wants."""
+        match act:
+            case GiveUp(record, reason):
+                return self.give_up(record, reason, now)
+            case Replace(record, reason, first):
+                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
+                if not first:
+                    return self._fire(record, Trigger.LET_GO, why)
                 self.fleet.departures.append(Departure(why.cause, record.node))
-        return [*out, *self._relieve(now), *records]
-
-    def _relieve(self, now: float) -> list[Instruction]:
-        """Let the slow worker go that has stayed until its replacement is ready."""
-        record = self.records.get(self._outgoing) if self._outgoing is not None else None
-        if record is not None and record.state is _S.REJOINING:
-            return []  # it is on its way into the next world
-        is_over = self.liveness.patience.ending  # it may be writing the result
-        if record is None or record.state is not _S.MEMBER or record.slow is None or is_over:
-            self._outgoing = None
-            return []
-        others = len(self.rendezvous.active_members()) - 1 + len(self.rendezvous.standbys())
-        if others < self.limits.minimum:
-            return []
-        self._outgoing = None
-        return self.transitions.fire(record, Trigger.LET_GO, _slowness(record, now))
+                return []
+            case LetGo(record, reason):
+                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
+                return self.transitions.fire(record, Trigger.LET_GO, why)
+            case LeaveWorld(cause):
+                self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
+                return []
+        return [act]
 
     def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
         """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
         slowness may be that worker's, and not the number's."""
-        suspected = self.slow_workers.suspects(self.rendezvous.active_members())
-        return self.sizing.learn(event, self.limits, now, suspected=suspected)
+        return self.sizing.learn(event, now, suspected=self.slow_workers.suspects)
 
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
@@ -246,8 +236,8 @@ class Workers:
         if self.listening or self.ending.outcome or rendezvous.ending or rendezvous.recovering_from_break(now):
             return []
         out: list[Instruction] = []
-        most, reason = self.sizing.most(self.limits)
-        most += self._outgoing is not None
+        most, reason = self.sizing.most()
+        most += self.slow_workers.outgoing is not None
         missing, too_many = self.fleet.plan(most, rendezvous.retention_order, now)
         for record in too_many:
             cause = f"worker {record.worker_id} leaves: {reason}"
@@ -261,17 +251,16 @@ class Workers:
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.active_members():
-            if rendezvous.broken and not record.connected:  # each is taken for a cause, and may come back later
-                lost = f"worker {record.worker_id} lost its connection"
-                self.transitions.fire(record, Trigger.EXCLUDE, TransitionContext(now, cause=lost))
+        for record in rendezvous.cut_off():  # each is taken for a cause, and may come back later
+            lost = f"worker {record.worker_id} lost its connection"
+            self.transitions.fire(record, Trigger.EXCLUDE, TransitionContext(now, cause=lost))
         out: list[Instruction] = []
         if rendezvous.reopened:
             self._reopen(now)
             out += self.reconcile(now)
-        rendezvous.let_newcomers_in(now, self.sizing.allowed(self.limits))
+        rendezvous.let_newcomers_in(now, self.sizing.allowed())
         out += self._tell_members(now)
-        if world := rendezvous.next_world(now, self.sizing.allowed(self.limits)):
+        if world := rendezvous.next_world(now, self.sizing.allowed()):
             out += self._publish(world, now)
         if self._is_complete():
             self.ending.decide(Outcome(Phase.SUCCEEDED, self.training.completion))
@@ -295,9 +284,10 @@ class Workers:
         if rendezvous.ending:  # what looked like the end was not
             self._reopen(now)
         since = rendezvous.change.since if rendezvous.change else now
+        chosen = frozenset(world.worker_ids)
         for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
-            chosen = record.worker_id in world.worker_ids
-            self.transitions.fire(record, Trigger.ENTER if chosen else Trigger.PASS_OVER, TransitionContext(now))
+            enters = record.worker_id in chosen
+            self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, TransitionContext(now))
         for rank, worker_id in enumerate(world.worker_ids):
             record = self.records[worker_id]
             if not record.world_version:
@@ -370,7 +360,7 @@ class Workers:
             return out
         self.ending.deadline = now + self.settings.stop_grace
         for record in self.records.values():
-            before = record.state
+            before, record.remark = record.state, ""  # nobody watches over it any more
             out += self.transitions.fire(record, Trigger.DISMISS, TransitionContext(now, outcome.reason))
             if record.state is not before:
                 record.reason = f"the job ends: {outcome.reason}"
@@ -392,8 +382,3 @@ class Workers:
 
     def all_gone(self) -> bool:
         return all(record.state is _S.COMPLETED for record in self.records.values())
-
-
-def _slowness(record: WorkerRecord, now: float) -> TransitionContext:
-    """Why a slow worker leaves."""
-    return TransitionContext(now, f"slow: {record.slow}", f"worker {record.worker_id} is slow: {record.slow}")

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import StepReport
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.state.speedup import Observation
@@ -16,18 +17,18 @@ from elasticdl.master.state.speedup import Observation
 SKIPPED = 3
 KEPT = 200  # newest steps of a world that count
 FEWEST = 10  # steps of one size that make an observation
-# At least so many of the steps have that size, else it is not the usual one: another one might be the commonest in the next world,
-# and two worlds are only compared by steps of the same size.
+# At least this share of the steps has that size. Otherwise another size may be the commonest in the next world, and only steps of
+# the same size are compared.
 USUAL = 0.6
 TRIMMED = 0.1  # of the steps, at each end: evaluations, checkpoints, what else the machine does
 # A world has been measured after so many steps, or after so long and at least half of FEWEST.
 ENOUGH, LONG = 20, 60.0
-# If a number of workers comes again and is this much faster or slower, what was measured of others is of another time. So it is
-# if more workers are this much faster than a smaller part of the batch for each can make them.
+# If the same number of workers comes again and is this much faster or slower, all older measurements are outdated. So are they if
+# more workers are faster, by this much, than their smaller parts of the batch allow.
 CONTRADICTION = 0.25
-# That more workers were slower may have been the machine's doing. It is believed for so long, then for twice as long each time.
+# A measurement that more workers are slower may be the machine's fault. It is kept for so long, then twice as long each time.
 BELIEVED, LONGEST_BELIEVED = 600.0, 4 * 3600.0
-# What a step adds to the running means of the gradients' noise. More noise than this is so much that any batch is worth its size.
+# The share of one step in the running means of the gradients' noise; and more noise than this makes no difference.
 NOISE_SHARE, MOST_NOISE = 0.03, 1e12
 
 
@@ -45,7 +46,7 @@ class MeasuredSteps:
         self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
         self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
-        self.dropped = False  # what was recalled: it is of another time, or of another batch
+        self.dropped = False  # what was recalled: it is outdated, or of another batch
 
     def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
         """What an earlier job, or an earlier master of this one, has measured and forgotten."""
@@ -112,10 +113,10 @@ class MeasuredSteps:
             del self._known[next(iter(self._known))]
 
     def _forget_slower(self, present: Observation, now: float) -> None:
-        """Else nobody would try them again, as what is measured is believed as measured."""
+        """Otherwise they would never be tried again, since a measured number is believed as measured."""
         for workers, (at, each) in list(self._known.items()):
             slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
-            if slower and now - at > min(BELIEVED * 2 ** self._forgotten[workers], LONGEST_BELIEVED):
+            if slower and now - at > _believed_for(self._forgotten[workers]):
                 del self._known[workers]
                 self._forgotten[workers] += 1
 
@@ -137,6 +138,13 @@ class MeasuredSteps:
         self._known.clear()
         self._forgotten.clear()
         self.dropped = True
+
+
+def _believed_for(forgotten: int) -> float:
+    """Seconds, if it was forgotten so often before."""
+    backoff = Backoff(first=BELIEVED, longest=LONGEST_BELIEVED)
+    backoff.failures = forgotten + 1
+    return backoff.bound()
 
 
 def _is_impossible(one: Observation, other: Observation) -> bool:

@@ -11,18 +11,17 @@ from collections import deque
 from collections.abc import Sequence
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.rule import Seen
+from elasticdl.master.rules.sharing import PRIOR_EXPONENT, Sharing, gains_of
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
 from elasticdl.master.state.lifecycle import DONE, LIVE
-from elasticdl.master.state.rendezvous import Rendezvous
-from elasticdl.master.state.sharing import PRIOR_EXPONENT, Claim, Sharing, gains_of
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
-from elasticdl.master.state.training import Training
-from elasticdl.master.state.values import Settings
 
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
@@ -35,9 +34,11 @@ MATERIAL = 0.1
 class Sizing:
     """It reads the workers' records and the training, and never changes them."""
 
-    def __init__(self, settings: Settings, past: JobSnapshot, rendezvous: Rendezvous, training: Training) -> None:
-        self._rendezvous = rendezvous
-        self._training = training
+    def __init__(self, job: Seen, past: JobSnapshot) -> None:
+        settings = job.settings
+        self._seen = job
+        self._rendezvous = job.rendezvous
+        self._training = job.training
         self._curve = Curve()
         self._learnt = past.learnt
         self._policy: WorkerTarget | None = None
@@ -60,9 +61,10 @@ class Sizing:
         """Workers that the policy wants; 0 if there is none."""
         return self._policy.target if self._policy else 0
 
-    def decision(self, limits: WorkerRange) -> str:
+    @property
+    def decision(self) -> str:
         """Why as many workers are wanted."""
-        _, reason = self.most(limits)
+        _, reason = self.most()
         if self._sharing and reason == self._sharing.reason:
             return reason
         return self._policy.reason if self._policy else ""
@@ -75,42 +77,45 @@ class Sizing:
     def learnt(self) -> Learnt:
         return self._learnt
 
-    def most(self, limits: WorkerRange) -> tuple[int, str]:
+    def most(self) -> tuple[int, str]:
         """How many workers there may be, and why no more."""
-        most, reason = self._most_alone(limits)
+        limits = self._seen.limits
+        most, reason = self._most_alone()
         most = max(limits.minimum, most)
         if self._sharing:
             there = self._rendezvous.live + len(self._rendezvous.of(*DONE))
             most, reason = self._sharing.bound(most, limits.minimum, reason, there)
         return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
 
-    def _most_alone(self, limits: WorkerRange) -> tuple[int, str]:
+    def _most_alone(self) -> tuple[int, str]:
         """If there were no other jobs."""
+        limits = self._seen.limits
         if self._policy is None or self._policy.target >= limits.maximum:
             return limits.maximum, f"the job was scaled to at most {limits.maximum}"
         return self._policy.target, self._policy.reason
 
-    def allowed(self, limits: WorkerRange) -> WorkerRange:
+    def allowed(self) -> WorkerRange:
         """The range within which the policy lets the job be."""
-        most, _ = self.most(limits)
-        return WorkerRange(minimum=limits.minimum, maximum=max(limits.minimum, most))
+        least, (most, _) = self._seen.limits.minimum, self.most()
+        return WorkerRange(minimum=least, maximum=max(least, most))
 
     # ---- other jobs ----
 
-    def claim(self, limits: WorkerRange, now: float) -> list[Instruction]:
+    def look(self, now: float) -> list[Instruction]:
         """What the other jobs of the queue are to know, again and again."""
         if self._sharing is None:
             return []
         self._sharing.wait(now)
-        return [i.PublishClaim(self._claim(limits, now))]
+        return [i.PublishClaim(self._claim(now))]
 
-    def see(self, others: Sequence[Claim], limits: WorkerRange, now: float) -> list[Instruction]:
-        if self._sharing is None or not self._sharing.see(self._claim(limits, now), others, now):
+    def see(self, others: Sequence[Claim], now: float) -> list[Instruction]:
+        if self._sharing is None or not self._sharing.see(self._claim(now), others, now):
             return []
         return [Record("decision", {"workers": self._sharing.share, "reason": self._sharing.reason})]
 
-    def _claim(self, limits: WorkerRange, now: float) -> Claim:
-        wanted = max(limits.minimum, self._most_alone(limits)[0])
+    def _claim(self, now: float) -> Claim:
+        limits = self._seen.limits
+        wanted = max(limits.minimum, self._most_alone()[0])
         held, waiting = self._rendezvous.places()
         if held != self._held or not waiting:
             self._held, self._waits_since = held, now
@@ -130,6 +135,13 @@ class Sizing:
         return self._work
 
     # ---- what happens ----
+
+    def scaled(self) -> list[Instruction]:
+        """The range of workers is another now."""
+        policy = self._policy
+        if policy is None or not policy.scaled(self._seen.limits):
+            return []
+        return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
 
     def notice(self, event: e.NoticeReported, now: float) -> list[Instruction]:
         """A worker has something for the journal."""
@@ -151,15 +163,13 @@ class Sizing:
             self._learnt, self._recalled = learnt, learnt.rejections
         return [i.Recall(learnt), *self._tell()]
 
-    def learn(
-        self, event: e.ScalingLearnt, limits: WorkerRange, now: float, *, suspected: bool = False
-    ) -> list[Instruction]:
+    def learn(self, event: e.ScalingLearnt, now: float, *, suspected: bool = False) -> list[Instruction]:
         """``suspected``: a member looks slow."""
         self._curve, self._present = event.curve, event.workers
         self._step_seconds = sum(each.seconds for each in event.observations if each.workers == event.workers)
         stable = self._rendezvous.world is not None and self._rendezvous.change is None
         members = len(self._rendezvous.active_members()) if stable and not suspected else 0
-        out = self._decide(self._policy, event, limits, members, now) if self._policy else []
+        out = self._decide(self._policy, event, members, now) if self._policy else []
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
         self._learnt = Learnt(event.observations, rejections, event.forgotten)
         return [*out, *self._tell(), *self._advise(now)]
@@ -172,16 +182,14 @@ class Sizing:
         self._told = self._learnt
         return [i.TellLearnt(there, self._learnt.to_json())]
 
-    def _decide(
-        self, policy: WorkerTarget, event: e.ScalingLearnt, limits: WorkerRange, members: int, now: float
-    ) -> list[Instruction]:
+    def _decide(self, policy: WorkerTarget, event: e.ScalingLearnt, members: int, now: float) -> list[Instruction]:
         observed = {each.workers for each in event.observations}
         # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it. That a single
         # number is not there means less: that it was slower than fewer is forgotten long before its back-off is over.
         policy.recall(() if event.dropped else self._recalled, now)
         self._recalled = ()
         situation = Situation(
-            limits=limits,
+            limits=self._seen.limits,
             present=members,
             measured=event.workers == members,
             incomplete=self._rendezvous.live != members,

@@ -1,4 +1,4 @@
-"""Who holds the others up, judged from what the steps of each went into.
+"""Who is slow, judged from how each worker spends its steps.
 
 Each step lasts as long for one member as for all, so the slowest is the one that waits least. A member is slow if for some
 time it has needed much longer for its own work than the median member, in all and for each sample, while the others waited.
@@ -8,13 +8,16 @@ The limit is that of NVIDIA's resiliency extension: a score of 0.7 against the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, median_high, median_low
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import Pace, StepTimes
+from elasticdl.master.rules.rule import Act, LetGo, Replace, Seen
 from elasticdl.master.state.instructions import Record
+from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.worker_record import MOST_FACTOR, Verdict, WorkerRecord
 
 SCORE = 0.7  # of the median worker's time over its own; less is slow
@@ -23,7 +26,7 @@ LEAST_STEPS = 8  # over which the medians must have been taken
 # A verdict counts once it has stood for so many steps and seconds.
 STEPS_TO_JUDGE = 20
 SECONDS_TO_JUDGE = 10.0
-LEAST_LOSS = 0.001  # seconds a step; what costs the others less is not worth a word
+LEAST_LOSS = 0.001  # seconds a step; smaller losses are ignored
 SECONDS_BETWEEN_REPLACEMENTS = 300.0  # twice as many after one that has not helped, and so on
 MOST_SECONDS_BETWEEN = 3600.0
 PHASES = ("data", "compute", "update")
@@ -31,23 +34,53 @@ PHASES = ("data", "compute", "update")
 
 @dataclass(slots=True)
 class _Opinion:
-    """It looks as if a worker had become slow, or had recovered."""
+    """A worker seems to have become slow, or to have recovered; not yet shown."""
 
     since: float
     step: int
 
 
 class SlowWorkers:
-    def __init__(self, *, replace: bool) -> None:
-        self._replace = replace
+    def __init__(self, job: Seen) -> None:
+        self._job = job
+        self._replace = job.settings.replace_slow
+        self.outgoing: int | None = None  # slow worker that stays until another can take its place
         self._opinions: dict[int, _Opinion] = {}
         self._replaced_at: float | None = None
-        self._between = SECONDS_BETWEEN_REPLACEMENTS
+        self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
+
+    def look(self, now: float) -> Iterator[Act]:
+        job, members, world = self._job, self._job.rendezvous.active_members(), self._job.rendezvous.world
+        may_replace = not job.progress_limits.ending and self.outgoing is None
+        alone = world is not None and len(world.members) == 1
+        records, to_replace = self.judge(members, now, alone=alone, may_replace=may_replace)
+        for record in to_replace:
+            # Without it a job at its minimum would stand still until another is ready.
+            first = len(members) <= job.limits.minimum and not job.settings.gang
+            self.outgoing = record.worker_id if first else None
+            yield Replace(record, f"slow: {record.slow}", first)
+        yield from self._relieve()
+        yield from records
+
+    def _relieve(self) -> Iterator[Act]:
+        """Let the slow worker go that has stayed until its replacement is ready."""
+        job = self._job
+        record = job.records.get(self.outgoing) if self.outgoing is not None else None
+        if record is not None and record.state is WorkerState.REJOINING:
+            return  # it is on its way into the next world
+        is_over = job.progress_limits.ending  # it may be writing the result
+        if record is None or record.state is not WorkerState.MEMBER or record.slow is None or is_over:
+            self.outgoing = None
+            return
+        others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
+        if others >= job.limits.minimum:
+            self.outgoing = None
+            yield LetGo(record, f"slow: {record.slow}")
 
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
     ) -> tuple[list[Record], list[WorkerRecord]]:
-        """To be called regularly with the members of the world. Entries for the journal, and whom to replace.
+        """With each tick: the members of the world. Returns entries for the journal, and whom to replace.
 
         ``alone``: the world has one member. ``may_replace``: else nobody is to be replaced now.
         """
@@ -73,8 +106,10 @@ class SlowWorkers:
                 still_slow.append(record)
         return out, self._due(still_slow, now) if may_replace else []
 
-    def suspects(self, members: Sequence[WorkerRecord]) -> bool:
-        """Whether one of them looks slow, and has not been watched for long enough to say so."""
+    @property
+    def suspects(self) -> bool:
+        """Whether a member looks slow, and has not been watched for long enough to say so."""
+        members = self._job.rendezvous.active_members()
         return any(record.worker_id in self._opinions and record.slow is None for record in members)
 
     def _acquit(self, records: Sequence[WorkerRecord]) -> list[Record]:
@@ -96,11 +131,12 @@ class SlowWorkers:
 
     def _due(self, slow: list[WorkerRecord], now: float) -> list[WorkerRecord]:
         since = now - self._replaced_at if self._replaced_at is not None else math.inf
-        if not self._replace or not slow or since < self._between:
+        if not self._replace or not slow or since < self._backoff.bound():
             return []
         # It may be what rank 0 alone does, or the machine, that makes whoever comes slow.
-        helped = since > 2 * self._between
-        self._between = SECONDS_BETWEEN_REPLACEMENTS if helped else min(2 * self._between, MOST_SECONDS_BETWEEN)
+        if since > 2 * self._backoff.bound():
+            self._backoff.reset()
+        self._backoff.delay()
         self._replaced_at = now
         return [max(slow, key=lambda record: record.slow.seconds if record.slow else 0.0)]
 

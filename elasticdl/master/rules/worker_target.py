@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.learnt import Rejection
 from elasticdl.master.state.speedup import Curve, Point
@@ -25,7 +26,7 @@ LONGEST_BACKOFF = 4 * 3600.0
 EARLY = 1 / 8
 # Seconds for which a gain is counted, unless the job is over sooner.
 HORIZON = 600.0
-# A number that is had is kept unless it falls below the wanted efficiency by this part.
+# The present number is kept unless its efficiency is below the limit by this part.
 SLACK = 0.02
 
 
@@ -52,27 +53,41 @@ class WorkerTarget:
         self.target = target
         self.reason = f"starts with {target}: how the job scales is not known yet"
         self._least = least_efficiency
-        self._rejected: dict[int, tuple[float, float]] = {}  # until when, and the back-off
+        self._rejected: dict[int, tuple[float, Backoff]] = {}  # until when it is not tried
 
     def rejections(self, now: float) -> tuple[Rejection, ...]:
-        return tuple(Rejection(n, max(0.0, until - now), back) for n, (until, back) in sorted(self._rejected.items()))
+        each = sorted(self._rejected.items())
+        return tuple(Rejection(n, max(0.0, until - now), backoff.bound()) for n, (until, backoff) in each)
 
     def recall(self, rejections: Sequence[Rejection], now: float) -> None:
         """What an earlier job, or an earlier master of this one, has found not to pay."""
         for each in rejections:
-            left, backoff = min(each.left, LONGEST_BACKOFF), min(each.backoff, LONGEST_BACKOFF)
-            self._rejected.setdefault(each.workers, (now + left, backoff))
+            backoff = Backoff(first=each.backoff, longest=LONGEST_BACKOFF)
+            backoff.delay()  # which is the one that it had
+            self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
 
     def decide(self, curve: Curve, at: Situation) -> bool:
         """Whether the target, or what keeps it where it is, is another now."""
         before = self.target, self.reason.partition(":")[0]
-        self.target = min(max(self.target, at.limits.minimum), at.limits.maximum)
-        if self.target != before[0]:
-            self.reason = f"goes to {self.target}: the job was scaled to {at.limits}"
+        self._fit_into(at.limits)
         here = curve.at(at.present)
         if here is not None and at.measured and not self._give_up(curve, here, at):
             self._try_more(curve, here, at)
         return before != (self.target, self.reason.partition(":")[0])
+
+    def scaled(self, limits: WorkerRange) -> bool:
+        """The range is another, so the reason is, too. Whether the target is another now."""
+        if self._fit_into(limits):
+            return True
+        self.reason = f"stays at {self.target}: the job was scaled to {limits}, and nothing was measured since"
+        return False
+
+    def _fit_into(self, limits: WorkerRange) -> bool:
+        before, self.target = self.target, min(max(self.target, limits.minimum), limits.maximum)
+        if self.target == before:
+            return False
+        self.reason = f"goes to {self.target}: the job was scaled to {limits}"
+        return True
 
     def _give_up(self, curve: Curve, here: Point, at: Situation) -> bool:
         """Whether there are too many."""
@@ -122,12 +137,14 @@ class WorkerTarget:
         return point.workers <= 2 * here.workers and self._is_certain(point)
 
     def _is_due_again(self, point: Point, here: Point) -> bool:
-        """Rejected once, and its back-off is over. Else one busy moment would count for ever, as what is measured is believed.
+        """Rejected once, and its back-off is over: the machine may have been busy then.
 
-        Not after a second time: who is always a little short of what is wanted would come and go.
+        Not after a second time: a number that is always a little short of the limit would come and go.
         """
-        _, backoff = self._rejected.get(point.workers, (0.0, 0.0))
-        return point.workers == here.workers + 1 and backoff == FIRST_BACKOFF
+        if point.workers != here.workers + 1 or point.workers not in self._rejected:
+            return False
+        _, backoff = self._rejected[point.workers]
+        return backoff.bound() == FIRST_BACKOFF
 
     def _most(self, curve: Curve, at: Situation) -> int:
         """The largest number that may be tried now."""
@@ -135,7 +152,7 @@ class WorkerTarget:
         for workers, (until, backoff) in self._rejected.items():
             point = curve.at(workers)
             certain = point is not None and self._is_certain(point)
-            if at.now < until - (backoff * (1 - EARLY) if certain else 0.0):
+            if at.now < until - (backoff.bound() * (1 - EARLY) if certain else 0.0):
                 most = min(most, workers - 1)
         return most
 
@@ -146,9 +163,8 @@ class WorkerTarget:
         return point.low >= self._least * point.workers
 
     def _reject(self, workers: int, now: float) -> None:
-        _, before = self._rejected.get(workers, (0.0, FIRST_BACKOFF / 2))
-        backoff = min(LONGEST_BACKOFF, 2 * before)
-        self._rejected[workers] = now + backoff, backoff
+        _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))
+        self._rejected[workers] = now + backoff.delay(), backoff
 
     def _each_does(self, point: Point, does: str, *, wanted: bool = False) -> str:
         text = f"of {point.workers} workers each {does} {point.efficiency:.2f} of what one does alone"

@@ -51,7 +51,7 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.master.state.events import NeighboursSeen
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Report
+from elasticdl.places.base import Limits, Report
 from elasticdl.places.pods.judge import crash_loop
 from elasticdl.places.pods.launcher import KILL_GRACE, KubernetesLauncher, Patience
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
@@ -135,7 +135,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                client.budget = WriteBudget(spec.num_workers.maximum)
+                client.budget = WriteBudget(lambda: spec.num_workers.maximum)
                 log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
@@ -182,11 +182,12 @@ class Master:
         launchers: list[KubernetesLauncher] = []
         queue = self.spec.share_queue
         neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
-        job, most, patience = self.spec.job_name, self.spec.num_workers.maximum, Patience(image=self.spec.image_timeout)
+        job, patience = self.spec.job_name, Patience(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
-        pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, most, priority)
 
-        def make_launcher(report: Report) -> KubernetesLauncher:
+        def make_launcher(report: Report, limits: Limits) -> KubernetesLauncher:
+            client.budget = WriteBudget(lambda: limits().maximum)
+            pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
             launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
             return launchers[0]
 

@@ -27,7 +27,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.startup import HASH_SEED, python_path
 from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
 from elasticdl.master.shell.log_marking import LogMarks
 from elasticdl.master.shell.saver import NoStore
@@ -35,7 +35,7 @@ from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, 
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Launcher, Place, Report
+from elasticdl.places.base import Launcher, Limits, Place, Report
 from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
@@ -48,7 +48,7 @@ PARENT_GONE = signal.SIGUSR1
 
 _log = logging.getLogger(__name__)
 
-LauncherFactory = Callable[[Report], Launcher]
+LauncherFactory = Callable[[Report, Limits], Launcher]
 # Gets ready to launch workers, which are told how to reach the master.
 Prepare = Callable[[MasterAddress], LauncherFactory]
 
@@ -119,21 +119,25 @@ def local_launcher(
     spec: JobSpec, job_dir: JobDir, master: MasterAddress, *, stdout_apart: bool = False
 ) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
-    threads = str(max(1, len(os.sched_getaffinity(0)) // spec.num_workers.maximum))
     # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
-    defaults = {"OMP_NUM_THREADS": threads, "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
+    defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
-    def environment(worker_id: int, place: Place) -> dict[str, str]:
+    def environment(limits: WorkerRange, worker_id: int, place: Place) -> dict[str, str]:
         worker = WorkerEnvironment(master.address, master.credentials, worker_id, str(job_dir.spec))
-        return {**inherited, **place.environment, **worker.to_env()}
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits.maximum))}
+        return {**threads, **inherited, **place.environment, **worker.to_env()}
 
     argv = worker_command(spec)
-    server = _fork_server(spec, argv, environment(0, Place("")), job_dir.master_log)
+    server = _fork_server(spec, argv, environment(spec.num_workers, 0, Place("")), job_dir.master_log)
 
-    def make(report: Report) -> Launcher:
+    def make(report: Report, limits: Limits) -> Launcher:
         slots = partial(Slots, spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
-        command = WorkerCommand(argv, environment, job_dir.worker_log, job_dir.worker_out if stdout_apart else None)
+
+        def of_a_worker(worker_id: int, place: Place) -> dict[str, str]:
+            return environment(limits(), worker_id, place)
+
+        command = WorkerCommand(argv, of_a_worker, job_dir.worker_log, job_dir.worker_out if stdout_apart else None)
         starter = partial(LocalStarter, command, server=server)
         return PlaceLauncher(slots, starter, report, seconds=TIMES)
 

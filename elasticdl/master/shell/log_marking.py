@@ -22,17 +22,21 @@ class LogMarks(Observer):
         self._job = job
         self._clock = clock
         self._file = job.marks.open("a")
-        self._sizes: dict[int, dict[str, int]] = {}  # of the logs of those workers that are there
+        self._sizes: dict[
+            int, dict[Path, int]
+        ] = {}  # of the logs of those workers that are there, -1 if never looked at
         self._next_look = 0.0
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         began = self._clock()
         members = fields["members"] if event == "world_formed" else ()
         if event == "worker_launched":
-            self._sizes[fields["worker"]] = {}
+            worker = fields["worker"]
+            self._sizes[worker] = dict.fromkeys((self._job.worker_log(worker), self._job.worker_out(worker)), -1)
         whole = bool(members) or began >= self._next_look
         sizes: dict[str, int] = {}
-        for worker in [each for each in self._sizes if whole or each == fields.get("worker")]:
+        who = fields.get("worker")
+        for worker in self._sizes if whole else [who] if who in self._sizes else []:
             sizes |= self._grown(worker)
         if event == "worker_left":
             self._sizes.pop(fields["worker"], None)
@@ -48,9 +52,8 @@ class LogMarks(Observer):
 
     def _grown(self, worker_id: int) -> dict[str, int]:
         known = self._sizes[worker_id]
-        paths = (self._job.worker_log(worker_id), self._job.worker_out(worker_id))
-        now = {path.name: _size(path) for path in paths}
-        grown = {name: size for name, size in now.items() if known.get(name) != size}
+        now = {path: _size(path) for path in known}
+        grown = {path.name: size for path, size in now.items() if known[path] != size}
         known |= now
         return grown
 

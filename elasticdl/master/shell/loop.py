@@ -29,7 +29,7 @@ TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
 SAVE_SECONDS = 15.0
 # For so long the store may take until it is said that the job waits for it.
-PATIENCE = 1.0
+SLOW_SAVE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -182,7 +182,7 @@ class Loop:
         return act
 
     async def _until_saved(self, saved: asyncio.Future[None]) -> None:
-        done, _ = await asyncio.wait({saved}, timeout=PATIENCE)
+        done, _ = await asyncio.wait({saved}, timeout=SLOW_SAVE_SECONDS)
         if not done:
             self._mailbox.post(e.StateSaveStalled(self._ports.saver.problem or "it takes long"))
             await asyncio.wait({saved})

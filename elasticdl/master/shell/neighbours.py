@@ -7,7 +7,6 @@ nodes differ.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,14 +15,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CLAIM_ANNOTATION, JOB_LABEL, QUEUE_LABEL, claim_name
 from elasticdl.master.shell.observer import Observer
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.events import NeighboursSeen
-from elasticdl.master.state.sharing import Claim
 
 LOOK_SECONDS = 2.0
+# The longest time between two tries while claims can't be read or written: shorter than that after which a claim is stale.
+LONGEST_SECONDS = 10.0
 # A claim that was not renewed for so long is that of a job which is over, or cut off.
 STALE_SECONDS = 30.0
 TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -41,7 +43,7 @@ class Neighbours(Observer):
         self._own: Claim | None = None
         self._renewed: dict[str, tuple[str, float]] = {}  # by job: version of its claim, and when that was seen first
         self._unreadable: set[str] = set()  # jobs whose last claim could not be read, which was said
-        self._failed = False
+        self._backoff = Backoff(first=LOOK_SECONDS, longest=LONGEST_SECONDS)
 
     def claimed(self, claim: Claim) -> None:
         self._own = claim
@@ -55,8 +57,10 @@ class Neighbours(Observer):
         finally:
             task.cancel()
             await asyncio.wait({task})
-            with contextlib.suppress(ApiError):
+            try:
                 await asyncio.to_thread(self._write, None)
+            except Exception as error:  # noqa: BLE001 - the claim gets stale by itself
+                _log.debug("the claim of job %s stays until it is stale: %s", self._job, error)
 
     async def _exchange(self, post: Callable[[NeighboursSeen], None]) -> None:
         while True:
@@ -65,12 +69,14 @@ class Neighbours(Observer):
                     await asyncio.to_thread(self._write, self._own)
                     listed = partial(self._client.list, "Lease", label_selector=f"{QUEUE_LABEL}={self._queue}")
                     post(NeighboursSeen(self._claims(await asyncio.to_thread(listed))))
-                self._failed = False
-            except ApiError as error:
-                if not self._failed:
-                    _log.warning("the jobs of queue %s can't be seen: %s; this one keeps its share", self._queue, error)
-                self._failed = True
-            await asyncio.sleep(LOOK_SECONDS)
+                self._backoff.reset()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on, and may share again later
+                if not self._backoff.failures:
+                    text = "the jobs of queue %s can't be seen: %s; this one keeps its share, and goes on trying"
+                    mistake = None if isinstance(error, ApiError) else error
+                    _log.warning(text, self._queue, error, exc_info=mistake)
+                self._backoff.delay()
+            await asyncio.sleep(max(LOOK_SECONDS, self._backoff.bound()))
 
     def _write(self, claim: Claim | None) -> None:
         """None: this job claims nothing."""

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.sharing import Claim
 from elasticdl.master.state.values import Pace, StepReport
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.common.extras import how_to_install
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.events import ScalingLearnt
@@ -29,25 +30,34 @@ _log = logging.getLogger(__name__)
 
 class ScalingObserver(Observer):
     def __init__(
-        self, spec: JobSpec, past: Learnt, post: Callable[[ScalingLearnt], None], clock: Callable[[], float]
+        self,
+        spec: JobSpec,
+        limits: Callable[[], WorkerRange],
+        past: Learnt,
+        post: Callable[[ScalingLearnt], None],
+        clock: Callable[[], float],
     ) -> None:
-        """``post`` is called in a thread of this observer's. ``past``: what an earlier master has learnt."""
+        """``post`` is called in a thread of this observer's. ``limits``: the job's, as they are now. ``past``: what an earlier
+        master has learnt."""
         self._spec = spec
+        self._limits = limits
         self._post = post
         self._clock = clock
         self._steps = MeasuredSteps()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scaling")
         self._fit: Future[None] | None = None  # under way, or the last
-        self._interval, self._due = FIRST_SECONDS, 0.0
+        self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
         self._failed = False
         self.recalled(past)
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         if event in ("world_formed", "master_restarted") and fields["world"]:
             self._steps.enter(fields["world"], len(fields["members"]))
-            self._interval, self._due = FIRST_SECONDS, self._clock() + FIRST_SECONDS
+            self._backoff.reset()
+            self._due = self._clock() + FIRST_SECONDS
         elif event == "scale_requested":  # who asks for it looks what becomes of it
-            self._interval, self._due = FIRST_SECONDS, self._clock()
+            self._backoff.reset()
+            self._due = self._clock()
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         now = self._clock()
@@ -63,7 +73,7 @@ class ScalingObserver(Observer):
             and max(each.workers for each in observations) == 1
         ):
             return  # one worker says nothing of more, and nobody asks
-        self._due, self._interval = now + self._interval, min(2 * self._interval, LONGEST_SECONDS)
+        self._due = now + self._backoff.delay()
         known = (self._steps.workers, observations, self._steps.forgotten, self._steps.dropped)
         self._fit = self._thread.submit(self._learn, *known)
 
@@ -85,7 +95,7 @@ class ScalingObserver(Observer):
         try:
             from elasticdl.master.rules.step_time import fit  # imports numpy
 
-            most = min(self._spec.num_workers.maximum, 2 * workers)
+            most = min(self._limits().maximum, 2 * workers)
             curve = fit(observations, follows=self._follows, most=most)
         except ModuleNotFoundError as error:
             self._failed = True

@@ -19,7 +19,7 @@ from elasticdl.job.events import FORMAT
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS
-from elasticdl.job.spec import JobSpec
+from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
@@ -40,7 +40,7 @@ from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
-from elasticdl.places.base import Launcher, Report
+from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.proto import elasticdl_pb2 as pb
 
 HEARTBEATS_PER_TIMEOUT = 5
@@ -60,7 +60,7 @@ class Platform:
     """
 
     server: Server  # its port is taken
-    make_launcher: Callable[[Report], Launcher]
+    make_launcher: Callable[[Report, Limits], Launcher]
     store: SnapshotStore
     lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
     # Observers of the place; what they are given makes the status, on the event loop only.
@@ -145,18 +145,21 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     def post_from_thread(event: e.Event) -> None:
         running.call_soon_threadsafe(mailbox.post, event)
 
-    scaling = ScalingObserver(spec, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
+    def limits() -> WorkerRange:
+        return job.limits
+
+    scaling = ScalingObserver(spec, limits, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
     # The log of steps is the last to hear, as it adds to what the others hear.
     observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
-    launcher = platform.make_launcher(mailbox.post)
+    launcher = platform.make_launcher(mailbox.post, limits)
     ports = Ports(
         *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
     )
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:
-        stands = ("epoch", "epoch_steps") if job.view().phase is Phase.RUNNING else ()
+        stands = ("epoch", "epoch_steps") if job.phase is Phase.RUNNING else ()
         return pb.Welcome(
             job_name=job_dir.name,
             heartbeat_interval=heartbeat_interval,

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Forgotten
-from elasticdl.master.state.sharing import Claim
 from elasticdl.master.state.speedup import Curve, Observation
 from elasticdl.master.state.values import Member
 from elasticdl.master.state.values import StepReport as StepReport

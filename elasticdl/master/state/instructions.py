@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.job.shared_values import Pace, StepReport
+from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.sharing import Claim
 from elasticdl.master.state.values import Member as Member
 from elasticdl.master.state.values import Outcome as Outcome
 from elasticdl.master.state.values import Phase as Phase

@@ -19,12 +19,14 @@ Who is dead or stuck is judged elsewhere. This module reads the records and neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld
 from elasticdl.master.state.lifecycle import DONE, IN_WORLD, WorkerState
+from elasticdl.master.state.records import Records
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.values import Member, World
 from elasticdl.master.state.worker_record import NotificationLevel, WorkerRecord
@@ -56,7 +58,7 @@ class Change:
 
 
 class Rendezvous:
-    def __init__(self, records: Mapping[int, WorkerRecord], join_window: float, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, join_window: float, past: JobSnapshot) -> None:
         self._records = records
         self._join_window = join_window
         self.version = past.world.version if past.world else 0  # of the newest world that anybody has heard of
@@ -68,11 +70,16 @@ class Rendezvous:
     # ---- what is so ----
 
     def of(self, *states: WorkerState) -> list[WorkerRecord]:
-        return [record for record in self._records.values() if record.state in states]
+        return self._records.of(*states)
 
     def active_members(self) -> list[WorkerRecord]:
         """Those who train, or leave their world and have not asked for the next."""
         return self.of(_S.MEMBER)
+
+    def cut_off(self) -> list[WorkerRecord]:
+        """Members of a broken world that have no session."""
+        members = self._records.each_of(_S.MEMBER) if self.broken else ()
+        return sorted((r for r in members if not r.connected), key=attrgetter("worker_id"))
 
     def places(self) -> tuple[int, int]:
         """Workers that have a place, those that leave among them, and such as wait for one.
@@ -87,14 +94,14 @@ class Rendezvous:
     @property
     def live(self) -> int:
         """Workers that are there, or on their way, and not leaving."""
-        return sum(record.live for record in self._records.values())
+        return self._records.live
 
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
-        return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=lambda r: r.queued_at)
+        return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=attrgetter("queued_at"))
 
     def lingering(self) -> list[WorkerRecord]:
-        return [record for record in self._records.values() if record.waits_for_successor]
+        return self._records.lingering()
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
@@ -113,7 +120,7 @@ class Rendezvous:
     @property
     def complete(self) -> bool:
         """Everybody who is left has finished; rank 0 among them, unless one said that all have, in whichever world."""
-        if self.of(*IN_WORLD):
+        if self._records.count(*IN_WORLD):
             return False
         leader = self.world.members[0].worker_id if self.world else None
         return self.together or any(record.worker_id == leader for record in self.finished())
@@ -121,12 +128,14 @@ class Rendezvous:
     @property
     def reopened(self) -> bool:
         """Some have finished, but rank 0 was lost before it had: nobody wrote the result."""
-        return self.ending and self.change is not None and not self.of(*IN_WORLD) and not self.complete
+        return self.ending and self.change is not None and not self._records.count(*IN_WORLD) and not self.complete
 
     def recovering_from_break(self, now: float) -> bool:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
         change = self.change
-        return bool(change and change.broken and now - change.since < RECOVERY_FROM_BREAK and self.active_members())
+        return bool(
+            change and change.broken and now - change.since < RECOVERY_FROM_BREAK and self._records.count(_S.MEMBER)
+        )
 
     def rank_of(self, record: WorkerRecord) -> int:
         """In the present world; -1 if it was never in it."""
@@ -134,12 +143,11 @@ class Rendezvous:
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state."""
-        inside = self.of(*IN_WORLD)
-        return record in inside and len(inside) == 1
+        return record.state in IN_WORLD and self._records.count(*IN_WORLD) == 1
 
     def leaves_others(self, record: WorkerRecord) -> bool:
         """Others may still be in its world, and would wait for it."""
-        others = (r for r in self.of(_S.MEMBER, _S.DRAINING) if r is not record)
+        others = (r for r in self._records.each_of(_S.MEMBER, _S.DRAINING) if r is not record)
         return self._was_in(record) and any(self._was_in(other) for other in others)
 
     def retention_order(self) -> list[int]:
@@ -172,14 +180,16 @@ class Rendezvous:
 
     def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
         """Begin a change if standbys wait, there is room, and others have had time to arrive."""
-        standbys = self.standbys()
-        if self.change is None and not standbys and self.world is None:
-            self.shortage = ""  # who was ready is gone
-        if self.change or not standbys or self.ending:
+        if self.change:
             return
-        members = self.active_members()
-        room = limits.maximum - sum(not member.waits_for_successor for member in members)
-        ready = len(members) + len(standbys)
+        standbys = [record for record in self._records.each_of(_S.STANDBY) if record.connected]
+        if not standbys and self.world is None:
+            self.shortage = ""  # who was ready is gone
+        if not standbys or self.ending:
+            return
+        members = self._records.count(_S.MEMBER)
+        room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
+        ready = members + len(standbys)
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = _too_few(ready, limits)
         elif room > 0 and self._window_over(standbys, now, room):
@@ -192,14 +202,14 @@ class Rendezvous:
             return None
         level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
         audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
-        untold = [r.worker_id for r in self.of(*audience) if self._was_in(r) and r.notified < level]
+        untold = [r.worker_id for r in self._records.each_of(*audience) if r.notified < level and self._was_in(r)]
         tell = BreakWorld if change.broken else AnnounceChange
-        return tell(tuple(untold), world.version, change.reason) if untold else None
+        return tell(tuple(sorted(untold)), world.version, change.reason) if untold else None
 
     def next_world(self, now: float, limits: WorkerRange) -> World | None:
         """If one can be formed now; else `shortage` says why not, unless members are waited for."""
         change = self.change
-        if change is None or self.active_members():
+        if change is None or self._records.count(_S.MEMBER):
             return None
         ending, standbys = self.ending, self.standbys()
         rejoining = [record for record in self.of(_S.REJOINING) if record.connected]
@@ -227,13 +237,14 @@ class Rendezvous:
         """Whether the last world it was in is the present one."""
         return self.world is not None and record.world_version == self.world.version
 
-    def _window_over(self, standbys: list[WorkerRecord], now: float, room: int) -> bool:
+    def _window_over(self, standbys: Sequence[WorkerRecord], now: float, room: int) -> bool:
         if len(standbys) >= room or not standbys:
             return True
-        earliest, latest = standbys[0].queued_at, standbys[-1].queued_at
+        queued = [record.queued_at for record in standbys]
+        earliest, latest = min(queued), max(queued)
         return now >= min(latest + self._join_window, earliest + LONGEST_WAIT_IN_WINDOWS * self._join_window)
 
-    def _describe(self, standbys: list[WorkerRecord]) -> str:
+    def _describe(self, standbys: Sequence[WorkerRecord]) -> str:
         if self.world is None:
             return "the first workers are ready"
         ids = sorted(record.worker_id for record in standbys)

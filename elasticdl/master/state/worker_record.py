@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.lifecycle import LIVE, WorkerState
-from elasticdl.master.state.standing import Suspicion
+from elasticdl.master.state.suspicion import Suspicion
 from elasticdl.master.state.values import StepTimes
 
 MOST_FACTOR = 99.0  # of what the others need; above it they need next to nothing

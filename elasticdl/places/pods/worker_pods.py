@@ -22,6 +22,7 @@ from elasticdl.kube.manifests.names import (
     worker_name,
 )
 from elasticdl.kube.watch import Source
+from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]
 LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
@@ -75,7 +76,7 @@ class WorkerPods:
     namespace: str
     owner: Owner
     template: Mapping[str, Any]
-    most: int
+    limits: Limits
     priority: Priority | None = None
 
     def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
@@ -104,7 +105,7 @@ class WorkerPods:
     def urgent(self) -> int:
         """The number of places whose workers get the priority class."""
         share = self.priority.share if self.priority else 0.0
-        return math.ceil(round(share * self.most, 6))  # 0.7 of 10 are 7
+        return math.ceil(round(share * self.limits().maximum, 6))  # 0.7 of 10 are 7
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod is a worker of this very job: not of another one that had its name, nor somebody's own."""

@@ -1,12 +1,12 @@
-"""How long a member may make no progress: learnt from how long this job's members did without, and went on.
+"""How long a member may make no progress: learnt from the gaps that this job's members survived.
 
-There are two limits. At the first a member is *named*: it shows its stack, and people are told. That harms nothing. At the
-second it is *given up*: killed and replaced, which is wrong where it would have gone on. So the second is far longer, and
-follows what was learnt only in so far as it is no longer than `UNLEARNT_GIVE_UP`.
+There are two limits. At the first a member is *named*: its stack is shown to people, which harms nothing. At the second it is
+*given up*: killed and replaced, which is wrong if it would have gone on. So the second limit is far longer, and what was
+learnt only makes it shorter than `UNLEARNT_GIVE_UP`.
 
-What was learnt counts once the job has come through a whole epoch with what ends it (an evaluation, a checkpoint), or, where
-epochs are not told, once a member has trained for `LONG_ENOUGH`. The first steps of a member in a world, with which
-compilers are busy, neither teach anything nor are they judged by what was learnt. Nor is what comes after the last step.
+What was learnt counts after a whole epoch with its evaluation and checkpoint or, where epochs are not known, after a member
+has trained for `LONG_ENOUGH`. Until then, for a member's first steps in a world (compilers), and after the last step the
+defaults hold. Nothing is learnt from a member's first steps.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LONG_ENOUGH = 1800.0
 FIRST_STEPS = 3  # of a member in a world
 
 
-class Patience:
+class ProgressLimits:
     def __init__(self, given: float | None) -> None:
         """``given``: after so long a member is given up, whatever was learnt."""
         self.given = given
-        self.longest = 0.0  # gap that a member came through
+        self.longest = 0.0  # gap that a member survived
         self._together_since: float | None = None  # all members wait in a collective
         self._first_epoch: int | None = None
-        self._learnt_at: float | None = None  # when that was the case
+        self._learnt_at: float | None = None  # when what was learnt began to count
         self.ending = False  # what is left to do was not done before: a last evaluation, an export
 
     def moved(self, pulse: Pulse, now: float) -> None:
-        """A member goes on, ``pulse`` being as it was while it did not."""
+        """A member goes on. To be called before ``pulse`` is updated."""
         gap = now - pulse.moved
         if pulse.steps < FIRST_STEPS or pulse.waiting:
             return
@@ -49,8 +49,8 @@ class Patience:
             self._learn(now)
 
     def waited(self, pulses: Sequence[Pulse | None], now: float) -> None:
-        """To be called regularly with those of all members of a world that stands, with none of another: a collective takes long
-        as well, from when the last has come to it."""
+        """With each tick: the pulses of all members, none while the world changes. A collective takes long, too: from when the
+        last member has come to it."""
         since = None
         if pulses and all(pulse and pulse.waiting and pulse.steps >= FIRST_STEPS for pulse in pulses):
             since = max(pulse.moved for pulse in pulses if pulse)
@@ -59,7 +59,7 @@ class Patience:
         self._together_since = since
 
     def forgive(self, absence: float) -> None:
-        """The master was away: what it has not seen teaches nothing."""
+        """The master was away: nothing is learnt from what it has not seen."""
         if self._together_since is not None:
             self._together_since += absence
 
@@ -98,5 +98,5 @@ class Patience:
     def _knows(self, pulse: Pulse | None) -> bool:
         if self._learnt_at is None or self.ending or pulse is None or pulse.steps < FIRST_STEPS:
             return False
-        # A step is told at once, and that a member is through with what came before it only by its next heartbeat.
+        # A step is reported at once. That a member is through with what came before it shows in its next heartbeat.
         return pulse.heard > self._learnt_at

@@ -9,8 +9,8 @@ A division begins with the fewest workers of each job. Then each place goes to t
 adds, over the square root of the work that is left. Speedups alone would be AdaptDL's measure, work alone that of the shortest
 remaining time first; between the two lies what is best for the mean completion time (Berg et al., heSRPT, 2020).
 
-A place that is given up is not always one that the other job can take: its workers may need another kind of node, or it never
-gets enough of them. So a job that waits in vain is left alone after a while, and neither holds up others nor costs them places.
+The other job can't always take a place that was given up for it: its workers may need another kind of node, or it never gets
+enough places. So a job that waits in vain is skipped after a while, and costs the others no places.
 """
 
 from __future__ import annotations
@@ -20,97 +20,22 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from elasticdl.job.spec import MOST_WORKERS
+from elasticdl.master.state.claim import SKIPPED_AFTER, Claim
 from elasticdl.master.state.speedup import Curve
 
-Count = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
 # Until it is measured, a job is taken to scale as N^0.8.
 PRIOR_EXPONENT = 0.8
 # A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
 STICKINESS = 1.2
-# A place on its way from one job to another is counted by none of them, or by both: what was seen most often in so long counts.
+# A place that moves between two jobs is counted by none or by both. So the number that was seen most often in so long counts.
 MEMORY_SECONDS = 20.0
-# While nobody waits, nobody knows how much room there is: jobs ask for as many places again, at least for so many.
+# If no worker waits, the cluster may have more places: jobs ask for as many again as they know of, at least for so many.
 LEAST_PROBE = 4
 CALM_SECONDS = 10.0
-# A job that got no place in so long though it waited can't use those that there are. It is tried again after so long.
-PATIENCE, AGAIN = 60.0, 600.0
 # A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
 UNSEEN_SECONDS = 10.0
 UNSEEN = "asks for no more until it has seen the other jobs of its queue"
-# A job that is over within so long has no more places: its workers would start for little, and others stop for them.
-WORTHWHILE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What one job says to the others of its queue."""
-
-    job: str
-    held: Count  # places; those of workers that leave count until these are gone
-    waiting: Count  # workers for which there is no place
-    minimum: Count
-    wanted: Count  # the most that it would take
-    left: Annotated[float, Field(allow_inf_nan=False)]  # seconds of work for one worker; negative if that is not known
-    # What the first worker brings, the second, ...: speedup over one. There may be fewer than ``wanted``.
-    gains: Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(max_length=MOST_WORKERS)]
-    # Seconds in which workers have waited, and it got no place.
-    waited: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-
-    @property
-    def runs(self) -> bool:
-        """It has its fewest."""
-        return self.held >= self.minimum
-
-    @property
-    def vain(self) -> bool:
-        """It would not take what others give up for it; for PATIENCE at a time, once in each AGAIN, it is given the chance."""
-        return self.waited % AGAIN >= PATIENCE
-
-    @property
-    def hopes(self) -> bool:
-        """It does not run yet, and may do so with what others give up."""
-        return not (self.runs or self.vain)
-
-    @property
-    def is_over_soon(self) -> bool:
-        return self.runs and 0 <= self.left < WORTHWHILE_SECONDS * sum(self.gains[: self.held])
-
-    def gain(self, number: int) -> float:
-        """Of the worker that is the ``number``-th, from 1."""
-        return self.gains[number - 1] if number <= len(self.gains) else 0.0
-
-    def worth(self, number: int, usual: float = 1.0) -> float:
-        """What the ``number``-th worker counts for among jobs; ``usual``: the work of a job that does not know what is left."""
-        left = self.left if self.left >= 0 else usual
-        return self.gain(number) / math.sqrt(max(left, 1.0))
-
-    def describe(self, number: int) -> str:
-        left = f"{self.left:.0f} s of work" if self.left >= 0 else "unknown work"
-        return f"{self.gain(number):.2f} with {left} left"
-
-    def to_json(self) -> str:
-        return _ADAPTER.dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Claim:
-        """
-        Raises:
-            ValueError: it is none; one line.
-        """
-        try:
-            return _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"claim: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-_ADAPTER = TypeAdapter(Claim)
 
 
 def gains_of(curve: Curve, most: int) -> tuple[float, ...]:
@@ -163,8 +88,8 @@ class _Division:
             self.shares[claim.job] = claim.minimum
             if claim.runs or (claim.hopes and claim.minimum <= self._places):
                 taken, awaited = claim.minimum, awaited or not claim.runs
-                # One that waited in vain before has no more than its fewest until it runs.
-                if claim.runs or claim.waited < PATIENCE:
+                # A job that waited in vain gets no more than its fewest until it runs.
+                if claim.runs or claim.waited < SKIPPED_AFTER:
                     self._offer(claim)
             elif claim.held <= self._places and not awaited:
                 taken = claim.held
@@ -191,7 +116,7 @@ class _Division:
         while probes and self._candidates:
             _, job, claim = heapq.heappop(self._candidates)
             self.shares[job] += 1
-            if claim.waited < PATIENCE:  # else it goes on waiting, and it is another's turn, too
+            if claim.waited < SKIPPED_AFTER:  # else it goes on waiting, and it is another's turn, too
                 probes -= 1
                 self._offer(claim)
 
@@ -239,12 +164,11 @@ class Sharing:
         before, share = self.share, shares[own.job]
         agrees = before is None or (share - before) * (self._seen - before) > 0  # with what was seen the last time
         self._seen = share
-        if share == before or agrees:
-            self.yields = share < own.minimum
-        if share == before or not agrees:
+        if share != before and not agrees:
             return False
-        self.share, self.reason = share, self._explain(own, claims, shares, places)
-        return True
+        self.share, self.yields = share, share < own.minimum
+        self.reason = self._explain(own, claims, shares, places)  # another one may be why it is what it was
+        return share != before
 
     def wait(self, now: float) -> None:
         """To be called again and again. It gives up waiting for a first look if that takes too long."""
