@@ -47,7 +47,7 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_file import FileState
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
-from elasticdl.places.base import Launcher, Report
+from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.slurm import SlurmProvider, slurm_places
 
@@ -102,8 +102,8 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
-    def make_launcher(report: Report) -> Launcher:
-        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=lambda: spec.num_workers.minimum))
+    def make_launcher(report: Report, limits: Limits) -> Launcher:
+        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=lambda: limits().minimum))
         return launchers[0]
 
     @asynccontextmanager
