@@ -125,8 +125,8 @@ class Agents:
         for ended in hello.untold:
             self._ended(line, ended)
         running = hello.running.worker_id if hello.HasField("running") else None
-        if running is not None and running not in self._tenants:
-            self._add(Tenant(running, place, ordered=True))
+        if running is not None:
+            self._know(running, place)
         for tenant in [self._tenants[worker_id] for worker_id in sorted(self._in_place.get(place, ()))]:
             if tenant.worker_id == running:
                 self._placed(tenant, hello.running.pid)
@@ -144,8 +144,7 @@ class Agents:
             return
         match message.WhichOneof("body"):
             case "started":
-                if tenant := self._tenants.get(message.started.worker_id):
-                    self._placed(tenant, message.started.pid)
+                self._placed(self._know(message.started.worker_id, place), message.started.pid)
             case "ended":
                 self._ended(line, message.ended)
             case "leaving":
@@ -233,6 +232,12 @@ class Agents:
     def _add(self, tenant: Tenant) -> None:
         self._tenants[tenant.worker_id] = tenant
         self._in_place.setdefault(tenant.place, set()).add(tenant.worker_id)
+
+    def _know(self, worker_id: int, place: str) -> Tenant:
+        """A worker that an agent has, be it another master's."""
+        if worker_id not in self._tenants:
+            self._add(Tenant(worker_id, place, ordered=True))
+        return self._tenants[worker_id]
 
     def _order_start(self, tenant: Tenant) -> None:
         tenant.ordered = True
