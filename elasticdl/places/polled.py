@@ -209,4 +209,10 @@ class PolledPlaces:
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):  # nobody else would hear of it
+            _log.error("places are watched no longer", exc_info=error)
+            self._report(LauncherFailed(f"places are watched no longer: {type(error).__name__}: {error}"))

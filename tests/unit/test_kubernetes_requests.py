@@ -137,6 +137,30 @@ def test_of_two_hundred_that_are_refused_for_20_seconds_one_asks_at_a_time():
     assert [refusals.wait(now) for _ in range(3)] == [0, 0, 0]
 
 
+def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn():
+    may_go_on = threading.Event()
+
+    class SlowPods(FakePods):
+        def delete(self, name, grace):
+            may_go_on.wait(DEADLINE)
+            return super().delete(name, grace)
+
+        def delete_all(self, grace):
+            super().delete_all(grace)
+            may_go_on.set()
+
+    async def story(stage):
+        for worker_id in range(REQUESTS_AT_ONCE + 1):
+            await stage.launcher.launch(worker_id)
+        await stage.until(lambda: len(stage.pods.objects.objects) == REQUESTS_AT_ONCE + 1)
+        for worker_id in range(REQUESTS_AT_ONCE):
+            stage.launcher.kill(worker_id)
+        await asyncio.wait_for(stage.launcher.close(), DEADLINE / 2)
+        assert may_go_on.is_set()
+
+    on_stage(SlowPods, story)
+
+
 def test_pods_of_a_gang_without_room_are_asked_for_more_and_more_seldom():
     async def story(stage):
         waits = ApiError(400, "failed to create pod as the podgroup phase is Pending")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.master.state.events import ExitCause
+from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places import polled, slurm
 from elasticdl.places.base import Place, PlaceLost, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
@@ -107,6 +107,23 @@ async def test_to_end_a_place_is_tried_until_it_is_gone(places, queue, reports):
         await asyncio.sleep(OFTEN)
     await places.close()
     assert queue.ended == [("7", False)] * 2
+
+
+def test_a_mistake_while_places_are_watched_is_told():
+    class Wrong(Queue):
+        async def ask(self, avoid):
+            raise ZeroDivisionError("a mistake")
+
+    async def whole():
+        failed = asyncio.get_running_loop().create_future()
+        places = PolledPlaces(Wrong(), failed.set_result, OFTEN)
+        await places.found()
+        places.want(1, 1, frozenset())
+        async with asyncio.timeout(20):
+            assert await failed == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
+        await places.detach()
+
+    asyncio.run(whole())
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):

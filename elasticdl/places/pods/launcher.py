@@ -196,11 +196,11 @@ class KubernetesLauncher:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def _delete_all(self) -> None:
-        """By force, if pods do not go in time."""
+        """By force, if pods do not go in time. Not behind the requests that wait for the launcher's own threads."""
         deadline = time.monotonic() + self._patience.force
         while self._ledger.workers:
             grace = KILL_GRACE if time.monotonic() < deadline else 0
-            await retry(partial(self._call, self._api.delete_all, grace), "delete pods", self._backoff())
+            await retry(partial(asyncio.to_thread, self._api.delete_all, grace), "delete pods", self._backoff())
             await asyncio.sleep(self._patience.force)
 
     # ---- pods come and go ----
