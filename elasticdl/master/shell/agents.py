@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from elasticdl.master.shell.sessions import Outbox
 from elasticdl.master.state.events import (
     ExitCause,
     FoundWorker,
@@ -38,28 +39,15 @@ Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
 
-class Line:
+class Line(Outbox[pb.AgentOrder]):
     """What is yet to be sent to one agent.
 
     ``settled``: waits until all that was reported is acted upon and saved; False: it may never be.
     """
 
     def __init__(self, settled: Settled) -> None:
+        super().__init__()
         self.settled = settled
-        self.waiting: asyncio.Queue[pb.AgentOrder | None] = asyncio.Queue()
-        self.replaced = False
-
-    def put(self, order: pb.AgentOrder) -> None:
-        self.waiting.put_nowait(order)
-
-    def close(self, *, replaced: bool = False) -> None:
-        self.replaced = replaced
-        self.waiting.put_nowait(None)
-
-    async def orders(self) -> AsyncIterator[pb.AgentOrder]:
-        """Until it is closed."""
-        while (order := await self.waiting.get()) is not None:
-            yield order
 
 
 @dataclass(slots=True)
