@@ -24,6 +24,7 @@ POLL_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
 # So long before its time limit a place is told to end, as one is that is preempted.
 NOTICE_SECONDS = 120
+_FIELDS = 5  # of a line of `squeue`
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDING = ("COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
 _ENDS = {
@@ -61,8 +62,11 @@ class SlurmProvider:
 
     async def list(self) -> Mapping[str, Place | End]:
         query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%b|%r"]
-        lines = (await _run("squeue", "--noheader", "--me", *query)).splitlines()
-        return {line.partition("|")[0]: _read(line) for line in lines}
+        try:
+            lines = (await _run("squeue", "--noheader", "--me", *query)).splitlines()
+        except UserError as error:  # nothing is wrong with the request: whatever it says will pass
+            raise UnreachableError(str(error)) from None
+        return {line.partition("|")[0]: _read(line) for line in lines if line.count("|") >= _FIELDS - 1}
 
     async def ask(self, avoid: AbstractSet[str]) -> str:
         words = ["--parsable", "--no-requeue", f"--job-name={self.name}", f"--output={self.output}", "--ntasks=1"]
@@ -83,7 +87,7 @@ def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
 
 def _read(line: str) -> Place | End:
     """A line of ``squeue``."""
-    number, state, node, resources, reason = line.split("|", 4)
+    number, state, node, resources, reason = line.split("|", _FIELDS - 1)
     gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
     place = Place(number, node, int(gpus[1]) if gpus else 0)
     if state in _WAITING:

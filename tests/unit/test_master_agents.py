@@ -187,6 +187,17 @@ async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_end
 
 
 @desk
+async def test_an_earlier_masters_worker_that_waited_for_another_to_end_is_shown_when_it_starts(desk):
+    await desk.begin(A)
+    line = desk.comes(A, running=started(8, 88))
+    desk.says(line, A, ended=ended(8, 0))
+    desk.says(line, A, started=started(9, 99))
+    assert desk.told()[-1] == WorkerPlaced(9, "host-a", 99, "node-a")
+    desk.agents.end(9, 0)
+    assert "end" in await orders(line)
+
+
+@desk
 async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
     await desk.begin()
     line = desk.comes(A)

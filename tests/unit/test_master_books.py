@@ -288,7 +288,7 @@ def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
     outboxes = {worker_id: sessions.open(worker_id) for worker_id in (0, 1, 2)}
 
     def received(worker_id):
-        messages = [outboxes[worker_id]._queue.get_nowait() for _ in range(outboxes[worker_id]._queue.qsize())]
+        messages = [outboxes[worker_id].waiting.get_nowait() for _ in range(outboxes[worker_id].waiting.qsize())]
         return [m.kv_entry.key for m in messages]
 
     sessions.begin_world(1, (0, 1))

@@ -135,7 +135,6 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                client.budget = WriteBudget(lambda: spec.num_workers.maximum)
                 log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
