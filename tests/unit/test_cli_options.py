@@ -41,6 +41,7 @@ OTHER_VALUES = {
     "image_pull_policy": "Always",
     "restart_policy": "Never",  # the only one
     "queue": "kueue=team",
+    "launcher": "slurm",
 }
 ON_A_CLUSTER = set(fields_of(KubernetesOptions)) - {"image"}
 FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]
@@ -55,6 +56,8 @@ def companion(name: str) -> list[str]:
     """What an option needs so that it is not refused."""
     if name == "min_efficiency":
         return ["--scale_policy", "efficiency"]
+    if name.startswith("slurm_"):
+        return ["--launcher", "slurm"]
     return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 
@@ -225,6 +228,18 @@ def test_workers_are_a_number_or_a_range():
         (
             ["--image", "i", "--gang", "--num_workers", "2-4"],
             "--num_workers 2-4: --gang trains with all workers or none: give one number of workers, not 2-4",
+        ),
+        (
+            ["--launcher", "slurm", "--image", "i"],
+            "--launcher slurm runs no images, and --image is for Kubernetes: leave one out",
+        ),
+        (
+            ["--slurm_args=--gpus=1"],
+            "--slurm_args is for --launcher slurm: give that as well, or leave it out",
+        ),
+        (
+            ["--launcher", "slurm", "--slurm_args='a"],
+            "--slurm_args 'a: can't be split into words as a shell does: no closing quotation",
         ),
         (
             ["--image", "i", "--job_name", "7b"],
