@@ -140,6 +140,13 @@ class SeenLines:
         self._known.add(name)
         return True
 
+    def next_of(self, take: Callable[[], list[str]]) -> list[str]:
+        """The next lines that are new; empty only when ``take`` has nothing left, as much may come that is known."""
+        while lines := take():
+            if new := [line for line in lines if self.is_new(line)]:
+                return new
+        return []
+
 
 class StreamFeed:
     """The journal of a master that is reached over a network. See `elasticdl.cli.home.JournalFeed`.
@@ -158,7 +165,7 @@ class StreamFeed:
 
     def read(self) -> tuple[bool, list[str]]:
         """The journal never begins anew: what is told once more is left out."""
-        return False, [line for line in self._reader.take() if self._seen.is_new(line)]
+        return False, self._seen.next_of(self._reader.take)
 
 
 class Following:

@@ -706,6 +706,15 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
 
 
+def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
+    monkeypatch.setattr(follow, "MOST_LINES", 2)
+    told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
+    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+        following._feed._reader._thread.join()  # all of it is there at the first look
+        heard = [each for each in following if isinstance(each, str)]
+    assert heard == [entry(number) for number in (*range(1, 8), 99)]
+
+
 def test_entries_that_the_next_master_has_joined_are_not_told_again():
     seen = follow.SeenLines()
     steps = [json.dumps({"time": float(n), "event": "steps", "step": n, "steps": 1}) for n in (1, 2)]

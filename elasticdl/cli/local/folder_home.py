@@ -52,7 +52,7 @@ def life_of(job: JobDir) -> Life:
         return Life.ENDED
     master = job.read_master()
     if job.batch.exists():
-        return _life_in_batch(job, master)
+        return _look_in_batch(job, master)[0]
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
@@ -62,14 +62,18 @@ def life_of(job: JobDir) -> Life:
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
 
-def _life_in_batch(job: JobDir, master: MasterAddress | None) -> Life:
+def _look_in_batch(job: JobDir, master: MasterAddress | None) -> tuple[Life, str]:
+    """With why no master runs at the moment, of one that starts."""
+    runs, starts = (Life.RUNNING, ""), (Life.STARTING, "its master is starting")
     try:
-        state, _ = batch_master.state_of(job)
+        state, why = batch_master.state_of(job)
     except UnreachableError:  # it is as it was when it was last seen
-        return Life.STARTING if master is None else Life.RUNNING
-    if state in batch_master.RUNS and master is not None:
-        return Life.RUNNING
-    return Life.STARTING if state in (*batch_master.RUNS, *batch_master.WAITS) else Life.LOST
+        return starts if master is None else runs
+    if state in batch_master.WAITS:
+        return Life.STARTING, f"its master waits in Slurm's queue: {why}"
+    if state not in batch_master.RUNS:
+        return Life.LOST, ""
+    return starts if master is None else runs
 
 
 def goes_on(job: JobDir) -> bool:
@@ -175,12 +179,10 @@ class BatchHome(FolderHome):
         return SeenFeed(FileFeed(self.folder.journal))
 
     def absence(self) -> str:
-        if why := FolderHome.over(self):
-            return why
-        state, why = batch_master.state_of(self.folder)
-        if state in batch_master.WAITS:
-            return f"its master waits in Slurm's queue: {why}"
-        return "" if self.folder.master.exists() else "its master is starting"
+        if self.folder.status.exists():
+            return _OVER[Life.ENDED]
+        life, why = _look_in_batch(self.folder, self.folder.read_master())
+        return _OVER.get(life, why)
 
 
 def home_of(job: JobDir) -> FolderHome:
@@ -227,4 +229,4 @@ class SeenFeed:
         return self._feed.is_complete
 
     def read(self) -> tuple[bool, list[str]]:
-        return False, [line for line in self._feed.read()[1] if self._seen.is_new(line)]
+        return False, self._seen.next_of(lambda: self._feed.read()[1])

@@ -4,8 +4,7 @@ What is so at the moment is asked of the job's status when it is collected. What
 the entries of earlier masters included, so that a master that is started again counts on. Steps are counted as they are told: the
 journal of a long job has them late.
 
-Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody
-waiting. The certificate is read anew for each, so that it may be renewed while the job runs.
+Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody waiting.
 """
 
 from __future__ import annotations
