@@ -23,6 +23,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
 JOIN_SECONDS = 5.0
+KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
 Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
@@ -93,9 +94,15 @@ class StreamReader(Generic[T]):
                 pass
             is_last = self._last.is_set()
             with suppress(ElasticDLError, OSError):
-                if is_last or self._has_ended():
-                    return self._tell(self._kept())
-            self._last.wait(AGAIN_SECONDS)
+                is_last = is_last or bool(self._has_ended())
+            if not is_last:
+                self._last.wait(AGAIN_SECONDS)
+        for _ in range(KEPT_TRIES):
+            try:
+                return self._tell(self._kept())
+            except (ElasticDLError, OSError) as error:
+                self.failure = str(error)
+                time.sleep(AGAIN_SECONDS)
         return None
 
     def _read_stream(self) -> None:

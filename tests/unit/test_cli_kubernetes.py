@@ -715,6 +715,24 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
 
+def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
+    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+    answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
+
+    def kept():
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    def no_master():
+        raise UnreachableError("there is none")
+
+    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
+        feed.finish()
+        assert feed.is_complete
+        assert feed.read() == (False, [entry(1)])
+
+
 def test_entries_that_the_next_master_has_joined_are_not_told_again():
     seen = follow.SeenLines()
     steps = [json.dumps({"time": float(n), "event": "steps", "step": n, "steps": 1}) for n in (1, 2)]
