@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from elasticdl.cli.home import Home, found
 from elasticdl.cli.master_client import MasterClient
@@ -147,32 +147,42 @@ class SeenLines:
         self._known.add(name)
         return True
 
-    def next_of(self, take: Callable[[], list[str]]) -> list[str]:
-        """The next lines that are new; empty only when ``take`` has nothing left, as much may come that is known."""
-        while lines := take():
-            if new := [line for line in lines if self.is_new(line)]:
-                return new
-        return []
+
+class Source(Protocol):
+    """Of lines; as `elasticdl.cli.home.JournalFeed`."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
-class StreamFeed:
-    """The journal of a master that is reached over a network. See `elasticdl.cli.home.JournalFeed`.
+class SeenFeed:
+    """A journal that each master tells from its first line: what is told once more is left out. See `elasticdl.cli.home.JournalFeed`."""
 
-    ``kept``: the journal that an ended job has left.
-    """
-
-    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, source: Source, take: Callable[[], list[str]]) -> None:
         self._seen = SeenLines()
-        self._reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
-        self.finish, self.close = self._reader.finish, self._reader.close
+        self._source, self._take = source, take
+        self.finish, self.close = source.finish, source.close
 
     @property
     def is_complete(self) -> bool:
-        return self._reader.is_complete
+        return self._source.is_complete
 
     def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew: what is told once more is left out."""
-        return False, self._seen.next_of(self._reader.take)
+        """The journal never begins anew. No lines: nothing is left, as much may come that is known."""
+        while lines := self._take():
+            if new := [line for line in lines if self._seen.is_new(line)]:
+                return False, new
+        return False, []
+
+
+def stream_feed(master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> SeenFeed:
+    """Of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
+    reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
+    return SeenFeed(reader, reader.take)
 
 
 class Following:

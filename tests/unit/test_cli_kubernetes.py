@@ -685,7 +685,7 @@ class Masters:
                 raise UnreachableError("there is none")
             yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
 
-        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
+        return follow.stream_feed(master, self.over, lambda: [*lines, entry(99)])
 
     def close(self):
         pass
@@ -710,7 +710,7 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
     monkeypatch.setattr(follow, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
     with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
-        following._feed._reader._thread.join()  # all of it is there at the first look
+        following._feed._source._thread.join()  # all of it is there at the first look
         heard = [each for each in following if isinstance(each, str)]
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
@@ -727,7 +727,7 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     def no_master():
         raise UnreachableError("there is none")
 
-    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
+    with closing(follow.stream_feed(no_master, lambda: "it has ended", kept)) as feed:
         feed.finish()
         assert feed.is_complete
         assert feed.read() == (False, [entry(1)])

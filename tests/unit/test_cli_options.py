@@ -20,6 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, WorkerRange, aliases_of, fields_of
 
 OTHER_VALUES = {
+    "launcher": "slurm",
     "num_workers": "2-4",
     "scale_policy": "efficiency",
     "min_efficiency": "0.5",
@@ -55,6 +56,8 @@ def companion(name: str) -> list[str]:
     """What an option needs so that it is not refused."""
     if name == "min_efficiency":
         return ["--scale_policy", "efficiency"]
+    if name in ("slurm_args", "slurm_master_args"):
+        return ["--launcher", "slurm"]
     return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from google.protobuf import json_format
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.follow import stream_feed
 from elasticdl.cli.home import JournalFeed, Lines, found
 from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.wording import is_over
@@ -128,7 +128,7 @@ class NamespaceHome:
         yield from lines
 
     def feed(self) -> JournalFeed:
-        return StreamFeed(lambda: found(self), self.over, self._kept_journal)
+        return stream_feed(lambda: found(self), self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state(with_journal=True).journal.splitlines()

@@ -19,7 +19,7 @@ ANSWER_SECONDS = 60.0
 LOOK_SECONDS = 3.0  # between two questions after a batch job
 NOTICE_SECONDS = 120  # before its time limit the master puts itself into the queue again
 # Of a batch job that may still run, or run again; after all others no master comes any more.
-WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
+WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED")
 RUNS = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 _answers: dict[
     str, tuple[float, tuple[str, str] | str]

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import SeenLines
+from elasticdl.cli.follow import SeenFeed
 from elasticdl.cli.home import JournalFeed, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.local_logs import LocalLogs
@@ -176,7 +176,9 @@ class BatchHome(FolderHome):
     look_seconds: ClassVar = 3.0
 
     def feed(self) -> JournalFeed:
-        return SeenFeed(FileFeed(self.folder.journal))
+        """The next master goes on with the journal from where the last one has saved it."""
+        feed = FileFeed(self.folder.journal)
+        return SeenFeed(feed, lambda: feed.read()[1])
 
     def absence(self) -> str:
         if self.folder.status.exists():
@@ -215,18 +217,3 @@ class FileFeed:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class SeenFeed:
-    """Of a journal that the next master goes on with from where the last one has saved it: what is told once more is left out."""
-
-    def __init__(self, feed: FileFeed) -> None:
-        self._feed, self._seen = feed, SeenLines()
-        self.finish, self.close = feed.finish, feed.close
-
-    @property
-    def is_complete(self) -> bool:
-        return self._feed.is_complete
-
-    def read(self) -> tuple[bool, list[str]]:
-        return False, self._seen.next_of(lambda: self._feed.read()[1])
