@@ -50,6 +50,6 @@ def test_a_slurm_that_does_not_answer_hides_no_master(squeue, job):
     home = BatchHome(job)
     with pytest.raises(UnreachableError):
         batch_master.state_of(job)
-    assert (home.over(), home.absence()) == ("", "its master is starting")
+    assert (home.over(), home.absence()) == ("", "Slurm refuses squeue: ")
     job.write_master(MasterAddress("host:1", "", 1))
     assert (home.over(), home.absence()) == ("", "")

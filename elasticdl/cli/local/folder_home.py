@@ -64,16 +64,15 @@ def life_of(job: JobDir) -> Life:
 
 def _look_in_batch(job: JobDir, master: MasterAddress | None) -> tuple[Life, str]:
     """With why no master runs at the moment, of one that starts."""
-    runs, starts = (Life.RUNNING, ""), (Life.STARTING, "its master is starting")
     try:
         state, why = batch_master.state_of(job)
-    except UnreachableError:  # it is as it was when it was last seen
-        return starts if master is None else runs
+    except UnreachableError as error:  # it is as it was when it was last seen
+        return (Life.STARTING, str(error)) if master is None else (Life.RUNNING, "")
     if state in batch_master.WAITS:
         return Life.STARTING, f"its master waits in Slurm's queue: {why}"
     if state not in batch_master.RUNS:
         return Life.LOST, ""
-    return starts if master is None else runs
+    return (Life.STARTING, "its master is starting") if master is None else (Life.RUNNING, "")
 
 
 def goes_on(job: JobDir) -> bool:
