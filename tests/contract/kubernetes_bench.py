@@ -12,7 +12,7 @@ from test_launcher_contract import DEADLINE, Bench
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import labels, selector, state_name
 from elasticdl.master.state.events import WorkerPending
 from elasticdl.places.pods.launcher import KubernetesLauncher, Patience
@@ -70,7 +70,7 @@ def make_launcher(api, pods, report, patience=None):
 
 
 def api_of(cluster):
-    return connect(Place(file=str(cluster.kubeconfig))).api
+    return connect(ClusterTarget(file=str(cluster.kubeconfig))).api
 
 
 def worker_pods(cluster, namespace, work, gpus=3, **spec):

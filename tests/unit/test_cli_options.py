@@ -20,6 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, WorkerRange, aliases_of, fields_of
 
 OTHER_VALUES = {
+    "launcher": "slurm",
     "num_workers": "2-4",
     "scale_policy": "efficiency",
     "min_efficiency": "0.5",

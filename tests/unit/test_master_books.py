@@ -201,7 +201,10 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     training.report(progress(1, 2), 11.0)
     training.compared_step, training.compared_workers = 1, 2
     summary = summarize(
-        EndJob(Phase.STOPPED, "enough"), training, Facts.of(read_journal(tmp_path / "journal.jsonl")).result(), 5.0
+        EndJob(Phase.STOPPED, "enough"),
+        training,
+        Facts.of((tmp_path / "journal.jsonl").read_text().splitlines()).result(),
+        5.0,
     )
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}

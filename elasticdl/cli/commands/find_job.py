@@ -16,6 +16,7 @@ from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs
+from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
 Given = Mapping[str, Any]
 
@@ -115,7 +116,7 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
 
 def _current_cluster() -> Any:
     """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
-    if not cluster_module("configured").is_configured():
+    if not is_configured(ClusterTarget()):
         return None
     try:
         return cluster_module("namespace_home")

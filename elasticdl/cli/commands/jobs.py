@@ -185,11 +185,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal(follow=False)) as journal:
-        kept = (
-            wording.kept_text(status, Facts.of(filter(None, map(parse_entry, journal))).state)
-            if status.phase == "stopped"
-            else ""
-        )
+        kept = wording.kept_text(status, Facts.of(journal).state) if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 

@@ -1,10 +1,12 @@
-"""A master that is a batch job of a Slurm cluster: submitted, looked after and cancelled with Slurm's own commands."""
+"""A master that is a batch job of a Slurm cluster: submitted and looked after with Slurm's own commands."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import subprocess
+import time
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reason import flat
@@ -14,10 +16,14 @@ from elasticdl.job.spec import JobSpec
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
 ANSWER_SECONDS = 60.0
+LOOK_SECONDS = 3.0  # between two questions after a batch job
 NOTICE_SECONDS = 120  # before its time limit the master puts itself into the queue again
 # Of a batch job that may still run, or run again; after all others no master comes any more.
-WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
+WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED")
 RUNS = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
+_answers: dict[
+    str, tuple[float, tuple[str, str] | str]
+] = {}  # by batch job: when it was asked after; text is why in vain
 
 
 def require_slurm() -> None:
@@ -51,17 +57,28 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     return number
 
 
-def cancel(job: JobDir) -> None:
-    _run("scancel", job.batch.read_text())
-
-
 def state_of(job: JobDir) -> tuple[str, str]:
     """What Slurm says of the master's batch job: its state, and why; the state is empty if Slurm does not know the job any more.
+
+    Slurm serves many: whoever asks again soon is given the same answer.
 
     Raises:
         UnreachableError: Slurm does not answer.
     """
     number = job.batch.read_text()
+    asked, answer = _answers.get(number, (-math.inf, ""))
+    if time.monotonic() - asked > LOOK_SECONDS:
+        try:
+            answer = _ask(number)
+        except UnreachableError as error:
+            answer = str(error)
+        _answers[number] = time.monotonic(), answer
+    if isinstance(answer, str):
+        raise UnreachableError(answer)
+    return answer
+
+
+def _ask(number: str) -> tuple[str, str]:
     try:
         told = _run("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r").strip()
     except UserError as error:

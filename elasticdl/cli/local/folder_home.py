@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import SeenLines
+from elasticdl.cli.follow import SeenFeed
 from elasticdl.cli.home import JournalFeed, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.local_logs import LocalLogs
@@ -52,7 +52,7 @@ def life_of(job: JobDir) -> Life:
         return Life.ENDED
     master = job.read_master()
     if job.batch.exists():
-        return _life_in_batch(job, master)
+        return _look_in_batch(job, master)[0]
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
@@ -62,14 +62,17 @@ def life_of(job: JobDir) -> Life:
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
 
-def _life_in_batch(job: JobDir, master: MasterAddress | None) -> Life:
+def _look_in_batch(job: JobDir, master: MasterAddress | None) -> tuple[Life, str]:
+    """With why no master runs at the moment, of one that starts."""
     try:
-        state, _ = batch_master.state_of(job)
-    except UnreachableError:  # it is as it was when it was last seen
-        return Life.STARTING if master is None else Life.RUNNING
-    if state in batch_master.RUNS and master is not None:
-        return Life.RUNNING
-    return Life.STARTING if state in (*batch_master.RUNS, *batch_master.WAITS) else Life.LOST
+        state, why = batch_master.state_of(job)
+    except UnreachableError as error:  # it is as it was when it was last seen
+        return (Life.STARTING, str(error)) if master is None else (Life.RUNNING, "")
+    if state in batch_master.WAITS:
+        return Life.STARTING, f"its master waits in Slurm's queue: {why}"
+    if state not in batch_master.RUNS:
+        return Life.LOST, ""
+    return (Life.STARTING, "its master is starting") if master is None else (Life.RUNNING, "")
 
 
 def goes_on(job: JobDir) -> bool:
@@ -172,15 +175,15 @@ class BatchHome(FolderHome):
     look_seconds: ClassVar = 3.0
 
     def feed(self) -> JournalFeed:
-        return SeenFeed(FileFeed(self.folder.journal))
+        """The next master goes on with the journal from where the last one has saved it."""
+        feed = FileFeed(self.folder.journal)
+        return SeenFeed(feed, lambda: feed.read()[1])
 
     def absence(self) -> str:
-        if why := FolderHome.over(self):
-            return why
-        state, why = batch_master.state_of(self.folder)
-        if state in batch_master.WAITS:
-            return f"its master waits in Slurm's queue: {why}"
-        return "" if self.folder.master.exists() else "its master is starting"
+        if self.folder.status.exists():
+            return _OVER[Life.ENDED]
+        life, why = _look_in_batch(self.folder, self.folder.read_master())
+        return _OVER.get(life, why)
 
 
 def home_of(job: JobDir) -> FolderHome:
@@ -213,18 +216,3 @@ class FileFeed:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class SeenFeed:
-    """Of a journal that the next master goes on with from where the last one has saved it: what is told once more is left out."""
-
-    def __init__(self, feed: FileFeed) -> None:
-        self._feed, self._seen = feed, SeenLines()
-        self.finish, self.close = feed.finish, feed.close
-
-    @property
-    def is_complete(self) -> bool:
-        return self._feed.is_complete
-
-    def read(self) -> tuple[bool, list[str]]:
-        return False, [line for line in self._feed.read()[1] if self._seen.is_new(line)]

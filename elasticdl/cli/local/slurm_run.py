@@ -70,7 +70,7 @@ def follow(job: JobDir, spec: JobSpec) -> int:
             nonlocal told
             if heard is None and not job.master.exists():
                 with contextlib.suppress(UnreachableError, FileNotFoundError):
-                    if (absence := handle.home.absence()) != told:
+                    if (absence := handle.home.absence()) and absence != told:
                         screen.line(absence)
                         told = absence
             return signals.first is None
