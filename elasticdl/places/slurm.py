@@ -40,6 +40,7 @@ _ENDS = {
 }
 # What only the batch job knows: the place's id, its node, and how many processors it has.
 _VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
+_NOT_SEEN = "Slurm has not looked at it yet"
 # Slurm's controller is away or busy, or takes no more jobs of this user at present; whatever else it says is said of the request.
 _AWAY = re.compile(r"timed out|unable to contact|connect|try again|temporarily|busy|limit", re.IGNORECASE)
 
@@ -91,7 +92,8 @@ def _read(line: str) -> Place | End:
     gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
     place = Place(number, node, int(gpus[1]) if gpus else 0)
     if state in _WAITING:
-        return replace(place, reason=f"Slurm has no place for it yet: {reason.strip('()')}")
+        why = reason.strip("()")
+        return replace(place, reason=f"Slurm has no place for it yet: {why}" if why != "None" else _NOT_SEEN)
     if state in _ENDING:
         return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")
     if state == "RUNNING":

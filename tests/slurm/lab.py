@@ -110,7 +110,6 @@ SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
 AuthInfo=cred_expire=5
-AuthInfo=cred_expire=5
 PluginDir={root}/{_LIBRARIES}/slurm-wlm
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}

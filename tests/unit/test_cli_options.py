@@ -42,7 +42,6 @@ OTHER_VALUES = {
     "image_pull_policy": "Always",
     "restart_policy": "Never",  # the only one
     "queue": "kueue=team",
-    "launcher": "slurm",
 }
 ON_A_CLUSTER = set(fields_of(KubernetesOptions)) - {"image"}
 FIELDS = [name for group in OPTION_GROUPS for name in fields_of(group)]

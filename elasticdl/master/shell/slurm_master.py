@@ -156,7 +156,8 @@ def _will_be_started_again() -> bool:
     """Whether Slurm has counted another start already, or does so now, as all that has come is a time limit."""
     number = os.environ.get("SLURM_JOB_ID", "")
     told = _slurm("scontrol", "--oneliner", "show", "job", number)
-    if "JobState=RUNNING" in told:
+    _log.info("Slurm says: %s", " ".join(re.findall(r"(?:JobState|Reason|Restarts)=\S*", told)) or "nothing")
+    if not re.search(r"JobState=(COMPLETING|CANCELLED)", told):
         _slurm("scontrol", "requeue", number)
         return True
     restarts = re.search(r"Restarts=(\d+)", told)
