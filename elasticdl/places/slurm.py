@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from elasticdl.common.environment import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import flat
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceReport, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
@@ -77,6 +76,16 @@ class SlurmProvider:
             await _run("scancel", place_id)
 
 
+def workers_name(job: str, master: str) -> str:
+    """Of all batch jobs with workers of one job; ``master``: the number of its master's, as another job may have the same name elsewhere."""
+    return f"elasticdl-{job}-{master}-worker"
+
+
+def refusal(said: str) -> str:
+    """What one of Slurm's programs prints, in one line."""
+    return "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in said.splitlines() if line.strip())
+
+
 def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
     return PolledPlaces(provider, report, POLL_SECONDS)
 
@@ -87,7 +96,8 @@ def _read(line: str) -> Place | End:
     gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
     place = Place(number, node, int(gpus[1]) if gpus else 0)
     if state in _WAITING:
-        return replace(place, reason=f"Slurm has no place for it yet: {reason.strip('()')}")
+        why = "" if reason == "None" else f": {reason.strip('()')}"
+        return replace(place, reason=f"Slurm has no place for it yet{why}")
     if state in _ENDING:
         return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")
     if state == "RUNNING":
@@ -111,6 +121,6 @@ async def _run(*words: str) -> str:
         await process.wait()
         raise UnreachableError(f"{words[0]} has not answered in {ANSWER_SECONDS:g} s") from None
     if process.returncode:
-        why = f"{words[0]}: {flat(said.decode(errors='replace'))}"
+        why = f"{words[0]}: {refusal(said.decode(errors='replace'))}"
         raise UnreachableError(why) if _AWAY.search(why) else UserError(f"Slurm refuses {why}")
     return out.decode(errors="replace")

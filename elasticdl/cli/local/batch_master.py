@@ -7,13 +7,16 @@ import shutil
 import subprocess
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import flat
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.spec import JobSpec
+from elasticdl.places.slurm import refusal, workers_name
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
 ANSWER_SECONDS = 60.0
+LOOK_SECONDS = (
+    10.0  # for what is only asked: somebody waits at the command, and the training job may be asked without Slurm
+)
 NOTICE_SECONDS = 120  # before its time limit the master puts itself into the queue again
 # Of a batch job that may still run, or run again; after all others no master comes any more.
 WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
@@ -38,6 +41,15 @@ def submit(job: JobDir, spec: JobSpec) -> str:
         UserError: Slurm refuses it.
         UnreachableError: Slurm does not answer.
     """
+    # What is wrong with these would be seen only when the master asks for the first worker.
+    _run(
+        "sbatch",
+        "--test-only",
+        "--ntasks=1",
+        *shlex.split(spec.slurm_args),
+        "--wrap=true",
+        said_of=" for a worker (--slurm_args)",
+    )
     command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)]
     words = ["--parsable", "--requeue", f"--job-name=elasticdl-{job.name}-master", f"--output={job.master_log}"]
     words += [
@@ -46,13 +58,49 @@ def submit(job: JobDir, spec: JobSpec) -> str:
         f"--signal=B:TERM@{NOTICE_SECONDS}",
         *shlex.split(spec.slurm_master_args),
     ]
-    number = _run("sbatch", *words, f"--wrap=exec {shlex.join(command)}").strip().partition(";")[0]
+    told = _run("sbatch", *words, f"--wrap=exec {shlex.join(command)}", said_of=" for the master (--slurm_master_args)")
+    number = told.strip().partition(";")[0]
     write_aside(job.batch, number)
     return number
 
 
 def cancel(job: JobDir) -> None:
-    _run("scancel", job.batch.read_text())
+    """End the master, if there is one, and the workers.
+
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    try:
+        _run("scancel", "--quiet", job.batch.read_text())
+    except UserError as error:
+        if "nvalid job id" not in str(error):  # else Slurm does not know the master any more
+            raise
+    cancel_workers(job)
+
+
+def cancel_workers(job: JobDir) -> None:
+    """Those of a master that is gone: they would hold their places for as long as they look for the next one.
+
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    _run("scancel", "--quiet", "--me", f"--name={_workers(job)}")
+
+
+def has_workers(job: JobDir) -> bool:
+    """
+    Raises:
+        UnreachableError: Slurm does not answer.
+    """
+    return bool(
+        _run(
+            "squeue", "--noheader", "--me", "--states=PENDING,RUNNING", f"--name={_workers(job)}", "--format=%i"
+        ).strip()
+    )
+
+
+def _workers(job: JobDir) -> str:
+    return workers_name(job.name, job.batch.read_text())
 
 
 def state_of(job: JobDir) -> tuple[str, str]:
@@ -63,7 +111,9 @@ def state_of(job: JobDir) -> tuple[str, str]:
     """
     number = job.batch.read_text()
     try:
-        told = _run("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r").strip()
+        told = _run(
+            "squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r", within=LOOK_SECONDS
+        ).strip()
     except UserError as error:
         if "nvalid job id" in str(error):
             return "", ""
@@ -72,13 +122,13 @@ def state_of(job: JobDir) -> tuple[str, str]:
     return state, why
 
 
-def _run(*words: str) -> str:
+def _run(*words: str, said_of: str = "", within: float = ANSWER_SECONDS) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=within, check=False)
     except subprocess.TimeoutExpired:
-        raise UnreachableError(f"{words[0]} has not answered in {ANSWER_SECONDS:g} s") from None
+        raise UnreachableError(f"{words[0]} has not answered in {within:g} s") from None
     except OSError as error:
         raise UnreachableError(f"can't run {words[0]}: {error.strerror}") from None
     if done.returncode:
-        raise UserError(f"Slurm refuses {words[0]}: {flat(done.stderr)}")
+        raise UserError(f"Slurm refuses {words[0]}{said_of}: {refusal(done.stderr)}")
     return done.stdout

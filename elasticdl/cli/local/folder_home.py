@@ -22,7 +22,7 @@ from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
+from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs, write_aside
 from elasticdl.job.journal import parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -114,6 +114,9 @@ class FolderHome:
         except FileNotFoundError:
             return None
 
+    def stop_without_master(self, *, now: bool) -> str:
+        return ""
+
     def over(self) -> str:
         return _OVER.get(life_of(self.folder), "")
 
@@ -174,12 +177,33 @@ class BatchHome(FolderHome):
     def feed(self) -> JournalFeed:
         return SeenFeed(FileFeed(self.folder.journal))
 
+    def stop_without_master(self, *, now: bool) -> str:
+        life = life_of(self.folder)
+        if life is Life.LOST and batch_master.has_workers(self.folder):
+            batch_master.cancel_workers(self.folder)
+            return "is lost, as its master died: its workers are ended, and the same command begins anew"
+        step, age = self.last_known()
+        if life is not Life.STARTING or (step and not now):  # without a master, what is trained would not be kept
+            return ""
+        batch_master.cancel(self.folder)
+        status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
+        status.time_left = -1
+        write_aside(self.folder.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
+        return f"stopped at step {step}" if step else "stopped before it had begun"
+
     def absence(self) -> str:
-        if why := FolderHome.over(self):
-            return why
-        state, why = batch_master.state_of(self.folder)
+        if self.folder.status.exists():
+            return _OVER[Life.ENDED]
+        try:
+            state, why = batch_master.state_of(self.folder)
+        except UnreachableError:
+            if self.folder.master.exists():  # the master itself may answer all the same
+                return ""
+            raise
         if state in batch_master.WAITS:
-            return f"its master waits in Slurm's queue: {why}"
+            return f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
+        if state not in batch_master.RUNS:
+            return _OVER[Life.LOST]
         return "" if self.folder.master.exists() else "its master is starting"
 
 

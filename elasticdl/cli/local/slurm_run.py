@@ -80,6 +80,8 @@ def follow(job: JobDir, spec: JobSpec) -> int:
         tell(f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it")
         signals.raise_first()
     status = handle.status()
+    if status.phase == "lost":
+        batch_master.cancel_workers(job)
     show_end(status, handle.home.journal(), spec.output, prints.has_shown)
     if status.phase != "succeeded":
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: {job.logs}{os.sep}")
