@@ -64,43 +64,44 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     return number
 
 
-def cancel(job: JobDir) -> None:
+def cancel(name: str, number: str) -> None:
     """End the master, if there is one, and the workers.
 
     Raises:
         UnreachableError: Slurm does not answer.
     """
     try:
-        _run("scancel", "--quiet", job.batch.read_text())
+        _run("scancel", "--quiet", number)
     except UserError as error:
         if "nvalid job id" not in str(error):  # else Slurm does not know the master any more
             raise
-    cancel_workers(job)
+    cancel_workers(name, number)
 
 
-def cancel_workers(job: JobDir) -> None:
+def cancel_workers(name: str, number: str) -> None:
     """Those of a master that is gone: they would hold their places for as long as they look for the next one.
 
     Raises:
         UnreachableError: Slurm does not answer.
     """
-    _run("scancel", "--quiet", "--me", f"--name={_workers(job)}")
+    _run("scancel", "--quiet", "--me", f"--name={workers_name(name, number)}")
 
 
-def has_workers(job: JobDir) -> bool:
+def has_workers(name: str, number: str) -> bool:
     """
     Raises:
         UnreachableError: Slurm does not answer.
     """
     return bool(
         _run(
-            "squeue", "--noheader", "--me", "--states=PENDING,RUNNING", f"--name={_workers(job)}", "--format=%i"
+            "squeue",
+            "--noheader",
+            "--me",
+            "--states=PENDING,RUNNING",
+            f"--name={workers_name(name, number)}",
+            "--format=%i",
         ).strip()
     )
-
-
-def _workers(job: JobDir) -> str:
-    return workers_name(job.name, job.batch.read_text())
 
 
 def state_of(job: JobDir) -> tuple[str, str]:
@@ -109,7 +110,10 @@ def state_of(job: JobDir) -> tuple[str, str]:
     Raises:
         UnreachableError: Slurm does not answer.
     """
-    number = job.batch.read_text()
+    try:
+        number = job.batch.read_text()
+    except FileNotFoundError:  # somebody has removed the job's folder
+        return "", ""
     try:
         told = _run(
             "squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r", within=LOOK_SECONDS

@@ -178,14 +178,14 @@ class BatchHome(FolderHome):
         return SeenFeed(FileFeed(self.folder.journal))
 
     def stop_without_master(self, *, now: bool) -> str:
-        life = life_of(self.folder)
-        if life is Life.LOST and batch_master.has_workers(self.folder):
-            batch_master.cancel_workers(self.folder)
+        life, number = life_of(self.folder), self.folder.batch.read_text()
+        if life is Life.LOST and batch_master.has_workers(self.name, number):
+            batch_master.cancel_workers(self.name, number)
             return "is lost, as its master died: its workers are ended, and the same command begins anew"
         step, age = self.last_known()
         if life is not Life.STARTING or (step and not now):  # without a master, what is trained would not be kept
             return ""
-        batch_master.cancel(self.folder)
+        batch_master.cancel(self.name, number)
         status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
         status.time_left = -1
         write_aside(self.folder.status, json_format.MessageToJson(status, preserving_proto_field_name=True))

@@ -90,7 +90,7 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
         if (
             before.batch.exists() and not before.status.exists()
         ):  # workers may still look for their master in this folder
-            batch_master.cancel_workers(before)
+            batch_master.cancel_workers(before.name, before.batch.read_text())
         shutil.rmtree(aside, ignore_errors=True)
         before.path.rename(aside)
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
