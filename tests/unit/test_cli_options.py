@@ -30,6 +30,7 @@ OTHER_VALUES = {
     "log_ranks": "0,2",
     "start_method": "spawn",
     "job_name": "mine",
+    "launcher": "slurm",
     "max_worker_batch_size": "7",
     "master_resource_request": "cpu=2",
     "master_resource_limit": "cpu=2",
@@ -55,6 +56,8 @@ def companion(name: str) -> list[str]:
     """What an option needs so that it is not refused."""
     if name == "min_efficiency":
         return ["--scale_policy", "efficiency"]
+    if name in ("slurm_args", "slurm_master_args"):
+        return ["--launcher", "slurm"]
     return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 
