@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from elasticdl.common.environment import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import flat
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceReport, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
@@ -82,6 +81,16 @@ class SlurmProvider:
             await _run("scancel", place_id)
 
 
+def workers_name(job: str, master: str) -> str:
+    """Of all batch jobs with workers of one job; ``master``: the number of its master's, as another job may have the same name elsewhere."""
+    return f"elasticdl-{job}-{master}-worker"
+
+
+def refusal(said: str) -> str:
+    """What one of Slurm's programs prints, in one line."""
+    return "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in said.splitlines() if line.strip())
+
+
 def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
     return PolledPlaces(provider, report, POLL_SECONDS)
 
@@ -117,6 +126,6 @@ async def _run(*words: str) -> str:
         await process.wait()
         raise UnreachableError(f"{words[0]} has not answered in {ANSWER_SECONDS:g} s") from None
     if process.returncode:
-        why = f"{words[0]}: {flat(said.decode(errors='replace'))}"
+        why = f"{words[0]}: {refusal(said.decode(errors='replace'))}"
         raise UnreachableError(why) if _AWAY.search(why) else UserError(f"Slurm refuses {why}")
     return out.decode(errors="replace")

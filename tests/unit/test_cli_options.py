@@ -187,6 +187,10 @@ def test_workers_are_a_number_or_a_range():
         ),
         (["digits"], "'digits' is one argument too many; see `elasticdl train --help`"),
         (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
+        (
+            ["--slurm_args", "--gres-flags=x"],
+            "--slurm_args: expected one argument: did you mean --slurm_args='--gres-flags=x'?",
+        ),
         (["--num_epochs", "--seed", "3"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
         (["--detach=yes"], "--detach: takes no value; see `elasticdl train --help`"),
         (["--num_workers", "1-1000000000"], "--num_workers 1-1000000000: must be at most 10000"),

@@ -69,6 +69,9 @@ class NamespaceHome:
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
+    def stop_without_master(self, *, now: bool) -> str:
+        return ""
+
     def over(self) -> str:
         kept = self.kept_status()
         if kept is not None and is_over(kept):

@@ -83,7 +83,8 @@ def find(name: str | None, given: Given) -> JobHandle:
 def _find_here(name: str | None) -> JobHandle:
     jobs = {job.name: job for job in list_jobs()}
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
-    chosen = choose(name, jobs, [each for each, job in jobs.items() if goes_on(job)], hint=newest)
+    running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
+    chosen = choose(name, jobs, running, hint=newest)
     return JobHandle(home_of(jobs[chosen]))
 
 

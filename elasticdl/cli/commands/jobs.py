@@ -178,6 +178,9 @@ def parse_workers(text: str) -> WorkerRange:
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
     patience = handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
+    if became := handle.home.stop_without_master(now=now):
+        print(f"job {handle.name} {became}")
+        return 0
     with handle.master() as master:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(patience)
