@@ -14,7 +14,7 @@ from benchmarks.job import ElasticJob, JobSettings
 from benchmarks.loops.tracelog import read_traces
 from benchmarks.processes import Processes, wait_until
 from benchmarks.steps import Gap, StepLogs, gap_between, split_at
-from elasticdl.job.events import PAUSE_PARTS
+from elasticdl.job.event_catalogue import PAUSE_PARTS
 from elasticdl.job.journal import Entry
 
 SAMPLES = 65536

@@ -9,7 +9,7 @@ from itertools import chain, product
 from benchmarks.elastic_run import Change
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.peers.port import PeerChange
-from elasticdl.job.events import PAUSE_PARTS
+from elasticdl.job.event_catalogue import PAUSE_PARTS
 
 GROWING = ("grow", "rejoin")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.faults.catalogue import Fault, Way
 from benchmarks.job import COMMAND, ElasticJob, JobSettings
 from benchmarks.processes import Processes, wait_until
-from elasticdl.job.events import standing
+from elasticdl.job.event_catalogue import standing
 from elasticdl.job.journal import Entry
 
 VICTIM = 1

@@ -9,7 +9,7 @@ from elasticdl.cli.follow import Heard
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.screens import Screen
 from elasticdl.cli.wording import summary_lines
-from elasticdl.job.events import KINDS, news
+from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb

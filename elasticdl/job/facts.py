@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
-from elasticdl.job.events import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
+from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.journal import STEPS, Entry, parse_entry
 from elasticdl.job.lanes import MOST_LANES, Lanes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.job.events import standing
+from elasticdl.job.event_catalogue import standing
 from elasticdl.job.journal import Entry
 
 LONGEST_TEXT = 2000

@@ -1,6 +1,6 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.events` says what else. What a worker has told
+Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. What a worker has told
 has the ``worker`` in whose session it came, too. Status pages, plots, summaries and benchmarks are all made from it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from elasticdl.job.steps import Steps
+from elasticdl.job.joined_steps import Steps
 
 Entry = dict[str, Any]
 

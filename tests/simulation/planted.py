@@ -20,7 +20,7 @@ from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
 from elasticdl.master.core.fleet import Fleet
-from elasticdl.master.core.losses import Losses
+from elasticdl.master.core.lost_workers import Losses
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot

@@ -4,7 +4,7 @@ it is frozen, stuck or cut off. The master may die between any two things that i
 
 from dataclasses import dataclass, field
 
-from elasticdl.job.events import undeclared
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
@@ -25,7 +25,7 @@ def step(job, event, now):
     job.validate()
     for instruction in instructions:
         if isinstance(instruction, i.Record):
-            assert not undeclared(instruction.event, instruction.fields)
+            assert set(instruction.fields) <= set(KINDS[instruction.event].fields), f"not declared: {instruction}"
     return instructions
 
 

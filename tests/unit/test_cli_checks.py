@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.local import job_check, new_job
-from elasticdl.cli.local.process_group import ProcessGroup
+from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
 from elasticdl.job.spec import JobSpec

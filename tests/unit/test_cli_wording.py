@@ -10,7 +10,7 @@ from rich.console import Console
 
 from elasticdl.cli import screens, wording
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
-from elasticdl.job.events import news
+from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
 from elasticdl.proto import elasticdl_pb2 as pb

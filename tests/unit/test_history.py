@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
-from elasticdl.job.events import FORMAT, KINDS
+from elasticdl.job.event_catalogue import FORMAT, KINDS
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import thinned
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes

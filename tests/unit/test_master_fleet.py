@@ -14,7 +14,7 @@ from elasticdl.master.core.fleet import (
     misuse,
     refusal,
 )
-from elasticdl.master.core.losses import LONGEST_DELAY
+from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.events import ExitCause

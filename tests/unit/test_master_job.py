@@ -2,7 +2,7 @@
 
 from master_kit import step
 
-from elasticdl.job.events import standing
+from elasticdl.job.event_catalogue import standing
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e

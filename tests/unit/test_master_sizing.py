@@ -10,7 +10,7 @@ import pytest
 from master_kit import Cluster, step
 from scaling_kit import report
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job import Job

@@ -5,7 +5,7 @@ from master_yard import Yard, launched
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import TRIES_OF_PLACE
-from elasticdl.master.core.losses import LONGEST_DELAY
+from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state.events import ExitCause
 

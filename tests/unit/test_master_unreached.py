@@ -4,7 +4,7 @@ import pytest
 from test_master_job import Run
 
 from elasticdl.common.reach import reached, unreached
-from elasticdl.job.events import standing
+from elasticdl.job.event_catalogue import standing
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.commands.start import run, train
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [path for path in (ROOT / "elasticdl").rglob("*.py") if path.parent.name != "proto"]

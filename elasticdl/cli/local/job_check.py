@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from elasticdl.cli.local.process_group import ProcessGroup
+from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.spec import JobSpec

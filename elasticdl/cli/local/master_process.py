@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elasticdl.cli.local.process_group import ProcessGroup
+from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress

@@ -98,7 +98,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """For the job's journal: ``event`` and its fields as in `elasticdl.job.events`."""
+    """For the job's journal: ``event`` and its fields as in `elasticdl.job.event_catalogue`."""
 
     event: str
     fields: Mapping[str, Any]

@@ -103,7 +103,7 @@ class Session:
         self.post(p.Said(message))
 
     def notify(self, event: str, **fields: Any) -> None:
-        """For the job's journal: ``event`` and its fields as in `elasticdl.job.events`."""
+        """For the job's journal: ``event`` and its fields as in `elasticdl.job.event_catalogue`."""
         json.dumps(fields)  # if they can't be sent it is the caller who must hear of it
         self.say(m.Notice(event, fields))
 

@@ -7,7 +7,7 @@ nothing. Ids are never used again.
 | ----------------------------------------------- | ---------------------------------------------------------------- |
 | drained, killed, frozen, preempted, evicted,    | it is replaced at once if it had been in a world; if not, after  |
 |   node lost, deleted                            |   a delay that grows with each in a row of its cause or its node |
-|                                                 |   (`elasticdl.master.core.losses`); the job does not fail for it |
+|                                                 |   (`lost_workers`); the job does not fail for it                 |
 | crashed, out of memory                          | it is replaced after a delay that doubles with each in a row     |
 | three crashed in a row before reaching a world, | the job fails                                                    |
 |   and no world is running                       |                                                                  |
@@ -29,11 +29,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import TokenBucket
-from elasticdl.master.core.losses import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
+from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.lifecycle import DONE, WorkerState
-from elasticdl.master.state.records import Records
+from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord

@@ -10,7 +10,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Phase
 from elasticdl.master.state.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
-from elasticdl.master.state.records import Records
+from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord

@@ -18,7 +18,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
 from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
-from elasticdl.master.state.records import Records
+from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.training import Training

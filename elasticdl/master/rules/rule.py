@@ -16,7 +16,7 @@ from typing import Protocol
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.progress_limits import ProgressLimits
 from elasticdl.master.state.instructions import Instruction
-from elasticdl.master.state.records import Records
+from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings

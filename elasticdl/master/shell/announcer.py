@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell.observer import Observer
 from elasticdl.places.pods.judge import ON_ITS_WAY

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i

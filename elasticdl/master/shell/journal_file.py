@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.journal import STEPS, dump_entry
 
 CHUNK_BYTES = 1 << 18

@@ -17,7 +17,7 @@ class Observer:
     """Hears of what it does not ignore, on the master's event loop; no method waits or raises."""
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Every entry of the journal that this master makes; `elasticdl.job.events` names them."""
+        """Every entry of the journal that this master makes; `elasticdl.job.event_catalogue` names them."""
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         """Steps that were not reported before, and what the members' last steps went into."""

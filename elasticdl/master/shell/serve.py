@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from pydantic import ValidationError
 
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.events import FORMAT
+from elasticdl.job.event_catalogue import FORMAT
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS

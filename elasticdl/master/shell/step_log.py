@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.joined_steps import Steps
 from elasticdl.job.journal import STEPS
-from elasticdl.job.steps import Steps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.state.values import Pace, StepReport

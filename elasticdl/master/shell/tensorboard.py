@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticdl.job.events import KINDS
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.shell.event_file import EventFile
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.values import Pace, StepReport

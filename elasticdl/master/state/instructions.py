@@ -158,7 +158,7 @@ class NewSteps(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Record(Instruction):
-    """An entry for the journal; `elasticdl.job.events` names them."""
+    """An entry for the journal; `elasticdl.job.event_catalogue` names them."""
 
     event: str
     fields: Mapping[str, Any]

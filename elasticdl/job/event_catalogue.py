@@ -177,13 +177,6 @@ def is_newer(version: str) -> bool:
     return major > ours or (major == ours and minor > newest + 1)
 
 
-def undeclared(event: str, fields: Entry) -> str:
-    """What an entry has that is not declared; empty: nothing."""
-    if (kind := KINDS.get(event)) is None:
-        return event
-    return ", ".join(f"{event}.{name}" for name in fields if name not in kind.fields)
-
-
 def standing(entry: Entry) -> str:
     """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
     where = entry.get("where")
