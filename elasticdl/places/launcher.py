@@ -5,9 +5,10 @@
 | a worker is launched                         | it starts in a READY place, in one that has had a worker if there is one;    |
 |                                              | else one more place is wanted, and the worker is pending for its reason      |
 | a worker ends, and its place is still there  | the place stays, idle: the next worker starts in it at once                  |
-| a place is idle for `IDLE_SECONDS`           | it is given back                                                             |
+| a place is idle for `IDLE_SECONDS`           | it is given back; sooner if its worker was not cut short (`Seconds.left`)    |
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
+| a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force                        |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
 
@@ -61,9 +62,11 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place."""
+    """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place.
+    ``left``: as ``idle``, after a worker that has ended by itself or was told to: hardly ever another follows it at once."""
 
     idle: float = IDLE_SECONDS
+    left: float = IDLE_SECONDS
     kill: float | None = KILL_SECONDS
 
 
@@ -129,6 +132,8 @@ class PlaceLauncher:
         self._work()
 
     def terminate(self, worker_id: int) -> None:
+        if (worker := self._pairing.workers.get(worker_id)) and worker.spot:
+            worker.spot.was_left = True
         self._end(worker_id, None)
 
     def kill(self, worker_id: int) -> None:
@@ -220,25 +225,30 @@ class PlaceLauncher:
             self._forget(spot.held)
 
     def _lose(self, lost: PlaceLost) -> None:
+        before = self._pairing.spots.get(lost.place_id)
+        awaiting = before.awaited_by if before else None
         spot = self._pairing.lose(lost.place_id)
         if spot is None:
             return
         self._wanted = None  # another may be wanted for it
         self._watch(spot)
         self._starter.lost(lost.place_id)
-        if spot.worker is None:
-            return
         cause, code, detail, output = lost.cause, lost.code, lost.detail, lost.output
+        if spot.worker is None:
+            if awaiting is not None and cause is not ExitCause.KILLED:
+                self._forget(WorkerExited(awaiting, cause, code, detail, output, spot.place.node))
+            return
         if spot.held:
             code, output = spot.held.code, spot.held.output or output
             if cause in _OF_THE_PROCESS:
                 cause, detail = spot.held.cause, spot.held.detail
-        self._forget(WorkerExited(spot.worker, cause, code, detail, output))
+        self._forget(WorkerExited(spot.worker, cause, code, detail, output, spot.place.node))
 
     def _exited(self, exited: WorkerExited) -> None:
         worker = self._pairing.workers.get(exited.worker_id)
         if worker is None or worker.spot is None:
             return
+        worker.spot.was_left = worker.spot.was_left or exited.cause is ExitCause.CLEAN
         if worker.spot.is_ending and not self._closed:
             worker.spot.held = exited
         else:
@@ -260,6 +270,7 @@ class PlaceLauncher:
             return
         for worker_id, spot in pairing.pairs():
             pairing.put(worker_id, spot)
+            spot.was_left = False
             self._watch(spot)
             self._starter.start(worker_id, spot.place)
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
@@ -297,7 +308,8 @@ class PlaceLauncher:
     def _watch(self, spot: Spot) -> None:
         """Give it back after a while, if it is empty."""
         if spot.is_empty and not self._closed:
-            spot.timer = spot.timer or self._call_later(self._seconds.idle, partial(self._idle_too_long, spot))
+            seconds = self._seconds.left if spot.was_left else self._seconds.idle
+            spot.timer = spot.timer or self._call_later(seconds, partial(self._idle_too_long, spot))
         elif spot.timer:
             spot.timer.cancel()
             spot.timer = None
