@@ -242,7 +242,7 @@ class PlaceLauncher:
             code, output = spot.held.code, spot.held.output or output
             if cause in _OF_THE_PROCESS:
                 cause, detail = spot.held.cause, spot.held.detail
-        self._forget(WorkerExited(spot.worker, cause, code, detail, output, spot.place.node))
+        self._forget(WorkerExited(spot.worker, cause, code, detail, output))
 
     def _exited(self, exited: WorkerExited) -> None:
         worker = self._pairing.workers.get(exited.worker_id)

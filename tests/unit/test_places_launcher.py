@@ -18,7 +18,7 @@ from elasticdl.master.state.events import (
     WorkerPlaced,
 )
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceLost, PlaceState
-from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher
+from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from tests.contract.places_kit import FakePlaces, FakeStarter
 
 READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
@@ -105,10 +105,10 @@ def test_a_worker_waits_for_a_place_and_is_told_why():
     scene.places.change("place-0", reason="its image is pulled")
     assert scene.new() == [WorkerPending(1, "no node has a GPU free", "n2"), WorkerPending(0, "its image is pulled")]
     scene.ready(1)
-    assert scene.new() == [WorkerPending(1, "its image is pulled"), placed(0)]  # who was launched first goes first
+    assert scene.new() == [placed(1)]  # who has waited for it goes first: so both have the number of a pod
     scene.ready(0)
-    assert scene.new() == [placed(1)]
-    assert scene.starter.started == {0: "place-1", 1: "place-0"}
+    assert scene.new() == [placed(0)]
+    assert scene.starter.started == {0: "place-0", 1: "place-1"}
 
 
 def test_a_worker_is_replaced_in_its_own_place():
@@ -150,6 +150,29 @@ def test_an_idle_place_is_given_back_in_time():
     scene.clock.advance(1)
     assert scene.places.given_back == {"place-1": None}
     assert scene.places.wants[-1] == (1, 1, frozenset())
+
+
+def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
+    scene = Scene(seconds=Seconds(left=1.0))
+    scene.launch(0, 1, 2)
+    scene.ready(0, 1, 2)
+    scene.starter.exit(0, 0)
+    scene.launcher.terminate(1)
+    scene.starter.exit(2, -9)
+    scene.clock.advance(1.0)
+    assert scene.places.given_back == {"place-0": None, "place-1": None}
+    scene.clock.advance(IDLE_SECONDS)
+    assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
+
+
+def test_a_place_that_is_lost_before_it_was_there_ends_the_worker_that_waits_for_it():
+    """Who launches then waits longer and longer, and avoids the node; a place that is asked for anew at once does not."""
+    scene = Scene()
+    scene.launch(0, 1)
+    scene.places.change("place-1", node="n2")
+    scene.places.lose("place-1", "rejected", ExitCause.EVICTED)
+    assert scene.new() == [WorkerExited(1, ExitCause.EVICTED, -9, "rejected", node="n2")]
+    assert scene.places.in_state(WAITING) == ["place-0"]
 
 
 def test_who_is_not_wanted_any_more_before_there_is_a_place_costs_none():
