@@ -6,6 +6,7 @@ import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from elasticdl.places.pods.launcher import KubernetesLauncher, Patience
 from kubernetes import client
 from test_launcher_contract import DEADLINE, Bench
 
@@ -15,7 +16,6 @@ from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import Place
 from elasticdl.kube.manifests.names import labels, selector, state_name
 from elasticdl.master.state.events import WorkerPending
-from elasticdl.places.pods.launcher import KubernetesLauncher, Patience
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 
 import pytest
+from elasticdl.places.pods.launcher import Patience
 from kubernetes import client
 from kubernetes_bench import JOB, api_of, kubernetes_bench, make_launcher, pods_left, threads_left, worker_pods
 from test_launcher_contract import CHECKS, DEADLINE
 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.pods.launcher import Patience
 from elasticdl.places.pods.leftovers import KEPT
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -15,11 +15,13 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.master.core.job import Job
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.values import Settings
-from elasticdl.places.pods.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
+from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers
+from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, Patience, PodPlaces
 from elasticdl.places.pods.shared_retry import SharedRetry
 
 DEADLINE = 20.0
@@ -42,7 +44,11 @@ class Stage:
     def __init__(self, pods, patience):
         self.pods = pods
         self.reports = asyncio.Queue()
-        self.launcher = KubernetesLauncher(pods, PODS, self.reports.put_nowait, patience, random.Random(1))
+        self.launcher = PlaceLauncher(
+            lambda report: PodPlaces(pods, PODS, report, patience, random.Random(1)),
+            Agents(find_seconds=0.0, close_seconds=0.0).reporting_to,
+            self.reports.put_nowait,
+        )
 
     async def next(self):
         return await asyncio.wait_for(self.reports.get(), DEADLINE)
