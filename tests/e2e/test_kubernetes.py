@@ -101,8 +101,6 @@ def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace
     os.kill(started()[1]["pid"], signal.SIGKILL)  # a container of this cluster has no processes of its own
     wait_until(lambda: 2 in started(), elasticdl)
     assert pods() == before
-    left = [each for each in events(elasticdl, "worker_left") if each["worker"] == 1]
-    print("replaced in", started()[2]["time"] - left[0]["time"], left)
 
 
 def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
