@@ -81,7 +81,7 @@ class PodPrints(Prints):
         pods = [pod for pod in find_pods(self._client, self._job) if pod_logs.is_of_workers(pod)]
         if self._ranks is not None:  # of the others nothing is shown
             hosts = {self._hosts.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
-            pods = [pod for pod in pods if None in hosts or _host(pod) in hosts]
+            pods = [pod for pod in pods if None in hosts or hosts & _hosts(pod)]
         self._readers.take_up(pods)
 
     def _show(self, line: LogLine) -> None:
@@ -101,9 +101,10 @@ class PodPrints(Prints):
         return worker in self._since and self._since[worker] <= moment < self._until[worker]
 
 
-def _host(pod: Object) -> str:
-    status = pod.get("status") or {}
-    return str(status.get("podIP") or status.get("hostIP") or "")
+def _hosts(pod: Object) -> set[str]:
+    """As the journal may call where its workers are."""
+    status, spec = pod.get("status") or {}, pod.get("spec") or {}
+    return {str(name) for name in (spec.get("nodeName"), status.get("podIP"), status.get("hostIP")) if name}
 
 
 def _number(writer: str) -> int | None:

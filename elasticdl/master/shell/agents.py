@@ -2,7 +2,7 @@
 
 | what happens                                 | what follows                                                                 |
 | -------------------------------------------- | ---------------------------------------------------------------------------- |
-| a worker is to start, no agent is there yet  | it is pending; the agent gets the order when it has said Hello               |
+| a worker is to start, no agent is there yet  | the agent gets the order when it has said Hello; if that is late, the worker is pending |
 | an agent says Hello                          | what it has not heard is ordered again; what it says of workers is news      |
 | its stream breaks                            | nothing: the worker may go on, and the agent comes back, or the place is lost |
 | it says that a worker has ended              | reported once; the agent may forget it when that is acted upon and saved     |
@@ -33,7 +33,11 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
 FIND_SECONDS = 30.0
+# For those in places that are ENDING, once the others have come: most of them never will.
+DOUBTFUL_SECONDS = 3.0
 CLOSE_SECONDS = 15.0
+# So long an agent may take to come without anybody being told.
+LATE_SECONDS = 10.0
 Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
@@ -75,17 +79,25 @@ class Tenant:
 
 
 class Agents:
-    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone."""
+    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone;
+    ``late_seconds``: for an agent to come before its worker is said to be pending."""
 
-    def __init__(self, find_seconds: float = FIND_SECONDS, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(
+        self,
+        find_seconds: float = FIND_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
         self._find_seconds = find_seconds
         self._close_seconds = close_seconds
+        self._late_seconds = late_seconds
         self._report: StarterReport = lambda event: None
         self._lines: dict[str, Line] = {}  # by place, of the agents that are connected
         self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
+        self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
@@ -163,8 +175,10 @@ class Agents:
     # ---- the port ----
 
     async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
-        awaited = {place.id for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
-        await self._until(lambda: awaited <= self._hellos.keys(), self._find_seconds)
+        ready = {place.id for place in places if place.state is PlaceState.READY}
+        awaited = ready | {place.id for place in places if place.state is PlaceState.ENDING}
+        await self._until(lambda: ready <= self._hellos.keys(), self._find_seconds)
+        await self._until(lambda: awaited <= self._hellos.keys(), min(DOUBTFUL_SECONDS, self._find_seconds))
         asyncio.get_running_loop().call_soon(self.begun.set)
         return [found for place in sorted(awaited & self._hellos.keys()) for found in self._found(self._hellos[place])]
 
@@ -177,7 +191,11 @@ class Agents:
         if place.id in self._lines:
             self._order_start(tenant)
         else:
-            self._report(WorkerPending(worker_id, "the agent of its place has not come yet", place.node))
+            asyncio.get_running_loop().call_later(self._late_seconds, self._is_late, tenant, place.node)
+
+    def _is_late(self, tenant: Tenant, node: str) -> None:
+        if self._tenants.get(tenant.worker_id) is tenant and not tenant.ordered:
+            self._report(WorkerPending(tenant.worker_id, "the agent of its place has not come yet", node))
 
     def end(self, worker_id: int, grace: float | None) -> None:
         if tenant := self._tenants.get(worker_id):
@@ -207,6 +225,8 @@ class Agents:
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
         await self._until(lambda: not self._tenants, self._close_seconds)
+        for worker_id in list(self._untaken):
+            self._take(worker_id)
         for line in self._lines.values():
             line.put(_LEAVE)
 
@@ -261,13 +281,18 @@ class Agents:
     def _ended(self, line: Line, ended: pb.Ended) -> None:
         if tenant := self._tenants.get(ended.worker_id):
             self._tell_end(tenant, _judge(ended))
-        task = asyncio.get_running_loop().create_task(self._take(line, ended.worker_id))
+        self._untaken[ended.worker_id] = line
+        task = asyncio.get_running_loop().create_task(self._take_if_settled(line, ended.worker_id))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
 
-    async def _take(self, line: Line, worker_id: int) -> None:
+    async def _take_if_settled(self, line: Line, worker_id: int) -> None:
         """The agent may forget a worker's end, once a master that follows this one would know of it; or none follows."""
         if self._closed or await line.settled():
+            self._take(worker_id)
+
+    def _take(self, worker_id: int) -> None:
+        if line := self._untaken.pop(worker_id, None):
             line.put(pb.AgentOrder(end_taken=pb.EndTaken(worker_id=worker_id)))
 
     def _ending(self, place: str, reason: str) -> None:
