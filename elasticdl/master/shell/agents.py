@@ -27,7 +27,7 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
+from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
 from elasticdl.places.exits import end_of, judge_end
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -97,6 +97,7 @@ class Agents:
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
+        self._looks: dict[int, asyncio.TimerHandle] = {}  # at workers, each ends when nothing has come of it
         self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
@@ -164,6 +165,8 @@ class Agents:
                 self._ending(place, message.leaving.reason)
             case "looked":
                 looked = message.looked
+                if timer := self._looks.pop(looked.worker_id, None):
+                    timer.cancel()
                 text = end_of(looked.text) if looked.printed else looked.text
                 self._report(StacksFound(looked.worker_id, text, looked.state, looked.has_session))
 
@@ -267,9 +270,16 @@ class Agents:
         tenant = self._tenants.get(worker_id)
         if tenant is None or not tenant.placed:
             return
-        if line := self._lines.get(tenant.place):
+        line = self._lines.get(tenant.place)
+        if line:
             line.put(order)
-        else:
+        if worker_id not in self._looks:
+            later = asyncio.get_running_loop().call_later
+            self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
+
+    def _saw_nothing(self, worker_id: int) -> None:
+        del self._looks[worker_id]
+        if worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 
     def _placed(self, tenant: Tenant, pid: int) -> None:
