@@ -9,7 +9,7 @@
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
-| a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force                        |
+| a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
 
 Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
@@ -140,7 +140,8 @@ class PlaceLauncher:
         self._end(worker_id, 0.0)
         worker = self._pairing.workers.get(worker_id)
         if worker and worker.spot and self._seconds.kill is not None:
-            self._call_later(self._seconds.kill, partial(self._force, worker_id, worker.spot))
+            seconds = 0.0 if worker.spot.is_ending else self._seconds.kill  # its node may not answer
+            self._call_later(seconds, partial(self._force, worker_id, worker.spot))
 
     def read_stacks(self, worker_id: int) -> None:
         self._starter.read_stacks(worker_id)

@@ -261,6 +261,18 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
 
+def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
+    """Nobody may hear the order there any more."""
+    scene = Scene(at_once=False)
+    scene.launch(0)
+    scene.ready(0)
+    scene.starter.placed(0)
+    scene.places.change("place-0", ENDING, "n1", "its node does not answer")
+    scene.launcher.kill(0)
+    scene.clock.advance(0.0)
+    assert scene.places.given_back == {"place-0": 0.0}
+
+
 def test_a_worker_that_ends_when_it_is_killed_leaves_its_place_to_the_next():
     scene = Scene()
     scene.launch(0)

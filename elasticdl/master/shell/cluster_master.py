@@ -60,7 +60,7 @@ from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # A pod that is left has GPUs that others may wait for.
-SECONDS = Seconds(left=3.0, kill=3.0)
+SECONDS = Seconds(left=3.0)
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
