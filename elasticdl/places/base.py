@@ -97,7 +97,7 @@ class Places(Protocol):
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
         What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
-        any more but that they are lost. A READY place only goes by `give_back`. It may be said again, and nothing follows if
+        any more but that they are lost, as KILLED. A READY place only goes by `give_back`. It may be said again, and nothing follows if
         nothing is missing. It need not be remembered: it is said again whenever a place is lost or given back, and when one
         begins or ceases to be ENDING.
 
