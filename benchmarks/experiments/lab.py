@@ -37,7 +37,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.journal import Entry
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import master_name
 
 NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it
@@ -146,7 +146,7 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         kubeconfig = stack.enter_context(_tier1(gpus)) if options.cluster is ClusterKind.TIER1 else None
-        core = client.CoreV1Api(connect(Place(context=options.kube_context, file=str(kubeconfig or ""))).api)
+        core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
         with _refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
         namespace = stack.enter_context(_namespace(options, core, stays=kubeconfig is None))

@@ -53,4 +53,4 @@ def show_end(
     if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, Facts.of(filter(None, map(parse_entry, journal))).result(), output)))
+        tell("\n".join(summary_lines(status, Facts.of(journal).result(), output)))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from elasticdl.cli.home import Home, found
 from elasticdl.cli.master_client import MasterClient
@@ -23,6 +23,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
 JOIN_SECONDS = 5.0
+KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
 Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
@@ -93,9 +94,15 @@ class StreamReader(Generic[T]):
                 pass
             is_last = self._last.is_set()
             with suppress(ElasticDLError, OSError):
-                if is_last or self._has_ended():
-                    return self._tell(self._kept())
-            self._last.wait(AGAIN_SECONDS)
+                is_last = is_last or bool(self._has_ended())
+            if not is_last:
+                self._last.wait(AGAIN_SECONDS)
+        for _ in range(KEPT_TRIES):
+            try:
+                return self._tell(self._kept())
+            except (ElasticDLError, OSError) as error:
+                self.failure = str(error)
+                time.sleep(AGAIN_SECONDS)
         return None
 
     def _read_stream(self) -> None:
@@ -141,24 +148,41 @@ class SeenLines:
         return True
 
 
-class StreamFeed:
-    """The journal of a master that is reached over a network. See `elasticdl.cli.home.JournalFeed`.
+class Source(Protocol):
+    """Of lines; as `elasticdl.cli.home.JournalFeed`."""
 
-    ``kept``: the journal that an ended job has left.
-    """
+    @property
+    def is_complete(self) -> bool: ...
 
-    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SeenFeed:
+    """A journal that each master tells from its first line: what is told once more is left out. See `elasticdl.cli.home.JournalFeed`."""
+
+    def __init__(self, source: Source, take: Callable[[], list[str]]) -> None:
         self._seen = SeenLines()
-        self._reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
-        self.finish, self.close = self._reader.finish, self._reader.close
+        self._source, self._take = source, take
+        self.finish, self.close = source.finish, source.close
 
     @property
     def is_complete(self) -> bool:
-        return self._reader.is_complete
+        return self._source.is_complete
 
     def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew: what is told once more is left out."""
-        return False, [line for line in self._reader.take() if self._seen.is_new(line)]
+        """The journal never begins anew. No lines: nothing is left, as much may come that is known."""
+        while lines := self._take():
+            if new := [line for line in lines if self._seen.is_new(line)]:
+                return False, new
+        return False, []
+
+
+def stream_feed(master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> SeenFeed:
+    """Of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
+    reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
+    return SeenFeed(reader, reader.take)
 
 
 class Following:

@@ -62,6 +62,9 @@ class Home(Protocol):
     def kept_status(self) -> pb.JobStatus | None:
         """The last that was written down."""
 
+    def stop_without_master(self, *, now: bool) -> str:
+        """Stop a job that has no master at the moment; returns what became of it, empty if that takes a master."""
+
     def over(self) -> str:
         """Why nothing more will come of the job; empty while something may."""
 

@@ -78,7 +78,11 @@ class JobHandle:
                     raise
                 reason = absence = "its master does not answer at the moment"
         if kept is None:
-            return pb.JobStatus(job_name=self.name, phase="starting", reason=absence, time_left=-1)
+            step, elapsed = home.last_known()  # of a job that trains while its next master waits
+            phase = "running" if step else "starting"
+            return pb.JobStatus(
+                job_name=self.name, phase=phase, reason=absence, step=step, elapsed=elapsed, time_left=-1
+            )
         kept.reason = f"{reason}; showing the last saved status"
         return kept
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,7 +75,7 @@ class Command(click.Command):
         """
         opposites = {each.opposite: f"{each.opts[0]}=false" for each in self.params if isinstance(each, Switch)}
         words = [opposites.get(word, word) for word in map(underscored, args)]
-        self._require_values(ctx, words)
+        self._require_values(ctx, words, args)
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
@@ -104,12 +103,14 @@ class Command(click.Command):
             with formatter.section(title):
                 formatter.write_dl(records)
 
-    def _require_values(self, ctx: click.Context, words: Sequence[str]) -> None:
+    def _require_values(self, ctx: click.Context, words: Sequence[str], given: Sequence[str]) -> None:
         """What begins as an option is no value of another: click itself would take it for one."""
         needy = self.needy_flags()
-        for word, following in itertools.pairwise(words):
+        for word, (following, as_given) in zip(words, zip(words[1:], given[1:], strict=True), strict=False):
             if word in needy and following.startswith("--"):
-                raise UserError(f"{word}: expected one argument; {_see(ctx)}")
+                is_value = following.partition("=")[0] not in self.flags()  # as another program's options
+                hint = f": did you mean {word}='{as_given}'?" if is_value else f"; {_see(ctx)}"
+                raise UserError(f"{word}: expected one argument{hint}")
 
     def _instead(self, ctx: click.Context, flag: str) -> str:
         near = instead_of(flag.removeprefix("--")) or did_you_mean(flag, self.flags())

@@ -74,10 +74,9 @@ class Facts:
         self.pause_times: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(PAUSE_BOUNDS))
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Facts:
-        facts = cls()
-        for entry in entries:
-            facts.take(entry)
+    def of(cls, lines: Iterable[str], job: str = "") -> Facts:
+        facts = cls(job)
+        facts.read(lines)
         return facts
 
     # ---- what is told ----

@@ -62,7 +62,10 @@ def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
     """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
     joined: Steps | None = None
     last = ""  # the line of the last of the entries that ``joined`` tells
-    world = 0  # of which steps came last: the first of a world stand by themselves, as they end a change of workers
+    told = (
+        0,
+        0,
+    )  # world and step that came last: the first of a world stand by themselves, as they end a change of workers
     size, after = 0, list[str]()  # how many they are, and the lines that follow them
 
     def kept() -> Iterator[str]:
@@ -74,18 +77,20 @@ def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
         entry = parse_entry(line)
         is_steps = entry is not None and entry["event"] == STEPS
         steps = Steps.of(entry) if entry and is_steps else None
-        if joined and steps and size < bunch and joined.world == steps.world:
+        # What another master was told once more stands by itself, too, so that whoever counts can leave it out.
+        follows = steps is not None and told < (steps.world, steps.step) and steps.world == told[0]
+        told = max(told, (steps.world, steps.step)) if steps else told
+        if joined and steps and follows and size < bunch:
             yield from after
             last, joined, size, after = line, joined + steps, size + 1, []
             continue
         if entry is None or is_steps or "world" in entry["event"] or len(after) >= MOST_BETWEEN:
             yield from kept()
             joined, after = None, []
-        if steps and steps.world == world:
+        if steps and follows:
             last, joined, size = line, steps, 1
         elif joined:
             after.append(line)
         else:
-            world = steps.world if steps else world
             yield line
     yield from kept()

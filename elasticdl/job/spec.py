@@ -171,9 +171,9 @@ class JobOptions(OptionGroup):
     num_workers: Workers = WorkerRange(minimum=1, maximum=1)
     """number of workers, or MIN-MAX to grow and shrink within"""
     scale_policy: Literal["all", "efficiency"] = "all"
-    """how many of --num_workers to have: all that there are, or the most that pay, by --min_efficiency"""
+    """how many of --num_workers to have; all: every free slot; efficiency: as many as keep --min_efficiency"""
     min_efficiency: float = Field(0.6, gt=0, le=1)
-    """with --scale_policy efficiency: least part of one worker's work alone that each worker has to do"""
+    """with --scale_policy efficiency: minimum speedup per worker"""
     collective: Literal["auto", "horovod", "torch"] = "auto"
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
     check_state: Annotated[str, BeforeValidator(parse_check)] = "epoch"
@@ -265,7 +265,7 @@ class KubernetesOptions(OptionGroup):
     master_pod_priority: Annotated[str, _kept(quantities.class_name)] = ""
     """PriorityClass of the master"""
     worker_pod_priority: Annotated[str, _kept(quantities.parse_priority)] = ""
-    """PriorityClass of the workers, or of a share of the most workers that there may be, as in high=0.5; a share alone is of the class high"""
+    """PriorityClass of the workers; CLASS=0.5: of half of the maximum of workers; 0.5 alone: of the class high"""
     volume: Annotated[str, _kept(quantities.parse_volumes)] = ""
     """volumes of every pod, as in claim_name=data,mount_path=/data or host_path=/scratch,mount_path=/scratch, with sub_path, type, read_only=true if you like and ; between two"""
     envs: Annotated[str, _kept(quantities.parse_envs)] = ""

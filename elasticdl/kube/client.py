@@ -19,7 +19,7 @@ from kubernetes.client import ApiClient, ApiException, Configuration
 from elasticdl.kube import kubeconfig
 from elasticdl.kube.api_error import ABSENT, NotDoneError, translated
 from elasticdl.kube.budget import WriteBudget
-from elasticdl.kube.kubeconfig import Place, is_configured
+from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 from elasticdl.kube.manifests.names import CONTAINER
 
 Object = dict[str, Any]
@@ -225,7 +225,7 @@ class Client:
         return answer
 
 
-def connect(place: Place, *, own_account: bool = False) -> Client:
+def connect(place: ClusterTarget, *, own_account: bool = False) -> Client:
     """The cluster that is meant, without asking it. ``own_account``: a pod's own comes before any kubeconfig.
 
     Raises:
@@ -237,7 +237,7 @@ def connect(place: Place, *, own_account: bool = False) -> Client:
     return Client(ApiClient(configuration), place.namespace or namespace)
 
 
-def namespace_of(place: Place) -> str:
+def namespace_of(place: ClusterTarget) -> str:
     """The namespace that `connect` would choose; no cluster need be configured."""
     if place.namespace:
         return place.namespace

@@ -18,7 +18,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterTarget:
     """Where jobs are, as people say it; empty is what the kubeconfig says."""
 
     namespace: str = ""
@@ -32,7 +32,7 @@ class Place:
         return "".join(f" {flag} {value}" for flag, value in given if value)
 
 
-def load(configuration: client.Configuration, place: Place, *, own_account: bool) -> str:
+def load(configuration: client.Configuration, place: ClusterTarget, *, own_account: bool) -> str:
     """Fill the configuration; returns the namespace that goes with it. ``own_account``: as in `client.connect`.
 
     Raises:
@@ -67,17 +67,17 @@ def load(configuration: client.Configuration, place: Place, *, own_account: bool
     return namespace
 
 
-def is_configured(place: Place) -> bool:
+def is_configured(place: ClusterTarget) -> bool:
     """Whether there is a kubeconfig or an account, valid or not."""
     return bool(place.context) or (_has_account() and not _files(place)) or _exists(place)
 
 
-def _exists(place: Place) -> bool:
+def _exists(place: ClusterTarget) -> bool:
     files = _files(place) or str(_default_file())
     return any(Path(each).expanduser().is_file() for each in files.split(os.pathsep))
 
 
-def _files(place: Place) -> str | None:
+def _files(place: ClusterTarget) -> str | None:
     """The client itself looks at the variable only when it is imported."""
     return place.file or os.environ.get("KUBECONFIG") or None
 

@@ -11,6 +11,7 @@
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
+| another master begins                        | the places for which workers waited are kept until the workers are launched  |
 
 Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
 """
@@ -97,6 +98,9 @@ class PlaceLauncher:
         self._known: set[int] = set()
         self._pairing = Pairing()
         self._wanted: tuple[int, int, frozenset[str]] | None = None
+        # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
+        self._keeps_waiting = False
+        self._sparing: Timer | None = None  # ends that
         self._inbox: deque[PortReport] = deque()
         self._busy = False
         self._closed = False
@@ -109,6 +113,7 @@ class PlaceLauncher:
             for place in await self._places.found():
                 self._see(place)
             spots = self._pairing.spots
+            self._keeps_waiting = bool(spots)
             found = await self._starter.found([spot.place for spot in spots.values()])
             return [self._adopt(spots[each.place_id], each.worker) for each in found]
         finally:
@@ -127,6 +132,8 @@ class PlaceLauncher:
             raise ValueError(f"worker {worker_id} was launched before")
         self._known.add(worker_id)
         self._pairing.launch(worker_id, away_from)
+        if self._keeps_waiting and self._sparing is None:
+            self._sparing = self._call_later(self._seconds.idle, self._keep_no_longer)
         if self._closed:
             self._end(worker_id, 0.0)
         self._work()
@@ -234,6 +241,8 @@ class PlaceLauncher:
         self._wanted = None  # another may be wanted for it
         self._watch(spot)
         self._starter.lost(lost.place_id)
+        for worker_id in self._pairing.others_in(spot):
+            self._forget(WorkerExited(worker_id, lost.cause, lost.code, lost.detail))
         cause, code, detail, output = lost.cause, lost.code, lost.detail, lost.output
         if spot.worker is None:
             if awaiting is not None and cause is not ExitCause.KILLED:
@@ -250,7 +259,7 @@ class PlaceLauncher:
         if worker is None or worker.spot is None:
             return
         worker.spot.was_left = worker.spot.was_left or exited.cause is ExitCause.CLEAN
-        if worker.spot.is_ending and not self._closed:
+        if worker.spot.is_ending and worker.spot.worker == exited.worker_id and not self._closed:
             worker.spot.held = exited
         else:
             self._forget(exited)
@@ -276,12 +285,17 @@ class PlaceLauncher:
             self._starter.start(worker_id, spot.place)
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
             self._give_back(spot, None)
-        wanted = (min(self._fewest(), pairing.needed), pairing.needed, pairing.avoided)
+        most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
+        wanted = (min(self._fewest(), most), most, pairing.avoided)
         if wanted != self._wanted:
             self._wanted = wanted
             self._places.want(*wanted)
         for worker_id, spot in pairing.promises():
             self._tell(worker_id, spot)
+
+    def _keep_no_longer(self) -> None:
+        self._keeps_waiting = False
+        self._work()
 
     def _tell(self, worker_id: int, spot: Spot) -> None:
         """What a pending worker waits for, if that is new."""

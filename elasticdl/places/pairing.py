@@ -90,6 +90,11 @@ class Pairing:
         return len(self.pending) + len(self._ready)
 
     @property
+    def counted(self) -> int:
+        """Places that there are, or for which somebody waits in a queue."""
+        return len(self._ready) + sum(spot.is_(PlaceState.WAITING) for spot in self.spots.values())
+
+    @property
     def avoided(self) -> frozenset[str]:
         """Nodes."""
         return frozenset().union(*self._avoided.values())
@@ -158,6 +163,10 @@ class Pairing:
         self._not_pending(worker_id, worker)
         worker.spot, spot.worker, spot.used = spot, worker_id, True
         self.file(spot)
+
+    def others_in(self, spot: Spot) -> list[int]:
+        """Of two workers that were found there the one that does not run."""
+        return [number for number, each in self.workers.items() if each.spot is spot and number != spot.worker]
 
     def forget(self, worker_id: int) -> None:
         """The worker has ended."""

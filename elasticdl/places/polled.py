@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,6 +22,8 @@ from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, P
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
 FIRST_TRIES = 5
+ENDED_AT_ONCE = 8
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,11 @@ class PolledPlaces:
         self._provider, self._report, self._seconds = provider, report, seconds
         self._places: dict[str, Place] = {}
         self._given_back: dict[str, bool] = {}  # by id: at once, or with some grace
+        self._most = math.inf  # until that is said
         self._missing, self._avoid = 0, frozenset[str]()
         self._asking = 0  # 1 while a place is asked for
+        self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
+        self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
         self._changed, self._seen = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -86,31 +93,30 @@ class PolledPlaces:
                 await asyncio.sleep(backoff.delay())
 
     def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
-        self._avoid = frozenset(avoid)
-        wanted = self._wanted()
-        self._missing = max(0, most - len(wanted) - self._asking)
-        waiting = [each.id for each in wanted if each.state is PlaceState.WAITING]
-        for place_id in waiting[::-1][: max(0, len(wanted) + self._asking - most)]:
-            self.give_back(place_id, 0)
+        self._avoid, self._most = frozenset(avoid), most
+        self._missing = max(0, most - len(self._wanted()) - self._asking)
+        self._drop_surplus()
         self._changed.set()
 
     def give_back(self, place_id: str, grace: float | None) -> None:
         at_once = grace == 0
-        if place_id in self._places and self._given_back.get(place_id, not at_once) is not at_once:
+        told_at_once = self._given_back.get(place_id)
+        if place_id in self._places and (told_at_once is None or (at_once and not told_at_once)):
             self._given_back[place_id] = at_once
             self._start(self._end(place_id, at_once))
 
     async def close(self) -> None:
         self.want(0, 0, frozenset())
-        for place_id in self._places:
-            self.give_back(place_id, None)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                while self._places:
+                while self._places or self._asking or self._unsure:
+                    for place_id in self._places:  # one that was being asked for comes later
+                        self.give_back(place_id, None)
                     self._seen.clear()
                     await self._seen.wait()
-        except TimeoutError as error:
-            raise UnreachableError(f"places {', '.join(self._places)} have not ended in {CLOSE_SECONDS:g} s") from error
+        except TimeoutError:
+            left = ", ".join(self._places) or "that were asked for"
+            _log.error("places %s have not ended in %g s: leaving them behind", left, CLOSE_SECONDS)
         finally:
             await self.detach()
 
@@ -147,11 +153,13 @@ class PolledPlaces:
         try:
             place_id = await self._provider.ask(self._avoid)
         except UnreachableError:
-            self._missing += 1
+            self._missing, self._unsure = self._missing + 1, True
             raise
         finally:
             self._asking = 0
+            self._seen.set()
         self._change(Place(place_id, reason="it was asked for"))
+        self._drop_surplus()
 
     def _see(self, listing: Mapping[str, Place | End]) -> None:
         for place_id in [*self._places]:
@@ -166,6 +174,8 @@ class PolledPlaces:
             if isinstance(place, Place) and place_id not in self._places:  # asked for, and the answer was lost
                 self._missing = max(0, self._missing - 1)
                 self._change(place)
+        self._drop_surplus()
+        self._unsure = False
         self._seen.set()
 
     def _change(self, place: Place) -> None:
@@ -176,19 +186,33 @@ class PolledPlaces:
         live = (PlaceState.WAITING, PlaceState.READY)
         return [each for each in self._places.values() if each.state in live and each.id not in self._given_back]
 
+    def _drop_surplus(self) -> None:
+        wanted = self._wanted()
+        surplus = len(wanted) + self._asking - self._most
+        for place in [each for each in wanted[::-1] if each.state is PlaceState.WAITING]:
+            if surplus <= 0:
+                break
+            self.give_back(place.id, 0)
+            surplus -= 1
+
     async def _end(self, place_id: str, at_once: bool) -> None:
         backoff = Backoff(random.Random(), longest=LONGEST_DELAY)
         while place_id in self._places:
             try:
-                await self._provider.end(place_id, at_once=at_once)
+                async with self._turns:
+                    await self._provider.end(place_id, at_once=at_once)
                 break
-            except UserError:  # it has ended by itself: the list will say so
-                break
-            except UnreachableError:
+            except (UserError, UnreachableError):  # if it has ended by itself, the list will say so
                 await asyncio.sleep(backoff.delay())
         self._changed.set()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):  # nobody else would hear of it
+            _log.error("places are watched no longer", exc_info=error)
+            self._report(LauncherFailed(f"places are watched no longer: {type(error).__name__}: {error}"))

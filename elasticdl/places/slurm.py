@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from elasticdl.common.environment import NODE, PLACE
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import flat
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceReport, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
@@ -24,6 +23,7 @@ POLL_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
 # So long before its time limit a place is told to end, as one is that is preempted.
 NOTICE_SECONDS = 120
+_FIELDS = 5  # of a line of `squeue`
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ENDING = ("COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT")
 _ENDS = {
@@ -39,6 +39,7 @@ _ENDS = {
 }
 # What only the batch job knows: the place's id, its node, and how many processors it has.
 _VARIABLES = f"export {PLACE}=$SLURM_JOB_ID {NODE}=$SLURMD_NODENAME OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_ON_NODE:-1}}}}"
+_NOT_SEEN = "Slurm has not looked at it yet"
 # Slurm's controller is away or busy, or takes no more jobs of this user at present; whatever else it says is said of the request.
 _AWAY = re.compile(r"timed out|unable to contact|connect|try again|temporarily|busy|limit", re.IGNORECASE)
 
@@ -61,8 +62,11 @@ class SlurmProvider:
 
     async def list(self) -> Mapping[str, Place | End]:
         query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%b|%r"]
-        lines = (await _run("squeue", "--noheader", "--me", *query)).splitlines()
-        return {line.partition("|")[0]: _read(line) for line in lines}
+        try:
+            lines = (await _run("squeue", "--noheader", "--me", *query)).splitlines()
+        except UserError as error:  # nothing is wrong with the request: whatever it says will pass
+            raise UnreachableError(str(error)) from None
+        return {line.partition("|")[0]: _read(line) for line in lines if line.count("|") >= _FIELDS - 1}
 
     async def ask(self, avoid: AbstractSet[str]) -> str:
         words = ["--parsable", "--no-requeue", f"--job-name={self.name}", f"--output={self.output}", "--ntasks=1"]
@@ -77,17 +81,28 @@ class SlurmProvider:
             await _run("scancel", place_id)
 
 
+def workers_name(job: str, master: str) -> str:
+    """Of all batch jobs with workers of one job; ``master``: the number of its master's, as another job may have the same name elsewhere."""
+    return f"elasticdl-{job}-{master}-worker"
+
+
+def refusal(said: str) -> str:
+    """What one of Slurm's programs prints, in one line."""
+    return "; ".join(re.sub(r"^\w+: (error: )?", "", line) for line in said.splitlines() if line.strip())
+
+
 def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
     return PolledPlaces(provider, report, POLL_SECONDS)
 
 
 def _read(line: str) -> Place | End:
     """A line of ``squeue``."""
-    number, state, node, resources, reason = line.split("|", 4)
+    number, state, node, resources, reason = line.split("|", _FIELDS - 1)
     gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
     place = Place(number, node, int(gpus[1]) if gpus else 0)
     if state in _WAITING:
-        return replace(place, reason=f"Slurm has no place for it yet: {reason.strip('()')}")
+        why = reason.strip("()")
+        return replace(place, reason=f"Slurm has no place for it yet: {why}" if why != "None" else _NOT_SEEN)
     if state in _ENDING:
         return replace(place, state=PlaceState.ENDING, reason=f"Slurm: {state.lower()}")
     if state == "RUNNING":
@@ -111,6 +126,6 @@ async def _run(*words: str) -> str:
         await process.wait()
         raise UnreachableError(f"{words[0]} has not answered in {ANSWER_SECONDS:g} s") from None
     if process.returncode:
-        why = f"{words[0]}: {flat(said.decode(errors='replace'))}"
+        why = f"{words[0]}: {refusal(said.decode(errors='replace'))}"
         raise UnreachableError(why) if _AWAY.search(why) else UserError(f"Slurm refuses {why}")
     return out.decode(errors="replace")

@@ -12,7 +12,7 @@ from test_places_contract import bench_of
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import labels, selector, state_name
 from elasticdl.places.pods.pod_places import Patience, PodPlaces
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
@@ -74,7 +74,7 @@ def make_places(api, pods, report, patience=None):
 
 
 def api_of(cluster):
-    return connect(Place(file=str(cluster.kubeconfig))).api
+    return connect(ClusterTarget(file=str(cluster.kubeconfig))).api
 
 
 def worker_pods(cluster, namespace, work, gpus=3, **spec):

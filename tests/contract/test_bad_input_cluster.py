@@ -18,7 +18,7 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.names import labels
 from elasticdl.places.pods.judge import MOST_CRASHES
@@ -37,7 +37,7 @@ REQUESTS = WHOLE + 1
 def place(cluster, namespace, monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
-    return connect(Place(namespace))
+    return connect(ClusterTarget(namespace))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.polled import PolledPlaces
 from elasticdl.places.slurm import SlurmProvider, slurm_places
-from tests.slurm.lab import SlurmLab, slurm_lab
+from tests.slurm.fixtures import PROCESSORS
 
-PROCESSORS = 3
+pytest_plugins = ["tests.slurm.fixtures"]
 WITHIN_S = 60.0
 # Says when it is told to leave, and then leaves.
 AGENT = """
@@ -27,12 +27,6 @@ signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
 time.sleep(300)
 """
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    with slurm_lab(tmp_path_factory.mktemp("slurm"), PROCESSORS) as lab:
-        yield lab
 
 
 class Watched:
@@ -76,10 +70,10 @@ Story = Callable[[PolledPlaces, Watched], Awaitable[None]]
 
 
 @pytest.fixture
-def play(lab, tmp_path, monkeypatch):
+def play(slurm, tmp_path, monkeypatch):
     """Tells a story with places of Slurm, none of which is left."""
     for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH"):
-        monkeypatch.setenv(name, lab.environment[name])
+        monkeypatch.setenv(name, slurm.environment[name])
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
 
@@ -95,7 +89,7 @@ def play(lab, tmp_path, monkeypatch):
                 await places.close()
 
         asyncio.run(whole())
-        assert lab.run("squeue", "--noheader", f"--name={tmp_path.name}") == ""
+        assert slurm.run("squeue", "--noheader", f"--name={tmp_path.name}") == ""
         return tmp_path
 
     return played
@@ -123,13 +117,13 @@ def test_places_come_wait_and_are_dropped(play):
     assert len(told) == PROCESSORS, "each was told with SIGTERM, one when it was given back and two at the end"
 
 
-def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, lab):
+def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, slurm):
     async def story(places, watched):
         places.want(1, 2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
         before = set(watched.places)
-        urgent = lab.run(
-            "sbatch", "--parsable", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 120"
+        urgent = slurm.run(
+            "sbatch", "--parsable", "--partition=high", "--ntasks=3", "--output=/dev/null", "--wrap=sleep 120"
         )
         await watched.until(lambda: len(watched.lost) == 1)
         (lost,) = watched.lost.values()
@@ -140,13 +134,13 @@ def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, lab):
         )
         places.want(1, 2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.WAITING)) == 1)
-        lab.run("scancel", urgent)
+        slurm.run("scancel", urgent)
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
 
     play(story)
 
 
-def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, lab):
+def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, slurm):
     async def story(places, watched):
         places.want(1, 2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
@@ -157,7 +151,7 @@ def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, lab):
             assert sorted(place.id for place in found) == sorted(watched.places)
             gone, stays = sorted(watched.places)
             successor.want(1, 2, frozenset())
-            lab.run("scancel", gone)
+            slurm.run("scancel", gone)
             await watched.until(lambda: gone in watched.lost)
             successor.want(1, 2, frozenset())
             await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
@@ -180,13 +174,13 @@ def test_what_slurm_refuses_is_said_in_its_words(play):
     play(story, "--partition=nowhere")
 
 
-def test_a_node_that_is_gone_takes_its_places(play, lab):  # the last: Slurm takes the node up again when it likes
+def test_a_node_that_is_gone_takes_its_places(play, slurm):  # the last: Slurm takes the node up again when it likes
     async def story(places, watched):
         places.want(1, 1, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 1)
         (place_id,) = watched.places
         places.want(0, 0, frozenset())
-        lab.run("scontrol", "update", f"nodename={watched.places[place_id].node}", "state=down", "reason=test")
+        slurm.run("scontrol", "update", f"nodename={watched.places[place_id].node}", "state=down", "reason=test")
         await watched.until(lambda: place_id in watched.lost)
         assert watched.lost[place_id].cause is ExitCause.NODE_LOST
 

@@ -9,7 +9,7 @@ from kubernetes_bench import make_owner
 
 from elasticdl.kube.client import connect
 from elasticdl.kube.job_pods import forwarded
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import Role, labels
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -30,7 +30,7 @@ while True:
 @pytest.fixture
 def place(cluster, namespace, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(Place(namespace))
+    return connect(ClusterTarget(namespace))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube import kubeconfig
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.client import connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.names import state_name
 from elasticdl.places.pods.worker_pods import WorkerPodApi
@@ -28,7 +28,7 @@ MASTER = "digits-master"
 @pytest.fixture
 def place(cluster, namespace, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(Place(namespace))
+    return connect(ClusterTarget(namespace))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def in_the_masters_pod(cluster, place, parts, tmp_path, monkeypatch):
 
 @pytest.fixture
 def master(in_the_masters_pod, place):
-    return connect(Place(place.namespace), own_account=True)
+    return connect(ClusterTarget(place.namespace), own_account=True)
 
 
 def allowed(api, namespace):
@@ -107,7 +107,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     assert "token" not in str(made["spec"]["volumes"]), "a worker is given a token"
     WorkerPodApi(master, JOB).delete_all(0)
     with pytest.raises(ApiError, match="cannot list resource"):
-        connect(Place("default"), own_account=True).list("Pod")
+        connect(ClusterTarget("default"), own_account=True).list("Pod")
     assert refused(core.list_namespaced_secret, namespace)
     assert refused(core.read_namespaced_secret, "digits-owner-tls", namespace)
     assert refused(core.list_namespaced_config_map, namespace)
@@ -122,7 +122,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
 
 
 def test_a_command_within_a_pod_uses_the_pods_own_account(in_the_masters_pod, place):
-    here = connect(Place())
+    here = connect(ClusterTarget())
     assert (here.namespace, urlsplit(here.server).port) == (place.namespace, urlsplit(place.server).port)
     assert here.read("Job", MASTER)["metadata"]["name"] == MASTER
     with pytest.raises(UserError, match=f"you may not list secrets in namespace {place.namespace}: .*cannot list"):

@@ -14,7 +14,7 @@ from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
 from tests.cluster.build import CLUSTER
 from tests.cluster.kit import until
@@ -28,7 +28,7 @@ KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "C
 @pytest.fixture
 def place(cluster, namespace, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return connect(Place(namespace))
+    return connect(ClusterTarget(namespace))
 
 
 def job(image="local/host", **options):
@@ -193,14 +193,14 @@ def test_a_quota_that_has_no_room_for_workers_is_worth_a_warning(place, cluster)
 def test_no_such_namespace_and_no_such_context(cluster, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     with pytest.raises(UserError, match="there is no namespace nowhere in the cluster at https"):
-        submission(connect(Place("nowhere"))).check()
+        submission(connect(ClusterTarget("nowhere"))).check()
     with pytest.raises(UserError, match="there is no context elsewhere in the kubeconfig: it has "):
-        connect(Place(context="elsewhere"))
+        connect(ClusterTarget(context="elsewhere"))
 
 
 def test_who_may_not_make_a_job_is_told_so(place, own_cluster, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(own_cluster.user_kubeconfig("guest", [])))
-    stranger = connect(Place(place.namespace))
+    stranger = connect(ClusterTarget(place.namespace))
     with pytest.raises(UserError, match=f"you may not create jobs in namespace {place.namespace}: .*cannot create"):
         submission(stranger).check()
     assert names_there(place) == set()
@@ -212,7 +212,7 @@ def test_a_cluster_that_does_not_answer(place, cluster, tmp_path, monkeypatch):
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(UnreachableError, match=r"the cluster at https://127\.0\.0\.1:9 does not answer: "):
-        submission(connect(Place("x"))).check()
+        submission(connect(ClusterTarget("x"))).check()
 
 
 def test_what_was_made_is_deleted_when_something_fails_half_way(place):

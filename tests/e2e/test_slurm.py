@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from running_job import ZOO, run_cli, start
 
-from tests.slurm.lab import slurm_lab
+pytest_plugins = ["tests.slurm.fixtures"]
 
 TRAIN = [
     *("train", "--launcher", "slurm", "--slurm_master_args=--partition=high", "--slurm_args=--partition=low"),
@@ -13,44 +13,43 @@ TRAIN = [
 ]
 
 
-def take(lab, partition: str) -> str:
+def take(slurm, partition: str) -> str:
     """One processor, by somebody else's job; returns its number."""
-    return lab.run("sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", "--wrap=sleep 300")
+    return slurm.run("sbatch", "--parsable", f"--partition={partition}", "--output=/dev/null", "--wrap=sleep 300")
 
 
-def test_a_job_grows_is_preempted_and_outlives_its_master(tmp_path):
-    with slurm_lab(tmp_path, processors=4) as lab:
-        filler = take(lab, "low")
-        environment = {name: lab.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
-        with start(tmp_path, *TRAIN, name="job", **environment) as job:
-            world = job.wait_for_world(size=2)
-            lab.run("scancel", filler)
-            world = job.wait_for_world(size=3, after=world["world"])
+def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
+    filler = take(slurm, "low")
+    environment = {name: slurm.environment[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH")}
+    with start(tmp_path, *TRAIN, name="job", **environment) as job:
+        world = job.wait_for_world(size=2)
+        slurm.run("scancel", filler)
+        world = job.wait_for_world(size=3, after=world["world"])
 
-            urgent = take(lab, "high")
-            world = job.wait_for_world(size=2, after=world["world"])
-            job.wait_for("the cause", lambda: job.entries("worker_left"))
-            (left,) = job.entries("worker_left")
-            assert (left["cause"], left["reason"]) == ("preempted", "preempted: preempted by a job of higher priority")
-            lab.run("scancel", urgent)
-            world = job.wait_for_world(size=3, after=world["world"])
+        urgent = take(slurm, "high")
+        world = job.wait_for_world(size=2, after=world["world"])
+        job.wait_for("the cause", lambda: job.entries("worker_left"))
+        (left,) = job.entries("worker_left")
+        assert (left["cause"], left["reason"]) == ("preempted", "preempted: preempted by a job of higher priority")
+        slurm.run("scancel", urgent)
+        world = job.wait_for_world(size=3, after=world["world"])
 
-            lab.run("scontrol", "requeue", (job.job.path / "batch").read_text())
-            job.wait_for("the next master", lambda: job.entries("master_restarted"))
-            (restarted,) = job.entries("master_restarted")
-            assert (restarted["world"], restarted["missing"]) == (world["world"], [])
-            step = job.steps_recorded()
-            job.wait_for_step(step + 20)
-            assert job.entries("world_formed")[-1] == world, "the workers went on"
+        slurm.run("scontrol", "requeue", (job.job.path / "batch").read_text())
+        job.wait_for("the next master", lambda: job.entries("master_restarted"))
+        (restarted,) = job.entries("master_restarted")
+        assert (restarted["world"], restarted["missing"]) == (world["world"], [])
+        step = job.steps_recorded()
+        job.wait_for_step(step + 20)
+        assert job.entries("world_formed")[-1] == world, "the workers went on"
 
-            shown = run_cli(tmp_path, "status", "job", env=environment).stdout
-            assert "3 workers" in shown
-            assert "workers now 1-2" in run_cli(tmp_path, "scale", "job", "1-2", env=environment).stdout
-            job.wait_for_world(size=2, after=world["world"])
-            stopped = run_cli(tmp_path, "stop", "job", env=environment)
-            assert (stopped.returncode, stopped.stderr) == (0, "")
-            assert job.finish() == 1, "somebody else stopped it"
-            assert list(job.job.kept_states()), "the training is kept"
-        steps = job.entries("steps")
-        assert sum(entry["steps"] for entry in steps) == steps[-1]["step"], "each step once"
-        assert lab.run("squeue", "--noheader") == ""
+        shown = run_cli(tmp_path, "status", "job", env=environment).stdout
+        assert "3 workers" in shown
+        assert "workers now 1-2" in run_cli(tmp_path, "scale", "job", "1-2", env=environment).stdout
+        job.wait_for_world(size=2, after=world["world"])
+        stopped = run_cli(tmp_path, "stop", "job", env=environment)
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        assert job.finish() == 1, "somebody else stopped it"
+        assert list(job.job.kept_states()), "the training is kept"
+    steps = job.entries("steps")
+    assert sum(entry["steps"] for entry in steps) == steps[-1]["step"], "each step once"
+    assert slurm.run("squeue", "--noheader") == ""

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.build import SLURM, require
+from tests.cluster.build import SLURM, Unavailable, require
 from tests.cluster.processes import Leashed
 
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
@@ -50,6 +50,8 @@ def slurm_lab(folder: Path, processors: int) -> Iterator[SlurmLab]:
         Unavailable, BuildError: its programs are not to be had.
         TimeoutError: it does not come up.
     """
+    if os.geteuid() != 0:
+        raise Unavailable("Slurm's node starts jobs as their users, so it must be root's")
     require([SLURM])
     root = SLURM.folder() / "root"
     configuration = folder / "slurm.conf"
@@ -107,7 +109,6 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire=5
 AuthInfo=cred_expire=5
 PluginDir={root}/{_LIBRARIES}/slurm-wlm
 SlurmctldPort={controller_port}

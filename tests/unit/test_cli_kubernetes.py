@@ -684,7 +684,7 @@ class Masters:
                 raise UnreachableError("there is none")
             yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
 
-        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
+        return follow.stream_feed(master, self.over, lambda: [*lines, entry(99)])
 
     def close(self):
         pass
@@ -703,6 +703,33 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
+
+
+def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
+    monkeypatch.setattr(follow, "MOST_LINES", 2)
+    told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
+    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+        following._feed._source._thread.join()  # all of it is there at the first look
+        heard = [each for each in following if isinstance(each, str)]
+    assert heard == [entry(number) for number in (*range(1, 8), 99)]
+
+
+def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
+    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+    answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
+
+    def kept():
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    def no_master():
+        raise UnreachableError("there is none")
+
+    with closing(follow.stream_feed(no_master, lambda: "it has ended", kept)) as feed:
+        feed.finish()
+        assert feed.is_complete
+        assert feed.read() == (False, [entry(1)])
 
 
 def test_entries_that_the_next_master_has_joined_are_not_told_again():

@@ -20,6 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import OPTION_GROUPS, JobSpec, KubernetesOptions, WorkerRange, aliases_of, fields_of
 
 OTHER_VALUES = {
+    "launcher": "slurm",
     "num_workers": "2-4",
     "scale_policy": "efficiency",
     "min_efficiency": "0.5",
@@ -55,6 +56,8 @@ def companion(name: str) -> list[str]:
     """What an option needs so that it is not refused."""
     if name == "min_efficiency":
         return ["--scale_policy", "efficiency"]
+    if name.startswith("slurm_"):
+        return ["--launcher", "slurm"]
     return ["--image", "some/image"] if name in ON_A_CLUSTER else []
 
 
@@ -184,6 +187,10 @@ def test_workers_are_a_number_or_a_range():
         ),
         (["digits"], "'digits' is one argument too many; see `elasticdl train --help`"),
         (["--num_epochs"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
+        (
+            ["--slurm_args", "--gres-flags=x"],
+            "--slurm_args: expected one argument: did you mean --slurm_args='--gres-flags=x'?",
+        ),
         (["--num_epochs", "--seed", "3"], "--num_epochs: expected one argument; see `elasticdl train --help`"),
         (["--detach=yes"], "--detach: takes no value; see `elasticdl train --help`"),
         (["--num_workers", "1-1000000000"], "--num_workers 1-1000000000: must be at most 10000"),
@@ -225,6 +232,18 @@ def test_workers_are_a_number_or_a_range():
         (
             ["--image", "i", "--gang", "--num_workers", "2-4"],
             "--num_workers 2-4: --gang trains with all workers or none: give one number of workers, not 2-4",
+        ),
+        (
+            ["--launcher", "slurm", "--image", "i"],
+            "--launcher slurm runs no images, and --image is for Kubernetes: leave one out",
+        ),
+        (
+            ["--slurm_args=--gpus=1"],
+            "--slurm_args is for --launcher slurm: give that as well, or leave it out",
+        ),
+        (
+            ["--launcher", "slurm", "--slurm_args='a"],
+            "--slurm_args 'a: can't be split into words as a shell does: no closing quotation",
         ),
         (
             ["--image", "i", "--job_name", "7b"],

@@ -12,6 +12,7 @@ from elasticdl.cli import screens, wording
 from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
 from elasticdl.job.events import news
 from elasticdl.job.facts import Facts
+from elasticdl.job.journal import dump_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -185,7 +186,7 @@ def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
 
 
 def found(journal):
-    return Facts.of(journal).result()
+    return Facts.of(map(dump_entry, journal)).result()
 
 
 def test_pauses_are_counted_by_change_and_not_by_survivor():

@@ -95,7 +95,7 @@ def until(so):
 
 def test_one_program_is_many_by_its_first_argument(go):
     said = require()
-    assert said[0] == f"building cluster{build.KUBERNETES} (once; log: {CLUSTER.log()})"
+    assert said[0] == f"building cluster (once; log: {CLUSTER.log()})"
     assert left() == [CLUSTER.folder().name]
     for name in ("kube-apiserver", "etcd", "kubelet"):
         found = subprocess.run([CLUSTER.folder() / name, "--flag", "a b"], capture_output=True, text=True, check=True)

@@ -231,6 +231,11 @@ def test_a_thinned_journal_tells_the_facts_of_the_whole(lines, bunch):
     assert spent(thin) == pytest.approx(spent(whole), abs=1e-3)
 
 
+def test_steps_that_another_master_was_told_once_more_count_once_in_a_thinned_journal_too():
+    lines = [*start(), steps(10, 50, 49, seconds=5), steps(11, 50, 49, seconds=5), steps(12, 60, 10, seconds=1)]
+    assert read(thinned(lines, 9)).steps_made == read(lines).steps_made == 60
+
+
 def test_training_that_goes_on_after_all_is_training():
     over = line(15, "steps_over", step=50, seconds=5)
     more = [

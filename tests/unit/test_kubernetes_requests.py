@@ -13,6 +13,7 @@ from kubernetes_kit import JOB, PODS, pod, terminated
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
+from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.master.core.job import Job
 from elasticdl.master.shell.agents import Agents
@@ -146,6 +147,43 @@ def test_of_two_hundred_that_are_refused_for_20_seconds_one_asks_at_a_time():
     assert asked == 6
     refusals.succeeded()
     assert [refusals.wait(now) for _ in range(3)] == [0, 0, 0]
+
+
+def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn():
+    may_go_on = threading.Event()
+
+    class SlowPods(FakePods):
+        def delete(self, name, grace):
+            may_go_on.wait(DEADLINE)
+            return super().delete(name, grace)
+
+        def delete_all(self, grace):
+            super().delete_all(grace)
+            may_go_on.set()
+
+    async def story(stage):
+        for worker_id in range(REQUESTS_AT_ONCE + 1):
+            await stage.launcher.launch(worker_id)
+        await stage.until(lambda: len(stage.pods.objects.objects) == REQUESTS_AT_ONCE + 1)
+        for worker_id in range(REQUESTS_AT_ONCE):
+            stage.launcher.kill(worker_id)
+        await asyncio.wait_for(stage.launcher.close(), DEADLINE / 2)
+        assert may_go_on.is_set()
+
+    on_stage(SlowPods, story)
+
+
+def test_pods_of_a_gang_without_room_are_asked_for_more_and_more_seldom():
+    async def story(stage):
+        waits = ApiError(400, "failed to create pod as the podgroup phase is Pending")
+        stage.pods.failures["create"] = [waits] * 1000
+        for worker_id in range(4):
+            await stage.launcher.launch(worker_id)
+        refusals = stage.launcher._refusals
+        await stage.until(lambda: stage.count("create") >= 8)
+        assert refusals._backoff.failures >= 3, "each refusal doubles the wait of all"
+
+    on_stage(FakePods, story, first_retry=0.01, longest_retry=0.02)
 
 
 def test_pods_that_are_over_are_removed_up_to_the_newest():

@@ -12,9 +12,9 @@ def test_the_table_knows_every_call_and_no_other():
     assert set(ALLOWED) == {method.name for method in pb.DESCRIPTOR.services_by_name["Master"].methods}
 
 
-def test_workers_have_their_session_and_nothing_else_and_owners_all_the_rest():
-    assert {name for name, roles in ALLOWED.items() if Role.WORKER in roles} == {"Session"}
-    assert {name for name, roles in ALLOWED.items() if Role.OWNER in roles} == set(ALLOWED) - {"Session"}
+def test_workers_and_their_agents_have_their_session_and_nothing_else_and_owners_all_the_rest():
+    assert {name for name, roles in ALLOWED.items() if Role.WORKER in roles} == {"Session", "Attend"}
+    assert {name for name, roles in ALLOWED.items() if Role.OWNER in roles} == set(ALLOWED) - {"Session", "Attend"}
     assert not {Role.METRICS, Role.MASTER} & frozenset().union(*ALLOWED.values())
 
 

@@ -1,103 +1,278 @@
-"""What the master's end of the agents does when agents are late, silent or never come; without agents and streams."""
+"""The master's desk for agents: what it orders and reports, by lists of what agents say."""
 
 import asyncio
-import itertools
 
-from elasticdl.master.shell import agents as module
+import pytest
+
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.state.events import StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.base import Place, PlaceState
+from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 
-NEVER = 1000.0
-READY, DOUBTFUL = Place("a", "n1", state=PlaceState.READY), Place("b", "n2", state=PlaceState.ENDING)
+A, B = (Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name}) for name in "ab")
+AT_ONCE = 0.0  # seconds
 
 
-async def never_settled():
-    await asyncio.Event().wait()
+class Desk:
+    def __init__(self):
+        self.agents = Agents(find_seconds=AT_ONCE, close_seconds=AT_ONCE)
+        self.reports, self.hellos = [], []
+        self.agents.reporting_to(self.reports.append)
+        self.saved = True
 
+    async def settled(self):
+        return self.saved
 
-class Scene:
-    def __init__(self, **seconds):
-        self.reports = asyncio.Queue()
-        self.agents = Agents(**seconds).reporting_to(self.reports.put_nowait)
+    async def begin(self, *places):
+        found = await self.agents.found(places)
+        await asyncio.sleep(0)
+        return found
 
-    def comes(self, place="a"):
-        hello = pb.AgentHello(place=place, node="n1", host="h")
-        line = self.agents.open(hello, never_settled)
-        self.agents.greet(line, hello)
+    def comes(self, place, *untold, **fields):
+        """Its agent, with what it says first."""
+        running = fields.pop("running", None)
+        hello = pb.AgentHello(place=place.id, node=place.node, host=f"host-{place.id}", untold=untold, **fields)
+        if running is not None:
+            hello.running.CopyFrom(running)
+        line = self.agents.open(hello, self.settled)
+        self.hellos.append(hello)
+        if self.agents.begun.is_set():
+            self.agents.greet(line, hello)
         return line
 
-    def says(self, line, **body):
-        self.agents.hear(line, "a", pb.AgentMessage(**body))
+    def says(self, line, place, **body):
+        self.agents.hear(line, place.id, pb.AgentMessage(**body))
 
-    async def next(self):
-        return await asyncio.wait_for(self.reports.get(), 20.0)
-
-    def orders(self, line):
-        waiting = line.waiting
-        return [waiting.get_nowait().WhichOneof("body") for _ in range(waiting.qsize())]
+    def told(self):
+        told, self.reports[:] = list(self.reports), []
+        return told
 
 
-def test_an_agent_that_comes_in_time_is_no_news():
-    async def story():
-        scene = Scene(late_seconds=0.0)
-        scene.agents.start(0, READY)
-        scene.comes()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert scene.reports.empty()
-        scene.agents.start(1, Place("late", "n2", state=PlaceState.READY))
-        assert await scene.next() == WorkerPending(1, "the agent of its place has not come yet", "n2")
-
-    asyncio.run(story())
-
-
-def test_at_the_end_of_a_job_agents_need_not_keep_what_nobody_will_save():
-    async def story():
-        scene = Scene()
-        scene.agents.start(0, READY)
-        line = scene.comes()
-        scene.says(line, started=pb.Started(worker_id=0, pid=7))
-        scene.says(line, ended=pb.Ended(worker_id=0, code=0))
-        assert [type(await scene.next()) for _ in range(2)] == [WorkerPlaced, WorkerExited]
-        await scene.agents.close()
-        assert scene.orders(line) == ["start", "end_taken", "leave"]
-
-    asyncio.run(story())
-
-
-def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(monkeypatch):
-    monkeypatch.setattr(module, "STACKS_SECONDS", 0.0)
-
-    async def story():
-        scene = Scene()
-        scene.agents.start(0, READY)
-        line = scene.comes()
-        scene.says(line, started=pb.Started(worker_id=0, pid=7))
-        await scene.next()
-        for read in (scene.agents.read_stacks, scene.agents.read_log):
-            read(0)
-            assert await scene.next() == StacksFound(0, "", "the agent of its place does not answer")
-        scene.agents.read_stacks(0)
-        scene.says(line, looked=pb.Looked(worker_id=0, text="File"))
-        assert await scene.next() == StacksFound(0, "File")
+async def orders(line):
+    """Those that are new."""
+    for _ in range(3):
         await asyncio.sleep(0)
-        assert scene.reports.empty()
+    made = []
+    while not line.waiting.empty():
+        order = line.waiting.get_nowait()
+        made.append("end of stream" if order is None else order.WhichOneof("body"))
+    return made
 
-    asyncio.run(story())
+
+def desk(story):
+    """Run it at a desk of its own."""
+
+    def test():
+        asyncio.run(story(Desk()))
+
+    test.__name__ = story.__name__
+    return test
 
 
-def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(monkeypatch):
-    monkeypatch.setattr(module, "DOUBTFUL_SECONDS", 0.0)
+def started(worker_id, pid=1):
+    return pb.Started(worker_id=worker_id, pid=pid)
 
-    async def story():
-        scene = Scene(find_seconds=NEVER)
-        finding = asyncio.ensure_future(scene.agents.found([READY, DOUBTFUL]))
-        for _ in itertools.repeat(None, 3):
-            await asyncio.sleep(0)
-        assert not finding.done()
-        scene.comes()
-        assert await asyncio.wait_for(finding, 20.0) == []
 
-    asyncio.run(story())
+def ended(worker_id, code=0, **fields):
+    return pb.Ended(worker_id=worker_id, code=code, **fields)
+
+
+@desk
+async def test_a_worker_is_pending_until_the_agent_of_its_place_comes(desk):
+    await desk.begin()
+    desk.agents.start(0, A)
+    assert desk.told() == [WorkerPending(0, "the agent of its place has not come yet", "node-a")]
+    other, line = desk.comes(B), desk.comes(A)
+    assert await orders(other) == []
+    order = line.waiting.get_nowait().start
+    assert (order.worker_id, dict(order.environment), order.processes) == (0, {"GPU": "a"}, 1)
+    desk.says(line, A, started=started(0, 7))
+    desk.says(line, A, started=started(0, 7))
+    assert desk.told() == [WorkerPlaced(0, "host-a", 7, "node-a")]
+
+
+@desk
+async def test_a_worker_that_no_agent_has_heard_of_is_taken_back(desk):
+    await desk.begin()
+    desk.agents.start(0, A)
+    desk.agents.end(0, 0)
+    assert [type(report) for report in desk.told()] == [WorkerPending, WorkerExited]
+    assert await orders(desk.comes(A)) == []
+
+
+@desk
+async def test_what_an_agent_has_not_heard_it_is_ordered_again(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.agents.end(0, 5.0)
+    assert await orders(line) == ["start", "end"]
+    desk.agents.closed(line, "a")
+    assert await orders(desk.comes(A)) == ["start", "end"], "the stream broke before it had them"
+    assert await orders(desk.comes(A, running=started(0))) == ["end"], "it had the first"
+    assert desk.told() == [WorkerPlaced(0, "host-a", 1, "node-a")]
+
+
+@desk
+async def test_an_end_is_reported_once_and_may_be_forgotten_when_it_is_saved(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.says(line, A, started=started(0))
+    desk.told()
+    desk.saved = False
+    desk.says(line, A, ended=ended(0, 3, output="Traceback\nValueError: x"))
+    assert await orders(line) == ["start"]
+    (exited,) = desk.told()
+    assert (exited.cause, exited.code, exited.output) == (ExitCause.CRASHED, 3, "Traceback\nValueError: x")
+    desk.saved = True
+    again = desk.comes(A, ended(0, 3))
+    assert await orders(again) == ["end_taken"]
+    assert desk.told() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "detail"),
+    [
+        (ended(0, -9, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
+        (ended(0, 3, out_of_memory=True), ExitCause.CRASHED, "exit code 3"),
+        (ended(0, -9), ExitCause.KILLED, "SIGKILL"),
+        (ended(0, 1, problem="/x: no such file"), ExitCause.CRASHED, "can't start it: /x: no such file"),
+        (ended(0, 0), ExitCause.CLEAN, "exit code 0"),
+    ],
+)
+def test_how_an_end_is_judged(said, cause, detail):
+    async def story(desk):
+        await desk.begin()
+        line = desk.comes(A)
+        desk.agents.start(0, A)
+        desk.says(line, A, ended=said)
+        (exited,) = desk.told()
+        assert exited.cause is cause
+        assert detail in exited.detail
+
+    asyncio.run(story(Desk()))
+
+
+@desk
+async def test_a_new_master_finds_what_agents_say_and_hears_the_rest_afterwards(desk):
+    lines = [desk.comes(A, running=started(3, 33)), desk.comes(B, ended(4, 1))]
+    assert desk.told() == []
+    found = await desk.agents.found([A, B])
+    assert found == [
+        FoundInPlace("a", FoundWorker(3, "host-a", 33, node="node-a")),
+        FoundInPlace("b", FoundWorker(4, "host-b", over=True, node="node-b")),
+    ]
+    assert not desk.agents.begun.is_set(), "nothing is reported before the caller knows what was found"
+    await asyncio.sleep(0)
+    for line, hello in zip(lines, desk.hellos, strict=True):
+        desk.agents.greet(line, hello)
+    assert [type(report) for report in desk.told()] == [WorkerExited]
+    assert [await orders(line) for line in lines] == [[], ["end_taken"]]
+    desk.agents.end(3, None)
+    assert await orders(lines[0]) == ["end"]
+
+
+@desk
+async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_ended(desk):
+    assert await desk.begin(A) == []
+    desk.agents.start(0, A)
+    line = desk.comes(A, running=started(9, 99))
+    assert desk.told()[1:] == [WorkerPlaced(9, "host-a", 99, "node-a")]
+    desk.agents.end(9, 0)
+    assert await orders(line) == ["start", "end"]
+    desk.says(line, A, ended=ended(9, -9))
+    desk.says(line, A, started=started(0, 1))
+    assert [(type(report), report.worker_id) for report in desk.told()] == [(WorkerExited, 9), (WorkerPlaced, 0)]
+
+
+@desk
+async def test_an_earlier_masters_worker_that_waited_for_another_to_end_is_shown_when_it_starts(desk):
+    await desk.begin(A)
+    line = desk.comes(A, running=started(8, 88))
+    desk.says(line, A, ended=ended(8, 0))
+    desk.says(line, A, started=started(9, 99))
+    assert desk.told()[-1] == WorkerPlaced(9, "host-a", 99, "node-a")
+    desk.agents.end(9, 0)
+    assert "end" in await orders(line)
+
+
+@desk
+async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.says(line, A, started=started(0))
+    desk.agents.closed(line, "a")
+    desk.agents.read_stacks(0)
+    assert desk.told()[1:] == [StacksFound(0, "", "the agent of its place does not answer")]
+    desk.comes(A, running=started(0))
+    assert desk.told() == []
+    desk.comes(A)  # another process: that of before is gone, with its worker
+    (exited,) = desk.told()
+    assert (exited.cause, exited.worker_id) == (ExitCause.KILLED, 0)
+
+
+@desk
+async def test_of_two_agents_in_a_place_the_newer_counts(desk):
+    await desk.begin()
+    older, newer = desk.comes(A), desk.comes(A)
+    assert (await orders(older), older.replaced, newer.replaced) == (["end of stream"], True, False)
+    desk.agents.start(0, A)
+    desk.says(older, A, started=started(0))
+    desk.agents.closed(older, "a")
+    assert desk.told() == []
+    desk.agents.end(0, None)
+    assert await orders(newer) == ["start", "end"]
+
+
+@desk
+async def test_nothing_is_told_of_a_place_that_is_lost_and_who_shows_up_there_leaves(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.agents.lost("a")
+    desk.says(line, A, ended=ended(0))
+    assert await orders(line) == ["start", "leave"]
+    assert await orders(desk.comes(A, running=started(0))) == ["leave"]
+    desk.agents.end(0, 0)
+    assert desk.told() == []
+
+
+@desk
+async def test_that_a_place_ends_is_told_before_the_end_of_its_worker(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.says(line, A, leaving=pb.Leaving(reason="it got SIGTERM"))
+    desk.says(line, A, ended=ended(0, -15))
+    assert [type(report) for report in desk.told()] == [PlaceEnding, WorkerExited]
+    desk.comes(B, leaving="it got SIGTERM")
+    assert desk.told() == [PlaceEnding("b", "it got SIGTERM")]
+
+
+@desk
+async def test_who_closes_kills_and_lets_nobody_wait_for_what_is_saved(desk):
+    await desk.begin()
+    line, late = desk.comes(A), Place("c", state=PlaceState.READY)
+    desk.agents.start(0, A)
+    desk.saved = False
+    await desk.agents.close()
+    assert await orders(line) == ["start", "end", "leave"]
+    desk.says(line, A, ended=ended(0, -9))
+    assert await orders(line) == ["end_taken"]
+    assert [type(report) for report in desk.told()] == [WorkerExited]
+    desk.agents.start(1, A)
+    assert await orders(desk.comes(late)) == ["leave"]
+
+
+@desk
+async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    await desk.agents.detach()
+    assert await orders(line) == ["start", "end of stream"]
+    desk.says(line, A, ended=ended(0))
+    assert await orders(desk.comes(A, ended(0))) == ["end of stream"]
+    assert desk.told() == []

@@ -201,7 +201,10 @@ def test_the_summary_tells_the_whole_story(tmp_path):
     training.report(progress(1, 2), 11.0)
     training.compared_step, training.compared_workers = 1, 2
     summary = summarize(
-        EndJob(Phase.STOPPED, "enough"), training, Facts.of(read_journal(tmp_path / "journal.jsonl")).result(), 5.0
+        EndJob(Phase.STOPPED, "enough"),
+        training,
+        Facts.of((tmp_path / "journal.jsonl").read_text().splitlines()).result(),
+        5.0,
     )
     first, second, paused, broken, *_ = (entry["time"] for entry in read_journal(tmp_path / "journal.jsonl"))
     of_second = {"version": 2, "members": [0], "reason": "1 leaves", "step": 1, "formed_at": second, "ended_at": broken}
@@ -288,7 +291,7 @@ def test_entries_of_an_earlier_world_are_never_seen_in_a_later_one():
     outboxes = {worker_id: sessions.open(worker_id) for worker_id in (0, 1, 2)}
 
     def received(worker_id):
-        messages = [outboxes[worker_id]._queue.get_nowait() for _ in range(outboxes[worker_id]._queue.qsize())]
+        messages = [outboxes[worker_id].waiting.get_nowait() for _ in range(outboxes[worker_id].waiting.qsize())]
         return [m.kv_entry.key for m in messages]
 
     sessions.begin_world(1, (0, 1))

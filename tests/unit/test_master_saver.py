@@ -99,7 +99,7 @@ class Desk:
         return [message.WhichOneof("body") for message in self.messages()]
 
     def messages(self):
-        queue = self.outbox._queue
+        queue = self.outbox.waiting
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
 

@@ -318,13 +318,44 @@ def test_another_master_takes_over_what_it_finds():
     with pytest.raises(ValueError, match="4"):
         scene.launch(4)
     scene.clock.advance(0)
-    assert scene.places.wants[-1] == (1, 2, frozenset())  # nobody is to come: who waits is dropped
-    assert scene.places.in_state(WAITING) == []
+    assert scene.places.in_state(WAITING) == ["d"], "who waited in it is launched anew, and keeps its turn in the queue"
     scene.launch(5)
     assert scene.starter.started == {3: "a", 4: "b", 5: "c"}
+    assert scene.places.in_state(WAITING) == ["d"]
+    scene.clock.advance(IDLE_SECONDS)
+    assert scene.places.in_state(WAITING) == [], "nobody is to come"
+    assert scene.places.wants[-1] == (1, 2, frozenset())
     scene.new()
     scene.places.lose("b", "drained", ExitCause.EVICTED, 143)
     assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
+
+
+def found_two_in_a_place():
+    """The end of one was not told to the earlier master, and another runs in its place."""
+    scene = Scene(at_once=False)
+    scene.places.left = (Place("a", "n1", state=READY),)
+    over, running = FoundWorker(3, "host", 0, over=True), FoundWorker(4, "host", 1)
+    scene.starter.left = (FoundInPlace("a", over), FoundInPlace("a", running))
+    now(scene.launcher.find())
+    scene.clock.advance(0)
+    return scene
+
+
+def test_of_two_workers_that_were_found_in_a_place_both_ends_are_told():
+    scene = found_two_in_a_place()
+    scene.places.change("a", ENDING, "n1")
+    scene.starter.report(WorkerExited(3, ExitCause.CRASHED, 1))
+    assert scene.new() == [WorkerExited(3, ExitCause.CRASHED, 1)], "it did not end with the place"
+    scene.starter.report(WorkerExited(4, ExitCause.KILLED, -15))
+    assert scene.new() == []
+    scene.places.lose("a", "drained", ExitCause.EVICTED, 143)
+    assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, -15, "drained")]
+
+
+def test_of_two_workers_that_were_found_in_a_place_both_are_lost_with_it():
+    scene = found_two_in_a_place()
+    scene.places.lose("a", "gone", ExitCause.NODE_LOST, -9)
+    assert [exited.worker_id for exited in scene.new()] == [3, 4]
 
 
 def test_the_fewest_are_wanted_together():

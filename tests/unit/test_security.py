@@ -10,10 +10,11 @@ import pytest
 from cryptography import x509
 
 from elasticdl.cli.cluster.submission import make_parts
+from elasticdl.cli.local import slurm_run
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, Token
 from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
-from elasticdl.job.jobdir import MasterAddress, create_job_dir
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import job_objects, names
 from elasticdl.master.shell import local_master
@@ -73,6 +74,21 @@ def _calls(role):
 
 def test_metrics_are_for_the_roles_of_the_document():
     assert set(READERS) == {Role.METRICS, Role.OWNER}
+
+
+# ---- Slurm ----
+
+
+def test_only_the_user_can_read_the_keys_of_a_slurm_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    monkeypatch.setattr(slurm_run.batch_master, "submit", lambda job, spec: "7")
+    monkeypatch.setattr(slurm_run.batch_master, "require_slurm", lambda: None)
+    spec = JobSpec(job_name="mine", launcher="slurm", command=("true",))
+    assert slurm_run.run_job(spec, detach=True) == 0
+    folder = JobDir(tmp_path / "jobs" / "mine").tls
+    assert {each.name for each in folder.iterdir()} == {str(role) for role in Role}
+    kinds = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in [folder.parent, *folder.rglob("*")]}
+    assert kinds == {(True, 0o700), (False, 0o600)}
 
 
 # ---- this machine ----

@@ -5,7 +5,6 @@
     cluster_run     what ``train`` and ``run`` do when there is an image: from the submission to the job's end
     master_watch    why its master is not heard of meanwhile
     namespace_home  where a job is, and which jobs there are
-    configured      whether there is a cluster
     deletion        removing one
     pod_logs        its logs; pod_prints: what its workers print, as it comes
 

@@ -28,9 +28,9 @@ from elasticdl.job.option_values import ranks_of
 from elasticdl.job.quantities import parse_envs, parse_secret_envs
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client, connect, namespace_of
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.job_objects import Parts
+from elasticdl.kube.manifests.job_objects import ManifestInputs
 from elasticdl.kube.manifests.names import master_name
 from elasticdl.kube.manifests.yaml_text import as_yaml
 
@@ -50,7 +50,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
         raise UserError(
             "--ttl takes away what a Job owns, and what is applied from the file of --yaml it does not: leave it out"
         )
-    place = Place(spec.namespace, spec.kube_context)
+    place = ClusterTarget(spec.namespace, spec.kube_context)
     if yaml and not dry_run:  # no cluster is asked
         return _write(make_parts(_named(spec, None), namespace_of(place), datetime.now(UTC)), yaml)
     with caught(interrupt):
@@ -82,7 +82,7 @@ def _named(spec: JobSpec, client: Client | None) -> JobSpec:
     return spec.model_copy(update={"job_name": spec.job_name or made_up_name(is_taken)})
 
 
-def _write(parts: Parts, file: str) -> int:
+def _write(parts: ManifestInputs, file: str) -> int:
     """The objects as a file that somebody else applies."""
     text = _dumped(parts)
     try:
@@ -97,7 +97,7 @@ def _write(parts: Parts, file: str) -> int:
     return 0
 
 
-def _dumped(parts: Parts) -> str:
+def _dumped(parts: ManifestInputs) -> str:
     return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 

@@ -8,7 +8,7 @@ from elasticdl.cli.cluster.namespace_home import ANY_JOB
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 
 POLL = 0.5
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
@@ -38,7 +38,7 @@ def delete(name: str, namespace: str, context: str) -> str:
         UserError: there is no such job, or the cluster does not let it be deleted.
         UnreachableError: pods are still there after a long time.
     """
-    client = connect(Place(namespace, context))
+    client = connect(ClusterTarget(namespace, context))
     if not _delete_once(client, name):
         client.require_namespace()
         raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")

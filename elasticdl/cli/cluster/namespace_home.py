@@ -13,7 +13,7 @@ from typing import ClassVar
 from google.protobuf import json_format
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.follow import stream_feed
 from elasticdl.cli.home import JournalFeed, Lines, found
 from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.wording import is_over
@@ -21,7 +21,7 @@ from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.packed_state import State, unpack_state
 from elasticdl.kube.manifests.pod import SPEC_FILE
@@ -37,7 +37,7 @@ class NamespaceHome:
 
     client: Client
     name: str
-    place: Place = field(default_factory=Place)
+    place: ClusterTarget = field(default_factory=ClusterTarget)
     master_returns: ClassVar = True
     look_seconds: ClassVar = 5.0
 
@@ -68,6 +68,9 @@ class NamespaceHome:
             return unpack_state(found, older) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
+
+    def stop_without_master(self, *, now: bool) -> str:
+        return ""
 
     def over(self) -> str:
         kept = self.kept_status()
@@ -128,7 +131,7 @@ class NamespaceHome:
         yield from lines
 
     def feed(self) -> JournalFeed:
-        return StreamFeed(lambda: found(self), self.over, self._kept_journal)
+        return stream_feed(lambda: found(self), self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state(with_journal=True).journal.splitlines()
@@ -144,7 +147,7 @@ def find(name: str | None, namespace: str, context: str) -> JobHandle:
     Raises:
         UserError: there is no such job, or which one is meant is not clear.
     """
-    place = Place(namespace, context)
+    place = ClusterTarget(namespace, context)
     client = connect(place)
     if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
@@ -157,13 +160,13 @@ def find(name: str | None, namespace: str, context: str) -> JobHandle:
 
 def find_current(name: str) -> JobHandle | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
-    client = connect(Place())
+    client = connect(ClusterTarget())
     return JobHandle(NamespaceHome(client, name)) if client.find("Job", names.master_name(name)) else None
 
 
 def list_jobs(namespace: str, context: str) -> list[JobHandle]:
     """The newest first."""
-    place = Place(namespace, context)
+    place = ClusterTarget(namespace, context)
     client = connect(place)
     jobs = _jobs(client)
     if not jobs:

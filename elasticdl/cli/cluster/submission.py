@@ -21,7 +21,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
 from elasticdl.kube.client import Client, Object
 from elasticdl.kube.manifests import job_objects
-from elasticdl.kube.manifests.job_objects import Parts
+from elasticdl.kube.manifests.job_objects import ManifestInputs
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
 from elasticdl.kube.manifests.names import VOLCANO_GROUP, without_name
 from elasticdl.kube.manifests.pod import (
@@ -44,7 +44,7 @@ _ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
 _ANY_ACCOUNT = {"spec": {"serviceAccountName": "default"}}
 
 
-def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
+def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
     """Everything that the job's objects are made from; ``spec`` has a name.
 
     Raises:
@@ -57,7 +57,7 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> Parts:
 
     worker = finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER)
     master = finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec)
-    return Parts(
+    return ManifestInputs(
         spec=spec,
         namespace=namespace,
         master=as_urgent(master, worker),
@@ -72,7 +72,7 @@ class Submission:
     """``say`` is told what the user should know, a line each."""
 
     client: Client
-    parts: Parts
+    parts: ManifestInputs
     say: Callable[[str], None]
 
     def within_rights(self) -> Submission:

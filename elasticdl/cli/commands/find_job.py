@@ -16,6 +16,7 @@ from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs
+from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
 Given = Mapping[str, Any]
 
@@ -82,7 +83,8 @@ def find(name: str | None, given: Given) -> JobHandle:
 def _find_here(name: str | None) -> JobHandle:
     jobs = {job.name: job for job in list_jobs()}
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
-    chosen = choose(name, jobs, [each for each, job in jobs.items() if goes_on(job)], hint=newest)
+    running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
+    chosen = choose(name, jobs, running, hint=newest)
     return JobHandle(home_of(jobs[chosen]))
 
 
@@ -115,7 +117,7 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
 
 def _current_cluster() -> Any:
     """The module of a cluster's jobs, if there is a cluster to be asked, and the package to ask it."""
-    if not cluster_module("configured").is_configured():
+    if not is_configured(ClusterTarget()):
         return None
     try:
         return cluster_module("namespace_home")

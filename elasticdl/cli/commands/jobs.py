@@ -178,6 +178,9 @@ def parse_workers(text: str) -> WorkerRange:
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
     patience = handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
+    if became := handle.home.stop_without_master(now=now):
+        print(f"job {handle.name} {became}")
+        return 0
     with handle.master() as master:
         master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(patience)
@@ -185,11 +188,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal(follow=False)) as journal:
-        kept = (
-            wording.kept_text(status, Facts.of(filter(None, map(parse_entry, journal))).state)
-            if status.phase == "stopped"
-            else ""
-        )
+        kept = wording.kept_text(status, Facts.of(journal).state) if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 

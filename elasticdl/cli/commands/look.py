@@ -58,13 +58,11 @@ def report(job: str | None, out: str, **given: Any) -> int:
 
 
 def _read_file(path: Path) -> History:
-    history = Facts(path.stem)
     try:
         with path.open(errors="replace") as lines:
-            history.read(lines)
+            found = Facts.of(lines, path.stem).result()
     except OSError as error:
         raise UserError(f"the journal {path} can't be read: {error.strerror}") from None
-    found = history.result()
     if not found.counts or not sum(found.counts.values()):
         raise UserError(
             f"{path} has no entry of a journal: give journal.jsonl of a job, or what `elasticdl events --json` prints"
@@ -78,10 +76,8 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
         status = handle.status()  # first: of a job that is over by then the journal tells all
     except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
         status = None
-    history = Facts(handle.name)
     with closing(handle.journal(follow=False)) as lines:
-        history.read(lines)
-    return known(history, status, time.time()), handle.name
+        return known(Facts.of(lines, handle.name), status, time.time()), handle.name
 
 
 def _require_report(target: Path) -> None:

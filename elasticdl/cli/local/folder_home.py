@@ -14,15 +14,16 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import SeenLines
+from elasticdl.cli.follow import SeenFeed
 from elasticdl.cli.home import JournalFeed, Lines
 from elasticdl.cli.local import batch_master
+from elasticdl.cli.local.batch_master import MasterState
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.job.jobdir import JobDir, MasterAddress, list_jobs
+from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
 from elasticdl.job.journal import parse_entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -48,11 +49,11 @@ _OVER = {Life.ENDED: "it has ended", Life.LOST: "its master died without saving 
 
 
 def life_of(job: JobDir) -> Life:
+    if job.batch.exists():
+        return _life_in_batch(job, MasterState(job))[0]
     if job.status.exists():
         return Life.ENDED
     master = job.read_master()
-    if job.batch.exists():
-        return _life_in_batch(job, master)
     if master is not None:
         return Life.RUNNING if master.is_alive() else Life.LOST
     try:
@@ -62,14 +63,22 @@ def life_of(job: JobDir) -> Life:
     return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
 
-def _life_in_batch(job: JobDir, master: MasterAddress | None) -> Life:
+def _life_in_batch(job: JobDir, batch: MasterState) -> tuple[Life, str]:
+    """With why no master runs at the moment, of one that starts."""
+    if job.status.exists():
+        return Life.ENDED, ""
+    is_up = job.master.exists()
     try:
-        state, _ = batch_master.state_of(job)
-    except UnreachableError:  # it is as it was when it was last seen
-        return Life.STARTING if master is None else Life.RUNNING
-    if state in batch_master.RUNS and master is not None:
-        return Life.RUNNING
-    return Life.STARTING if state in (*batch_master.RUNS, *batch_master.WAITS) else Life.LOST
+        state, why = batch.ask()
+    except (
+        UnreachableError
+    ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
+        return (Life.RUNNING, "") if is_up else (Life.STARTING, str(error))
+    if state in batch_master.WAITS:
+        return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
+    if state not in batch_master.RUNS:
+        return Life.LOST, ""
+    return (Life.RUNNING, "") if is_up else (Life.STARTING, "its master is starting")
 
 
 def goes_on(job: JobDir) -> bool:
@@ -114,11 +123,17 @@ class FolderHome:
         except FileNotFoundError:
             return None
 
+    def stop_without_master(self, *, now: bool) -> str:
+        return ""
+
+    def life(self) -> Life:
+        return life_of(self.folder)
+
     def over(self) -> str:
-        return _OVER.get(life_of(self.folder), "")
+        return _OVER.get(self.life(), "")
 
     def absence(self) -> str:
-        life = life_of(self.folder)
+        life = self.life()
         return "its master is starting" if life is Life.STARTING else _OVER.get(life, "")
 
     def last_known(self) -> tuple[int, float]:
@@ -168,23 +183,39 @@ class FolderHome:
 class BatchHome(FolderHome):
     """Of a job whose master is a batch job: its folder is shared by all nodes."""
 
+    batch: MasterState
     master_returns: ClassVar = True
     look_seconds: ClassVar = 3.0
 
     def feed(self) -> JournalFeed:
-        return SeenFeed(FileFeed(self.folder.journal))
+        """The next master goes on with the journal from where the last one has saved it."""
+        feed = FileFeed(self.folder.journal)
+        return SeenFeed(feed, lambda: feed.read()[1])
+
+    def stop_without_master(self, *, now: bool) -> str:
+        life, number = self.life(), self.folder.batch.read_text()
+        if life is Life.LOST and batch_master.has_workers(self.name, number):
+            batch_master.cancel_workers(self.name, number)
+            return "is lost, as its master died: its workers are ended, and the same command begins anew"
+        step, age = self.last_known()
+        if life is not Life.STARTING or (step and not now):  # without a master, what is trained would not be kept
+            return ""
+        batch_master.cancel(self.name, number)
+        status = pb.JobStatus(job_name=self.name, phase="stopped", reason="elasticdl stop", step=step, elapsed=age)
+        status.time_left = -1
+        write_aside(self.folder.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
+        return f"stopped at step {step}" if step else "stopped before it had begun"
+
+    def life(self) -> Life:
+        return _life_in_batch(self.folder, self.batch)[0]
 
     def absence(self) -> str:
-        if why := FolderHome.over(self):
-            return why
-        state, why = batch_master.state_of(self.folder)
-        if state in batch_master.WAITS:
-            return f"its master waits in Slurm's queue: {why}"
-        return "" if self.folder.master.exists() else "its master is starting"
+        life, why = _life_in_batch(self.folder, self.batch)
+        return _OVER.get(life, why)
 
 
 def home_of(job: JobDir) -> FolderHome:
-    return BatchHome(job) if job.batch.exists() else FolderHome(job)
+    return BatchHome(job, MasterState(job)) if job.batch.exists() else FolderHome(job)
 
 
 class FileFeed:
@@ -213,18 +244,3 @@ class FileFeed:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class SeenFeed:
-    """Of a journal that the next master goes on with from where the last one has saved it: what is told once more is left out."""
-
-    def __init__(self, feed: FileFeed) -> None:
-        self._feed, self._seen = feed, SeenLines()
-        self.finish, self.close = feed.finish, feed.close
-
-    @property
-    def is_complete(self) -> bool:
-        return self._feed.is_complete
-
-    def read(self) -> tuple[bool, list[str]]:
-        return False, [line for line in self._feed.read()[1] if self._seen.is_new(line)]

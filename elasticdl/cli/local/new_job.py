@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticdl.cli.job_names import made_up_name
+from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.folder_home import goes_on, prune_jobs
 from elasticdl.cli.local.job_check import CheckBrokeError
 from elasticdl.cli.outlets import tell
@@ -86,6 +87,10 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     before = JobDir(jobs_root() / spec.job_name)
     aside = before.path.with_name(f".{spec.job_name}-before")
     if spec.job_name and before.path.is_dir() and not goes_on(before):
+        if (
+            before.batch.exists() and not before.status.exists()
+        ):  # workers may still look for their master in this folder
+            batch_master.cancel_workers(before.name, before.batch.read_text())
         shutil.rmtree(aside, ignore_errors=True)
         before.path.rename(aside)
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))

@@ -58,7 +58,7 @@ def follow(job: JobDir, spec: JobSpec) -> int:
         Interrupted: by a signal; the job goes on.
     """
     handle, signals, outlets = JobHandle(home_of(job)), SignalLog(), own_outlets()
-    told = ""
+    number, told = job.batch.read_text(), ""
     with (
         caught(signals.add),
         open_screen(spec.log_loss_steps, Printing(*outlets)) as screen,
@@ -70,7 +70,7 @@ def follow(job: JobDir, spec: JobSpec) -> int:
             nonlocal told
             if heard is None and not job.master.exists():
                 with contextlib.suppress(UnreachableError, FileNotFoundError):
-                    if (absence := handle.home.absence()) != told:
+                    if (absence := handle.home.absence()) and absence != told:
                         screen.line(absence)
                         told = absence
             return signals.first is None
@@ -80,6 +80,8 @@ def follow(job: JobDir, spec: JobSpec) -> int:
         tell(f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it")
         signals.raise_first()
     status = handle.status()
+    if status.phase == "lost":
+        batch_master.cancel(job.name, number)  # what is left of it, as after its folder was removed
     show_end(status, handle.home.journal(), spec.output, prints.has_shown)
     if status.phase != "succeeded":
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}; all logs: {job.logs}{os.sep}")

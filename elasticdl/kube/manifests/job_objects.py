@@ -32,7 +32,7 @@ _FAILURE_POLICY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ManifestInputs:
     """What the objects are made from. Pods and service are as the user's template and module left them."""
 
     spec: JobSpec
@@ -66,7 +66,7 @@ def make_service(spec: JobSpec) -> Manifest:
     }
 
 
-def make_job(parts: Parts, *, submitted: bool = False) -> Manifest:
+def make_job(parts: ManifestInputs, *, submitted: bool = False) -> Manifest:
     """``submitted``: it is made first and starts nothing yet, and is to own all the rest, which goes with it after its end.
 
     What somebody applies from a file has no owner: if the Job went by itself, the rest would stay, and whoever keeps the
@@ -84,7 +84,7 @@ def make_job(parts: Parts, *, submitted: bool = False) -> Manifest:
     return {**_head(parts, "Job", names.master_name(parts.spec.job_name), "batch/v1"), "spec": spec}
 
 
-def companions(parts: Parts) -> list[Manifest]:
+def companions(parts: ManifestInputs) -> list[Manifest]:
     """Everything but the Job, in the order in which it is to be made."""
     spec, job = parts.spec, parts.spec.job_name
     made = [] if spec.service_account else _account(parts)
@@ -124,7 +124,7 @@ def owned(manifest: Manifest, job: Manifest) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
-def pod_of(parts: Parts, pod: Manifest, role: Role) -> Manifest:
+def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:
     """A whole pod, to ask the cluster whether it would take it."""
     metadata = {**pod["metadata"], "namespace": parts.namespace, "generateName": f"{parts.spec.job_name}-{role}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
@@ -150,7 +150,7 @@ def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
     return {**made, "resourceNames": list(only)} if only else made
 
 
-def _account(parts: Parts) -> list[Manifest]:
+def _account(parts: ManifestInputs) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
     allowed = rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
     role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
@@ -164,18 +164,18 @@ def _account(parts: Parts) -> list[Manifest]:
     return [account, role, binding]
 
 
-def _secret(parts: Parts, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
+def _secret(parts: ManifestInputs, name: str, kind: str, content: Mapping[str, bytes]) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
     # Immutable: the keys of another rendering of the same job must not take the place of those that its pods use.
     return {**_head(parts, "Secret", name), "type": kind, "immutable": True, "data": data}
 
 
-def _policy(parts: Parts, name: str, pods: Manifest, ingress: Manifest) -> Manifest:
+def _policy(parts: ManifestInputs, name: str, pods: Manifest, ingress: Manifest) -> Manifest:
     spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [ingress]}
     return {**_head(parts, "NetworkPolicy", name, "networking.k8s.io/v1"), "spec": spec}
 
 
-def _head(parts: Parts, kind: str, name: str, version: str = "v1") -> Manifest:
+def _head(parts: ManifestInputs, kind: str, name: str, version: str = "v1") -> Manifest:
     labels = {names.APPLICATION_LABEL: names.APPLICATION, names.JOB_LABEL: parts.spec.job_name}
     return {
         "apiVersion": version,

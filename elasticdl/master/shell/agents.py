@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from elasticdl.master.shell.sessions import Outbox
 from elasticdl.master.state.events import (
     ExitCause,
     FoundWorker,
@@ -42,28 +43,15 @@ Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
 
-class Line:
+class Line(Outbox[pb.AgentOrder]):
     """What is yet to be sent to one agent.
 
     ``settled``: waits until all that was reported is acted upon and saved; False: it may never be.
     """
 
     def __init__(self, settled: Settled) -> None:
+        super().__init__()
         self.settled = settled
-        self.waiting: asyncio.Queue[pb.AgentOrder | None] = asyncio.Queue()
-        self.replaced = False
-
-    def put(self, order: pb.AgentOrder) -> None:
-        self.waiting.put_nowait(order)
-
-    def close(self, *, replaced: bool = False) -> None:
-        self.replaced = replaced
-        self.waiting.put_nowait(None)
-
-    async def orders(self) -> AsyncIterator[pb.AgentOrder]:
-        """Until it is closed."""
-        while (order := await self.waiting.get()) is not None:
-            yield order
 
 
 @dataclass(slots=True)
@@ -138,8 +126,8 @@ class Agents:
         for ended in hello.untold:
             self._ended(line, ended)
         running = hello.running.worker_id if hello.HasField("running") else None
-        if running is not None and running not in self._tenants:
-            self._add(Tenant(running, place, ordered=True))
+        if running is not None:
+            self._know(running, place)
         for tenant in [self._tenants[worker_id] for worker_id in sorted(self._in_place.get(place, ()))]:
             if tenant.worker_id == running:
                 self._placed(tenant, hello.running.pid)
@@ -157,8 +145,7 @@ class Agents:
             return
         match message.WhichOneof("body"):
             case "started":
-                if tenant := self._tenants.get(message.started.worker_id):
-                    self._placed(tenant, message.started.pid)
+                self._placed(self._know(message.started.worker_id, place), message.started.pid)
             case "ended":
                 self._ended(line, message.ended)
             case "leaving":
@@ -256,6 +243,12 @@ class Agents:
     def _add(self, tenant: Tenant) -> None:
         self._tenants[tenant.worker_id] = tenant
         self._in_place.setdefault(tenant.place, set()).add(tenant.worker_id)
+
+    def _know(self, worker_id: int, place: str) -> Tenant:
+        """A worker that an agent has, be it another master's."""
+        if worker_id not in self._tenants:
+            self._add(Tenant(worker_id, place, ordered=True))
+        return self._tenants[worker_id]
 
     def _order_start(self, tenant: Tenant) -> None:
         tenant.ordered = True

@@ -36,7 +36,7 @@ from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.kube.client import Client, connect
-from elasticdl.kube.kubeconfig import Place
+from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.job_objects import EXIT_LEFT
 from elasticdl.kube.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.manifests.pod import TEMPLATE_FILE
@@ -120,7 +120,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
     name = identify(pod.tls, serves=True).job
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
-    client = connect(Place(pod.namespace), own_account=True)
+    client = connect(ClusterTarget(pod.namespace), own_account=True)
     job = await request(partial(client.read, "Job", master_name(name)), "read the job")
     owner = Owner.of(job, await request(partial(client.read, "ConfigMap", state_name(name)), "read the job's state"))
     relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -139,7 +139,6 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
-                client.budget = WriteBudget(lambda: spec.num_workers.maximum)
                 log_as(name, spec)
                 end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()

@@ -4,8 +4,7 @@ What is so at the moment is asked of the job's status when it is collected. What
 the entries of earlier masters included, so that a master that is started again counts on. Steps are counted as they are told: the
 journal of a long job has them late.
 
-Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody
-waiting. The certificate is read anew for each, so that it may be renewed while the job runs.
+Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -70,10 +69,12 @@ class Prometheus(Collector):
 
 def _of_status(now: pb.JobStatus) -> Iterator[Metric]:
     phases = {str(phase): float(phase == now.phase) for phase in Phase}
-    yield _gauges("elasticdl_job_phase", "1 for the phase that the job is in", "phase", phases)
+    yield _labelled(GaugeMetricFamily, "elasticdl_job_phase", "1 for the phase that the job is in", "phase", phases)
     states = [worker.state for worker in now.workers]
     counts = {state: float(states.count(state)) for state in STATES}
-    yield _gauges("elasticdl_workers", "Workers that are there or asked for, by state", "state", counts)
+    yield _labelled(
+        GaugeMetricFamily, "elasticdl_workers", "Workers that are there or asked for, by state", "state", counts
+    )
     members = sum(worker.rank >= 0 for worker in now.workers)
     yield GaugeMetricFamily("elasticdl_world_size", "Members of the world", members)
     yield GaugeMetricFamily("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers)
@@ -106,7 +107,9 @@ def _of_facts(facts: Facts) -> Iterator[Metric]:
     )
     for name, text, number in counters:
         yield CounterMetricFamily(name, text, number)
-    yield _counters("elasticdl_workers_left", "Workers that are gone, by cause", "cause", facts.causes)
+    yield _labelled(
+        CounterMetricFamily, "elasticdl_workers_left", "Workers that are gone, by cause", "cause", facts.causes
+    )
     text = "Time that a worker did not train, by what changed (grow, shrink, failure) and phase of the change"
     pauses = HistogramMetricFamily("elasticdl_pause_seconds", text, labels=["kind", "phase"])
     for labels, times in facts.pause_times.items():
@@ -121,24 +124,23 @@ def _of_time(spent: TimeSpent) -> Iterator[Metric]:
     yield CounterMetricFamily("elasticdl_productive_seconds", text, productive)
     text = "Seconds of the job that went to something else, by what"
     lost = {str(use): seconds for use, seconds in spent.wall.items() if use is not TimeUse.PRODUCTIVE}
-    yield _counters("elasticdl_lost_seconds", text, "cause", lost)
+    yield _labelled(CounterMetricFamily, "elasticdl_lost_seconds", text, "cause", lost)
     text = "Seconds of all workers that had a place together, by what they went to"
     by_worker = {str(use): seconds for use, seconds in spent.workers.items()}
-    yield _counters("elasticdl_worker_seconds", text, "spent", by_worker)
+    yield _labelled(CounterMetricFamily, "elasticdl_worker_seconds", text, "spent", by_worker)
 
 
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
+def _labelled(
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    made = family(name, text, labels=[label])
     for value, number in values.items():
-        family.add_metric([value], number)
-    return family
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family
+        made.add_metric([value], number)
+    return made
 
 
 class MetricsServer(Observer):

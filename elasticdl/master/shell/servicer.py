@@ -20,7 +20,7 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import connected, to_event
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox
-from elasticdl.master.shell.sessions import Outbox, Sessions
+from elasticdl.master.shell.sessions import SessionOutbox, Sessions
 from elasticdl.master.state import events as e
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -86,7 +86,7 @@ class Servicer(pb_grpc.MasterServicer):
             if self.sessions.close(worker_id, outbox):
                 self.mailbox.post(e.WorkerDisconnected(worker_id))
 
-    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: Outbox) -> None:
+    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> None:
         """Post what the worker says; its last word closes the session."""
         try:
             async for message in messages:
@@ -124,7 +124,7 @@ class Servicer(pb_grpc.MasterServicer):
 
         listening = asyncio.create_task(listen())
         try:
-            async for order in line.orders():
+            async for order in line.messages():
                 await context.write(order)
             if line.replaced:
                 await context.abort(grpc.StatusCode.ABORTED, f"a newer agent of place {place} has come")

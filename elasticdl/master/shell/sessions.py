@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Generic, TypeAlias, TypeVar
 
 from elasticdl.proto import elasticdl_pb2 as pb
 
+Message = TypeVar("Message")
 
-class Outbox:
-    """What is yet to be sent over one session."""
+
+class Outbox(Generic[Message]):
+    """What is yet to be sent over one stream."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[pb.MasterMessage | None] = asyncio.Queue()
+        self.waiting: asyncio.Queue[Message | None] = asyncio.Queue()
         self.replaced = False
 
-    def put(self, message: pb.MasterMessage) -> None:
-        self._queue.put_nowait(message)
+    def put(self, message: Message) -> None:
+        self.waiting.put_nowait(message)
 
     def close(self, *, replaced: bool = False) -> None:
         self.replaced = replaced
-        self._queue.put_nowait(None)
+        self.waiting.put_nowait(None)
 
-    async def messages(self) -> AsyncIterator[pb.MasterMessage]:
+    async def messages(self) -> AsyncIterator[Message]:
         """Until it is closed."""
-        while (message := await self._queue.get()) is not None:
+        while (message := await self.waiting.get()) is not None:
             yield message
+
+
+SessionOutbox: TypeAlias = Outbox[pb.MasterMessage]
 
 
 class Sessions:
@@ -37,7 +43,7 @@ class Sessions:
 
     def __init__(self, taken: Mapping[int, int] | None = None) -> None:
         """``taken``: by worker, the number of its last message that an earlier master has taken and saved."""
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, SessionOutbox] = {}
         self.taken = dict(taken or {})
         self._unsaved: set[int] = set()  # workers that wait to hear that what they have said is saved
         self._version = 0
@@ -46,13 +52,13 @@ class Sessions:
         # Put before a world was known: a new master learns the world from its workers.
         self._early: list[tuple[int, pb.KvPut]] = []
 
-    def open(self, worker_id: int) -> Outbox:
+    def open(self, worker_id: int) -> SessionOutbox:
         if older := self._outboxes.get(worker_id):
             older.close(replaced=True)
-        outbox = self._outboxes[worker_id] = Outbox()
+        outbox = self._outboxes[worker_id] = SessionOutbox()
         return outbox
 
-    def close(self, worker_id: int, outbox: Outbox) -> bool:
+    def close(self, worker_id: int, outbox: SessionOutbox) -> bool:
         """End this session; returns whether it was the worker's present one."""
         present = self._outboxes.get(worker_id) is outbox
         if present:

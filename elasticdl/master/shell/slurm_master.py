@@ -49,7 +49,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.slurm import SlurmProvider, slurm_places
+from elasticdl.places.slurm import SlurmProvider, slurm_places, workers_name
 
 ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
@@ -149,14 +149,16 @@ def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> Slur
     }
     command = ["env", *(f"{name}={value}" for name, value in agent.items()), *RUN_MODULE, "elasticdl.places.agent"]
     output = str(job_dir.logs / "place-%j.log")
-    return SlurmProvider(f"elasticdl-{job_dir.name}-worker", command, output, shlex.split(spec.slurm_args))
+    name = workers_name(job_dir.name, environ["SLURM_JOB_ID"])  # a master that follows has the number of the first
+    return SlurmProvider(name, command, output, shlex.split(spec.slurm_args))
 
 
 def _will_be_started_again() -> bool:
     """Whether Slurm has counted another start already, or does so now, as all that has come is a time limit."""
     number = os.environ.get("SLURM_JOB_ID", "")
     told = _slurm("scontrol", "--oneliner", "show", "job", number)
-    if "JobState=RUNNING" in told:
+    _log.info("Slurm says: %s", " ".join(re.findall(r"(?:JobState|Reason|Restarts)=\S*", told)) or "nothing")
+    if not re.search(r"JobState=(COMPLETING|CANCELLED)", told):
         _slurm("scontrol", "requeue", number)
         return True
     restarts = re.search(r"Restarts=(\d+)", told)

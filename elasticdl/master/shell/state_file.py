@@ -60,12 +60,11 @@ class FileState(SnapshotStore):
 def _cut(journal: Path, end: int | None) -> None:
     """Leave the journal as it was when the snapshot was taken: workers tell again what came later, and then each entry is there once.
 
+    It is another file from now on: a master that was cut off may still write to the old one, and who follows it sees that it begins anew.
+
     ``end``: in bytes; None: all whole lines.
     """
-    if not journal.exists():
-        return
-    with journal.open("rb+") as file:
-        if end is None:
-            end = file.read().rfind(b"\n") + 1
-        if file.seek(0, 2) > end:
-            file.truncate(end)
+    if journal.exists():
+        content = journal.read_bytes()
+        end = content.rfind(b"\n") + 1 if end is None else end
+        write_aside(journal, content[:end].decode(errors="replace"))

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.kube.api_error import ABSENT, CONFLICT, INVALID, ApiError
+from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
 from elasticdl.kube.retry import retry
 from elasticdl.kube.watch import Listing, Receiver, Watch
@@ -36,14 +36,12 @@ from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.pods.ledger import Ledger, Reports
 from elasticdl.places.pods.leftovers import Leftovers
 from elasticdl.places.pods.shared_retry import POLL_SECONDS, SharedRetry
-from elasticdl.places.pods.worker_pods import Manifest, WorkerPodApi, WorkerPods, number_of
+from elasticdl.places.pods.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_wrong, number_of
 
 # A request takes milliseconds, and hundreds of pods may be asked for at once.
 REQUESTS_AT_ONCE = 8
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
-_WRONG = (400, INVALID)
-_GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -179,11 +177,11 @@ class PodPlaces:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def _delete_all(self) -> None:
-        """By force, if pods do not go in time."""
+        """By force, if pods do not go in time. Not behind the requests that wait for the launcher's own threads."""
         deadline = time.monotonic() + self._patience.force
         while self._ledger.numbers:
             grace = KILL_GRACE if time.monotonic() < deadline else 0
-            await retry(partial(self._call, self._api.delete_all, grace), "delete pods", self._backoff())
+            await retry(partial(asyncio.to_thread, self._api.delete_all, grace), "delete pods", self._backoff())
             await asyncio.sleep(self._patience.force)
 
     # ---- pods come and go ----
@@ -197,7 +195,7 @@ class PodPlaces:
                     answer = await self._request_in_turn(manifest, given_up)
                 except ApiError as failure:
                     certain = certain and not failure.uncertain
-                    if failure.status in _WRONG and _GROUP_WAITS not in str(failure):
+                    if is_wrong(failure):
                         self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
                         self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
                         return
@@ -234,7 +232,7 @@ class PodPlaces:
             try:
                 pod = await self._request(manifest)
             except ApiError as failure:
-                if failure.status in (CONFLICT, *_WRONG):
+                if failure.status == CONFLICT or is_wrong(failure):
                     self._refusals.succeeded()
                 raise
             self._refusals.succeeded()

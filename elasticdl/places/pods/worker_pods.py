@@ -9,6 +9,7 @@ from typing import Any
 
 from elasticdl.common.credentials import Role
 from elasticdl.job.quantities import Priority
+from elasticdl.kube.api_error import INVALID, ApiError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import (
     KUEUE_GROUP_LABEL,
@@ -25,6 +26,8 @@ Manifest = dict[str, Any]
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_WRONG = (400, INVALID)
+_GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _NAMED_AT_ONCE = 500  # pods in the address of a request
 
 
@@ -154,6 +157,11 @@ class WorkerPodApi:
             named = ",".join(map(str, numbers[first : first + _NAMED_AT_ONCE]))
             of_these = f"{self._selector},{WORKER_LABEL} in ({named})"
             self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
+
+
+def is_wrong(failure: ApiError) -> bool:
+    """Whether the cluster refuses a pod for good."""
+    return failure.status in _WRONG and _GROUP_WAITS not in str(failure)
 
 
 def number_of(pod: Mapping[str, Any]) -> int:

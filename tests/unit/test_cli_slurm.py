@@ -1,0 +1,103 @@
+"""What the commands make of a job on a Slurm cluster, whose programs are scripts here that note how they were called."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cli.__main__ import main
+from elasticdl.cli.local import batch_master
+from elasticdl.cli.local.folder_home import home_of
+from elasticdl.common.errors import UserError
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
+from elasticdl.job.spec import JobSpec
+
+
+class Slurm:
+    """``says``: what one of its programs does, as a shell script."""
+
+    def __init__(self, folder):
+        self.folder, self.called = folder, folder / "called"
+        for name in ("sbatch", "squeue", "scancel"):
+            self.says(name, "")
+
+    def says(self, name: str, script: str) -> None:
+        program = self.folder / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.called}\n{script}\n')
+        program.chmod(0o755)
+
+    def calls(self, name: str) -> list[str]:
+        return [line for line in self.called.read_text().splitlines() if line.startswith(name)]
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch) -> Slurm:
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    return Slurm(tmp_path / "bin")
+
+
+@pytest.fixture
+def job(slurm) -> JobDir:
+    made = create_job_dir("mine")
+    made.spec.write_text(JobSpec(job_name="mine").to_json())
+    made.batch.write_text("7")
+    return made
+
+
+def test_a_job_whose_master_waits_is_stopped(slurm, job, capsys):
+    slurm.says("squeue", "echo 'PENDING|Resources'")
+    assert main(["stop", "mine"]) == 0
+    assert capsys.readouterr().out == "job mine stopped before it had begun\n"
+    assert slurm.calls("scancel") == ["scancel --quiet 7", "scancel --quiet --me --name=elasticdl-mine-7-worker"]
+    assert main(["status", "mine"]) == 0
+    assert "job mine: stopped: elasticdl stop" in capsys.readouterr().out
+
+
+def test_what_is_trained_is_not_given_up_while_the_next_master_waits(slurm, job, capsys):
+    slurm.says("squeue", "echo 'PENDING|None'")
+    job.journal.write_text('{"time": 1.0, "event": "steps", "step": 5}\n')
+    assert main(["stop", "mine"]) == 2
+    assert "job mine is not running: its master waits in Slurm's queue\n" in capsys.readouterr().err
+    assert slurm.calls("scancel") == []
+    assert main(["stop", "mine", "--now"]) == 0
+    assert capsys.readouterr().out == "job mine stopped at step 5\n"
+
+
+def test_the_workers_of_a_lost_job_are_ended(slurm, job, capsys):
+    slurm.says("squeue", 'case "$*" in *--name=*) echo 8;; *) echo "FAILED|None";; esac')
+    assert main(["stop", "mine"]) == 0
+    assert "its workers are ended" in capsys.readouterr().out
+    assert slurm.calls("scancel") == ["scancel --quiet --me --name=elasticdl-mine-7-worker"]
+
+
+def test_a_master_may_answer_though_slurm_does_not(slurm, job, capsys):
+    slurm.says("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    job.master.write_text('{"address": "127.0.0.1:1", "token": "", "pid": 1}')
+    assert main(["stop", "mine"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is_submitted(slurm, job):
+    slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
+    with pytest.raises(UserError) as told:
+        batch_master.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
+    assert str(told.value) == (
+        "Slurm refuses sbatch for a worker (--slurm_args): no such partition; allocation failure: bad"
+    )
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_whoever_waits_for_a_master_in_the_queue_asks_slurm_seldom(slurm, job):
+    slurm.says("squeue", "echo 'PENDING|Resources'")
+    home = home_of(job)
+    for _ in range(10):
+        assert (home.over(), home.absence()) == ("", "its master waits in Slurm's queue: Resources")
+    assert len(slurm.calls("squeue")) == 1
+
+
+def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
+    slurm.says("squeue", "exit 1")
+    assert (home_of(job).over(), home_of(job).absence()) == ("", "Slurm refuses squeue: ")
+    job.write_master(MasterAddress("host:1", "", 1))
+    assert (home_of(job).over(), home_of(job).absence()) == ("", "")
