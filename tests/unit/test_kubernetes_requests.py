@@ -51,8 +51,12 @@ class Stage:
         self.launcher = self.another()
 
     def another(self):
+        def make_places(report):
+            self.places = PodPlaces(self.pods, PODS, report, self.patience, random.Random(1))
+            return self.places
+
         return PlaceLauncher(
-            lambda report: PodPlaces(self.pods, PODS, report, self.patience, random.Random(1)),
+            make_places,
             Agents(find_seconds=0.0, close_seconds=0.0).reporting_to,
             self.reports.put_nowait,
         )
@@ -179,7 +183,7 @@ def test_pods_of_a_gang_without_room_are_asked_for_more_and_more_seldom():
         stage.pods.failures["create"] = [waits] * 1000
         for worker_id in range(4):
             await stage.launcher.launch(worker_id)
-        refusals = stage.launcher._refusals
+        refusals = stage.places._refusals
         await stage.until(lambda: stage.count("create") >= 8)
         assert refusals._backoff.failures >= 3, "each refusal doubles the wait of all"
 

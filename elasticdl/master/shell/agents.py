@@ -85,7 +85,8 @@ class Agents:
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
-        self._looks: dict[int, asyncio.TimerHandle] = {}  # at workers, each ends when nothing has come of it
+        # At workers' stacks, and at what they print (True); each ends when nothing has come of it.
+        self._looks: dict[tuple[int, bool], asyncio.TimerHandle] = {}
         self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
@@ -152,7 +153,7 @@ class Agents:
                 self._ending(place, message.leaving.reason)
             case "looked":
                 looked = message.looked
-                if timer := self._looks.pop(looked.worker_id, None):
+                if timer := self._looks.pop((looked.worker_id, looked.printed), None):
                     timer.cancel()
                 text = end_of(looked.text) if looked.printed else looked.text
                 self._report(StacksFound(looked.worker_id, text, looked.state, looked.has_session))
@@ -205,10 +206,10 @@ class Agents:
         self._changed.set()
 
     def read_stacks(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
+        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)), printed=False)
 
     def read_log(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)))
+        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)), printed=True)
 
     async def close(self) -> None:
         self._closed = True
@@ -224,6 +225,7 @@ class Agents:
         """The agents keep their workers, and look for the next master as soon as they miss this one."""
         if not self._closed:
             self._detached = True
+            self._report = lambda event: None  # timers may still run
             for line in self._lines.values():
                 line.close()
             self._lines.clear()
@@ -259,19 +261,21 @@ class Agents:
         if tenant.end is not None and (line := self._lines.get(tenant.place)):
             line.put(pb.AgentOrder(end=tenant.end))
 
-    def _look(self, worker_id: int, order: pb.AgentOrder) -> None:
+    def _look(self, worker_id: int, order: pb.AgentOrder, *, printed: bool) -> None:
         tenant = self._tenants.get(worker_id)
         if tenant is None or not tenant.placed:
             return
         line = self._lines.get(tenant.place)
         if line:
             line.put(order)
-        if worker_id not in self._looks:
+        look = (worker_id, printed)
+        if look not in self._looks:
             later = asyncio.get_running_loop().call_later
-            self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
+            self._looks[look] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, look)
 
-    def _saw_nothing(self, worker_id: int) -> None:
-        del self._looks[worker_id]
+    def _saw_nothing(self, look: tuple[int, bool]) -> None:
+        del self._looks[look]
+        worker_id, _ = look
         if worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 
