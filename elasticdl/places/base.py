@@ -52,6 +52,7 @@ class Place:
     state: PlaceState = PlaceState.WAITING
     reason: str = ""  # for people: why it is WAITING or ENDING
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # what a worker in it must have set
+    log: str = ""  # for people: the command that shows what a worker in it has printed, if there is one
 
 
 @dataclass(frozen=True, slots=True)

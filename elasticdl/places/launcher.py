@@ -210,7 +210,7 @@ class PlaceLauncher:
                 if worker_id not in workers:
                     self._starter.end(worker_id, 0.0)
                 elif spot := workers[worker_id].spot:
-                    self._report(replace(report, node=report.node or spot.place.node))
+                    self._report(replace(report, node=report.node or spot.place.node, place=spot.place.id))
             case WorkerExited():
                 self._exited(report)
             case WorkerPending(worker_id) | StacksFound(worker_id):
@@ -259,6 +259,8 @@ class PlaceLauncher:
         if worker is None or worker.spot is None:
             return
         worker.spot.was_left = worker.spot.was_left or exited.cause is ExitCause.CLEAN
+        if exited.cause is ExitCause.CRASHED and (log := worker.spot.place.log):
+            exited = replace(exited, detail=f"{exited.detail}; its log: {log}")
         if worker.spot.is_ending and worker.spot.worker == exited.worker_id and not self._closed:
             worker.spot.held = exited
         else:

@@ -8,6 +8,7 @@ from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, wai
 
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.pods.judge import log_of
 from elasticdl.places.pods.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
@@ -27,8 +28,8 @@ def waits(reason, node="", number=0):
     return [PlaceChanged(Place(PODS.name(number), node, reason=reason))]
 
 
-def is_ready(number=0):
-    return [PlaceChanged(Place(PODS.name(number), "n0", state=PlaceState.READY))]
+def is_ready(number=0, state=PlaceState.READY, reason=""):
+    return [PlaceChanged(Place(PODS.name(number), "n0", state=state, reason=reason, log=log_of(pod(number))))]
 
 
 def losses(reports):
@@ -169,9 +170,7 @@ def test_an_event_tells_what_a_pod_waits_for():
 def test_a_pod_that_ends_is_ending_until_it_is_clear_why():
     ledger = asked()
     ledger.seen(RUNS)
-    assert ledger.seen(LEAVING) == [
-        PlaceChanged(Place(PODS.name(0), "n0", state=PlaceState.ENDING, reason="its pod is being deleted"))
-    ]
+    assert ledger.seen(LEAVING) == is_ready(state=PlaceState.ENDING, reason="its pod is being deleted")
     assert ledger.in_state(PlaceState.READY) == []
     assert ledger.seen(RUNS) == is_ready()  # of one whose node has come back the same is told
     (ending,) = ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))

@@ -343,7 +343,8 @@ def test_what_a_master_before_has_left_is_found_and_then_told(play):
         over, runs, waits = await scene.places.found()
         assert scene.reports.empty()
         assert (over.id, over.state) == (f"{JOB}-worker-0", PlaceState.LOST)
-        assert runs == Place(f"{JOB}-worker-1", "n0", state=PlaceState.READY)
+        log = f"kubectl logs -n lab {JOB}-worker-1"
+        assert runs == Place(f"{JOB}-worker-1", "n0", state=PlaceState.READY, log=log)
         assert waits == Place(f"{JOB}-worker-7", reason="the scheduler has not looked at it yet")
         await scene.lost(0)
         scene.show(7)

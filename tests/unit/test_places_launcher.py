@@ -17,7 +17,7 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceLost, PlaceState
+from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceEnding, PlaceLost, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from tests.contract.places_kit import FakePlaces, FakeStarter
 
@@ -92,8 +92,8 @@ def now(coroutine):
     return ended.value.value
 
 
-def placed(worker_id, node="n1"):
-    return WorkerPlaced(worker_id, "host", 1000 + worker_id, node)
+def placed(worker_id, place=0, node="n1"):
+    return WorkerPlaced(worker_id, "host", 1000 + worker_id, node, f"place-{place}")
 
 
 def test_a_worker_waits_for_a_place_and_is_told_why():
@@ -105,10 +105,20 @@ def test_a_worker_waits_for_a_place_and_is_told_why():
     scene.places.change("place-0", reason="its image is pulled")
     assert scene.new() == [WorkerPending(1, "no node has a GPU free", "n2"), WorkerPending(0, "its image is pulled")]
     scene.ready(1)
-    assert scene.new() == [placed(1)]  # who has waited for it goes first: so both have the number of a pod
+    assert scene.new() == [placed(1, 1)]  # who has waited for it goes first: so both have the number of a pod
     scene.ready(0)
     assert scene.new() == [placed(0)]
     assert scene.starter.started == {0: "place-0", 1: "place-1"}
+
+
+@pytest.mark.parametrize(("cause", "detail"), [(ExitCause.CRASHED, "3; its log: cat 0"), (ExitCause.KILLED, "3")])
+def test_of_a_worker_that_has_crashed_it_is_told_where_its_log_is(cause, detail):
+    scene = Scene()
+    scene.launch(0)
+    place = scene.places.places["place-0"] = Place("place-0", "n1", state=READY, log="cat 0")
+    scene.places.report(PlaceChanged(place))
+    scene.starter.report(WorkerExited(0, cause, 3, "3"))
+    assert scene.new() == [placed(0), WorkerExited(0, cause, 3, detail)]
 
 
 def test_a_worker_is_replaced_in_its_own_place():

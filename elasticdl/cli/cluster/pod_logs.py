@@ -37,13 +37,18 @@ WAITING_LINES = 10_000  # that were read and not taken
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
-def read_logs(client: Client, job: str, worker: int | None) -> Lines:
+def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") -> Lines:
     """What there is, in the order of time, which the nodes tell of each line.
+
+    Args:
+        pod_name: Of that in which the worker is or was; empty if nobody knows.
 
     Raises:
         UserError: there is no such worker.
     """
-    pods = find_pods(client, job)
+    all_pods = find_pods(client, job)
+    its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
+    pods = its_own or all_pods
     written: dict[str, list[tuple[str, str]]] = {}
     datings: dict[str, Dating] = {}
     for pod in pods:
@@ -65,15 +70,17 @@ def read_logs(client: Client, job: str, worker: int | None) -> Lines:
         yield from merged(written[writer] for writer in by_writer(written))
     elif lines := written.get(f"worker-{worker}"):
         yield from merged([lines])
-    elif worker not in {_number_of(pod) for pod in pods}:  # else it may not have printed yet
+    elif not its_own and worker not in {_number_of(pod) for pod in pods}:  # else it may not have printed yet
         names = ", ".join(by_writer(written))
         has = f"it has logs of {names}" if names else "it has no logs yet"
         raise UserError(f"job {job} has no logs of worker {worker}; {has}")
 
 
-def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callable[[], object]) -> Lines:
-    """All lines that are there and come, until the job has ended."""
-    find_pods(client, job)  # who may not is told now
+def follow_logs(
+    client: Client, job: str, worker: int | None, has_ended: Callable[[], object], pod_name: str = ""
+) -> Lines:
+    """All lines that are there and come, until the job has ended. ``pod_name``: as of `read_logs`."""
+    pod_name = pod_name if _named(pod_name, find_pods(client, job)) else ""  # who may not is told now
     with contextlib.closing(LogReaders(client)) as readers:
         ended = False
 
@@ -85,11 +92,16 @@ def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callabl
         while not ended:
             with contextlib.suppress(ElasticDLError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
-                readers.take_up(find_pods(client, job))
+                readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
         with contextlib.suppress(ElasticDLError):
-            readers.take_up(find_pods(client, job))  # those that broke off meanwhile
+            readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
         yield from shown(readers.rest())
+
+
+def _named(name: str, pods: list[Object]) -> list[Object]:
+    """Those with that name; all, if it is empty."""
+    return [pod for pod in pods if not name or pod["metadata"]["name"] == name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from elasticdl.cli.printed import POLL, Lines, Prints, prefix_among, workers_of
 from elasticdl.cli.screens import Screen
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.job.journal import Entry
-from elasticdl.kube.client import Client, Object
+from elasticdl.kube.client import Client
 from elasticdl.kube.job_pods import find_pods
 
 _ALWAYS = float("inf")
@@ -31,14 +31,14 @@ class PodPrints(Prints):
         self._readers = LogReaders(client, timestamps=True)
         self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
         self._until = dict.fromkeys(ranks or (), _ALWAYS)
-        self._hosts: dict[int, str] = {}  # by worker
+        self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
         self._lines: dict[str, Lines] = {}
         self._told: set[str] = set()
 
     def hear(self, entry: Entry) -> None:
         """Of the journal."""
         if entry["event"] == "worker_started":
-            self._hosts = {**self._hosts, entry["worker"]: entry["host"]}
+            self._pods = {**self._pods, entry["worker"]: entry.get("place")}
         if entry["event"] != "world_formed" or self._ranks is None:
             return
         workers = workers_of(self._ranks, entry["members"])
@@ -80,8 +80,8 @@ class PodPrints(Prints):
     def _find_pods(self) -> None:
         pods = [pod for pod in find_pods(self._client, self._job) if pod_logs.is_of_workers(pod)]
         if self._ranks is not None:  # of the others nothing is shown
-            hosts = {self._hosts.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
-            pods = [pod for pod in pods if None in hosts or hosts & _hosts(pod)]
+            names = {self._pods.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
+            pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
         self._readers.take_up(pods)
 
     def _show(self, line: LogLine) -> None:
@@ -99,12 +99,6 @@ class PodPrints(Prints):
             return self._until.get(worker) == _ALWAYS
         moment = datetime.fromisoformat(when).timestamp()
         return worker in self._since and self._since[worker] <= moment < self._until[worker]
-
-
-def _hosts(pod: Object) -> set[str]:
-    """As the journal may call where its workers are."""
-    status, spec = pod.get("status") or {}, pod.get("spec") or {}
-    return {str(name) for name in (spec.get("nodeName"), status.get("podIP"), status.get("hostIP")) if name}
 
 
 def _number(writer: str) -> int | None:

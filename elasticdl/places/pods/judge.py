@@ -126,6 +126,12 @@ def doubt(pod: Object) -> str:
     return f"{_node(pod)} does not answer" if _silent(pod) else ""
 
 
+def log_of(pod: Object) -> str:
+    """The command that shows it."""
+    metadata = pod["metadata"]
+    return f"kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+
+
 def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
     """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
     end = _main_status(pod).get("terminated")
@@ -227,10 +233,9 @@ def _preemptor(pod: Object, event: Object) -> str:
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     cause, detail = judge_exit(code, output)
     if cause is ExitCause.CRASHED:
-        metadata = pod["metadata"]
         if end.get("reason") in ("ContainerCannotRun", "StartError"):
             return Ended(cause, code, f"can't start it: {flat(output)}")
-        detail += f"; its log: kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+        detail += f"; its log: {log_of(pod)}"
     return Ended(cause, code, detail, output)
 
 

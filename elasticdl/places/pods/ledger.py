@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.judge import Ended, Running, Waiting, doubt, judge, judge_end
+from elasticdl.places.pods.judge import Ended, Running, Waiting, doubt, judge, judge_end, log_of
 from elasticdl.places.pods.worker_pods import index_of, number_of
 
 Object = Mapping[str, Any]
@@ -253,4 +253,5 @@ class Ledger:
 
 def _running(place: Place, running: Running, pod: Object) -> Place:
     why = doubt(pod)
-    return replace(place, node=running.node, state=PlaceState.ENDING if why else PlaceState.READY, reason=why)
+    state = PlaceState.ENDING if why else PlaceState.READY
+    return replace(place, node=running.node, state=state, reason=why, log=log_of(pod))
