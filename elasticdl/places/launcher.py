@@ -9,6 +9,7 @@
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
+| a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
 | another master begins                        | the places for which workers waited are kept until the workers are launched  |
@@ -64,9 +65,11 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 @dataclass(frozen=True, slots=True)
 class Seconds:
     """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place.
-    ``left``: as ``idle``, after a worker that has ended by itself or was told to: hardly ever another follows it at once."""
+    ``left``: as ``idle``, after a worker that has ended by itself or was told to: hardly ever another follows it at once.
+    ``start``: for a worker's process to be started in a place that is READY; None: for ever, where nobody else has to answer."""
 
     idle: float = IDLE_SECONDS
+    start: float | None = None
     left: float = IDLE_SECONDS
     kill: float | None = KILL_SECONDS
 
@@ -210,6 +213,7 @@ class PlaceLauncher:
                 if worker_id not in workers:
                     self._starter.end(worker_id, 0.0)
                 elif spot := workers[worker_id].spot:
+                    workers[worker_id].placed = True
                     self._report(replace(report, node=report.node or spot.place.node, place=spot.place.id))
             case WorkerExited():
                 self._exited(report)
@@ -285,6 +289,8 @@ class PlaceLauncher:
             spot.was_left = False
             self._watch(spot)
             self._starter.start(worker_id, spot.place)
+            if self._seconds.start is not None:
+                self._call_later(self._seconds.start, partial(self._is_not_started, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
             self._give_back(spot, None)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
@@ -316,8 +322,16 @@ class PlaceLauncher:
             self._starter.end(worker_id, grace)
         self._work()
 
+    def _is_not_started(self, worker_id: int, spot: Spot) -> None:
+        """If so, nobody in its place answers, or what workers are forked from hangs."""
+        worker = self._pairing.workers.get(worker_id)
+        if worker and not worker.placed and not spot.held and spot.worker == worker_id:
+            why = f"it was not started within {self._seconds.start:g} s on {spot.place.node or 'its place'}"
+            spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)
+            self._force(worker_id, spot)
+
     def _force(self, worker_id: int, spot: Spot) -> None:
-        """The worker has not ended, though it was killed."""
+        """The worker can't be had any other way."""
         if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
             self._give_back(spot, 0.0)
             self._work()

@@ -58,6 +58,7 @@ class Launched:
     places_before: int = 0  # places that were seen when it was launched
     spot: Spot | None = None  # in which it was started
     awaits: Spot | None = None
+    placed: bool = False  # its process was started
     told: tuple[str, str] = ("", "")  # why it is pending, and where, as last reported
 
     def may_be_in(self, spot: Spot) -> bool:

@@ -271,6 +271,23 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
 
+def test_a_worker_that_does_not_start_loses_its_place():
+    scene = Scene(at_once=False, seconds=Seconds(start=600.0))
+    scene.launch(0, 1, 2)
+    scene.ready(0, 1, 2)
+    scene.starter.placed(0)
+    scene.starter.exit(2, 1)
+    scene.launch(3)  # in whose place the time has begun anew
+    scene.clock.advance(599)
+    assert scene.places.given_back == {}
+    scene.starter.placed(3)
+    scene.clock.advance(1)
+    assert scene.places.given_back == {"place-1": 0.0}
+    scene.new()
+    scene.places.lose("place-1", "as told", ExitCause.KILLED)
+    assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s on n1")]
+
+
 def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
     """Nobody may hear the order there any more."""
     scene = Scene(at_once=False)
@@ -397,7 +414,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.scene = Scene(at_once=False)
+        self.scene = Scene(at_once=False, seconds=Seconds(start=KILL_SECONDS + IDLE_SECONDS))
         self.launched = 0
 
     @property

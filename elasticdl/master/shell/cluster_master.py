@@ -59,8 +59,7 @@ from elasticdl.places.pods.pod_places import KILL_GRACE, Patience, PodPlaces
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
-# A pod that is left has GPUs that others may wait for.
-SECONDS = Seconds(left=3.0)
+LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
@@ -196,7 +195,8 @@ class Master:
             def make_places(report: PlaceReport) -> PodPlaces:
                 return PodPlaces(WorkerPodApi(client, job), pods, report, patience, random.Random())
 
-            make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=SECONDS)
+            seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
+            make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)
             launchers.append(make(fewest=lambda: limits().minimum))
             return launchers[0]
 
