@@ -200,6 +200,14 @@ def test_who_is_about_to_leave_is_replaced_with_its_own_index():
     assert [ledger.ask() for _ in range(3)] == [(3, 0), (4, 1), (5, 3)]
 
 
+def test_no_number_is_used_again_by_the_next_master_though_the_pod_is_gone_without_a_trace():
+    ledger = Ledger(PODS.name, first_number=4)
+    ledger.adopt(pod(2))
+    assert ledger.ask()[0] == 4
+    ledger.adopt(pod(7))
+    assert ledger.ask()[0] == 8
+
+
 def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
     ledger = Ledger(PODS.name)
     assert ledger.adopt(pod(5, phase="Running", state=RUNNING)).state is PlaceState.READY

@@ -193,7 +193,8 @@ class Master:
             pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
 
             def make_places(report: PlaceReport) -> PodPlaces:
-                return PodPlaces(WorkerPodApi(client, job), pods, report, patience, random.Random())
+                # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
+                return PodPlaces(WorkerPodApi(client, job), pods, report, patience, random.Random(), state.next_worker)
 
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
             make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)

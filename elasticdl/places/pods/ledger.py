@@ -44,12 +44,12 @@ class Entry:
 
 
 class Ledger:
-    def __init__(self, name: Callable[[int], str]) -> None:
-        """``name``: that of a pod by its number, which is its place's id."""
+    def __init__(self, name: Callable[[int], str], first_number: int = 0) -> None:
+        """``name``: that of a pod by its number, which is its place's id. ``first_number``: that no pod has had before."""
         self._name = name
         self._entries: dict[int, Entry] = {}
         self._ended: set[int] = set()
-        self._highest = -1  # of all numbers
+        self._highest = first_number - 1  # of all numbers
         self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
         self._left: list[int] = []  # whose end is reported, and whose pods are still there

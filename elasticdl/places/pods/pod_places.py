@@ -63,14 +63,21 @@ class Patience:
 
 class PodPlaces:
     def __init__(
-        self, api: WorkerPodApi, pods: WorkerPods, report: PlaceReport, patience: Patience, rng: random.Random
+        self,
+        api: WorkerPodApi,
+        pods: WorkerPods,
+        report: PlaceReport,
+        patience: Patience,
+        rng: random.Random,
+        first_number: int = 0,
     ) -> None:
+        """``first_number``: of the pods that are asked for, if none of those that are there has a higher one."""
         self._api = api
         self._pods = pods
         self._report = report
         self._patience = patience
         self._backoff = partial(Backoff, rng, patience.first_retry, patience.longest_retry)
-        self._ledger = Ledger(pods.name)
+        self._ledger = Ledger(pods.name, first_number)
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._tasks: set[asyncio.Task[Any]] = set()
