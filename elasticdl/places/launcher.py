@@ -9,6 +9,7 @@
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
+| a place is ENDING before its worker starts   | it is given back by force, as nothing is lost with it                        |
 | a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
@@ -126,6 +127,7 @@ class PlaceLauncher:
     def _adopt(self, spot: Spot, worker: FoundWorker) -> FoundWorker:
         self._known.add(worker.worker_id)
         self._pairing.put(worker.worker_id, spot)
+        self._pairing.workers[worker.worker_id].placed = True
         self._watch(spot)
         doubtful = worker.doubtful or not spot.is_usable
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
@@ -235,6 +237,11 @@ class PlaceLauncher:
             self._tell(spot.awaited_by, spot)
         if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
+        worker = self._pairing.workers[spot.worker] if spot.worker is not None else None
+        if (
+            worker and spot.is_ending and not (worker.placed or spot.held)
+        ):  # it has not begun, and can be elsewhere sooner
+            self._give_back(spot, 0.0)
 
     def _lose(self, lost: PlaceLost) -> None:
         before = self._pairing.spots.get(lost.place_id)

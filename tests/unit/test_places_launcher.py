@@ -271,6 +271,17 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
 
+def test_a_worker_that_has_not_begun_does_not_wait_for_a_node_to_come_back():
+    """Which may take minutes, as of one that is lost together with the master, and nobody has noticed."""
+    scene = Scene(at_once=False)
+    scene.launch(0, 1)
+    scene.ready(0, 1)
+    scene.starter.placed(0)
+    for number in range(2):
+        scene.places.change(f"place-{number}", ENDING, "n1", "its node does not answer")
+    assert scene.places.given_back == {"place-1": 0.0}
+
+
 def test_a_worker_that_does_not_start_loses_its_place():
     scene = Scene(at_once=False, seconds=Seconds(start=600.0))
     scene.launch(0, 1, 2)
