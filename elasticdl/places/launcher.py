@@ -9,7 +9,7 @@
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
 | a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
-| a place is ENDING before its worker starts   | it is given back by force, as nothing is lost with it                        |
+| a place is ENDING before its worker starts   | it is given back by force after `KILL_SECONDS`, as if its node was lost      |
 | a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
@@ -237,11 +237,8 @@ class PlaceLauncher:
             self._tell(spot.awaited_by, spot)
         if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
-        worker = self._pairing.workers[spot.worker] if spot.worker is not None else None
-        if (
-            worker and spot.is_ending and not (worker.placed or spot.held)
-        ):  # it has not begun, and can be elsewhere sooner
-            self._give_back(spot, 0.0)
+        if spot.worker is not None and spot.is_ending and self._seconds.kill is not None:
+            self._call_later(self._seconds.kill, partial(self._is_cut_off, spot.worker, spot))
 
     def _lose(self, lost: PlaceLost) -> None:
         before = self._pairing.spots.get(lost.place_id)
@@ -297,7 +294,7 @@ class PlaceLauncher:
             self._watch(spot)
             self._starter.start(worker_id, spot.place)
             if self._seconds.start is not None:
-                self._call_later(self._seconds.start, partial(self._is_not_started, worker_id, spot))
+                self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
             self._give_back(spot, None)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
@@ -329,11 +326,19 @@ class PlaceLauncher:
             self._starter.end(worker_id, grace)
         self._work()
 
-    def _is_not_started(self, worker_id: int, spot: Spot) -> None:
-        """If so, nobody in its place answers, or what workers are forked from hangs."""
+    def _is_late(self, worker_id: int, spot: Spot) -> None:
+        """Nobody in its place answers, or what workers are forked from hangs, unless it has begun by now."""
+        self._give_up(worker_id, spot, f"it was not started within {self._seconds.start:g} s")
+
+    def _is_cut_off(self, worker_id: int, spot: Spot) -> None:
+        """A place that ends in order has ended by now; of the others the worker may be told nothing."""
+        if spot.is_ending:
+            self._give_up(worker_id, spot, spot.place.reason or "its place ends")
+
+    def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
+        """What has not begun can be elsewhere sooner."""
         worker = self._pairing.workers.get(worker_id)
-        if worker and not worker.placed and not spot.held and spot.worker == worker_id:
-            why = f"it was not started within {self._seconds.start:g} s on {spot.place.node or 'its place'}"
+        if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
             spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)
             self._force(worker_id, spot)
 
