@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.clusters import Place
@@ -13,6 +13,11 @@ from benchmarks.processes import Failed, Processes, wait_until
 
 COMMAND_SECONDS = 120.0
 Entry = dict[str, Any]
+
+
+def started_in(pod: str) -> Callable[[Entry], bool]:
+    """Whether an entry of the journal tells that a worker was started in that pod."""
+    return lambda entry: bool(entry["event"] == "worker_started" and entry["place"] == pod)
 
 
 class ClusterJob:

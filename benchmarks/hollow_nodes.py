@@ -1,10 +1,10 @@
-"""Nodes that only report: they say that pods run, and run nothing but the worker's side of its session.
+"""Nodes that only report: they say that pods run, and run nothing but the agent's and the worker's side of their streams.
 
     python -m benchmarks.hollow_nodes KUBECONFIG NAMESPACE JOB NODES
 
 A stand-in for NODES kubelets and the worker processes of one job, in one process: it registers the nodes, sees by a watch
-which pods are bound to them, reports these as running, opens a session with the job's master for each, and reports their
-end when they are deleted, when the master tells them to leave, or when somebody else said that they have ended. The nodes
+which pods are bound to them, reports these as running, and speaks with the job's master as the agent of each and as the worker that the
+master orders there. It reports their end when they are deleted, when the master tells them to leave, or when somebody else said that they have ended. The nodes
 have a taint, so that nothing else comes to them, and go with the process's end (SIGTERM).
 """
 
@@ -17,7 +17,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -34,7 +34,8 @@ from elasticdl.common.credentials import Identity
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
 from elasticdl.kube.watch import Receiver, Watch
-from elasticdl.places.pods.worker_pods import WorkerPodApi, worker_id_of
+from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
+from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 LABEL = "benchmark.elasticdl.org/hollow"
@@ -81,13 +82,13 @@ class Nodes:
 
 
 class Kubelet:
-    """Reports what becomes of the pods that are bound; `start` and `end` are told of the workers in them.
+    """Reports what becomes of the pods that are bound; `start` and `end` are told of them, by their numbers.
 
     Its methods are called in the watch's thread; requests are made in threads of its own.
     """
 
     def __init__(
-        self, core: client.CoreV1Api, namespace: str, start: Callable[[int], None], end: Callable[[int], None]
+        self, core: client.CoreV1Api, namespace: str, start: Callable[[int, Pod], None], end: Callable[[int], None]
     ) -> None:
         self._core = core
         self._namespace = namespace
@@ -105,24 +106,24 @@ class Kubelet:
             self.changed("MODIFIED", item)
 
     def changed(self, kind: str, pod: Pod) -> None:
-        worker_id, phase = worker_id_of(pod), pod.get("status", {}).get("phase")
+        number, phase = number_of(pod), pod.get("status", {}).get("phase")
         if kind == "DELETED" or phase in ("Succeeded", "Failed"):
-            self._running.pop(worker_id, None)
-            self._end(worker_id)
+            self._running.pop(number, None)
+            self._end(number)
         if kind == "DELETED" or not pod["spec"].get("nodeName"):
             return
         if pod["metadata"].get("deletionTimestamp"):
-            if worker_id not in self._ending:
-                self._ending.add(worker_id)
-                self._end(worker_id)
+            if number not in self._ending:
+                self._ending.add(number)
+                self._end(number)
                 self._threads.submit(self._remove, pod)
-        elif worker_id not in self._running and phase == "Pending":
-            self._running[worker_id] = pod["metadata"]["name"]
-            self._threads.submit(self._run, worker_id, pod)
+        elif number not in self._running and phase == "Pending":
+            self._running[number] = pod["metadata"]["name"]
+            self._threads.submit(self._run, number, pod)
 
-    def left(self, worker_id: int) -> None:
-        """The worker has ended by itself, as it was told to."""
-        if name := self._running.get(worker_id):
+    def left(self, number: int) -> None:
+        """The agent has ended by itself, as it was told to."""
+        if name := self._running.get(number):
             self._threads.submit(self._report, name, "Succeeded", {"terminated": {"exitCode": 0, "finishedAt": now()}})
 
     def close(self) -> None:
@@ -130,9 +131,9 @@ class Kubelet:
 
     # ---- in its threads ----
 
-    def _run(self, worker_id: int, pod: Pod) -> None:
+    def _run(self, number: int, pod: Pod) -> None:
         self._report(pod["metadata"]["name"], "Running", {"running": {"startedAt": now()}}, next(self._addresses))
-        self._start(worker_id)
+        self._start(number, pod)
 
     def _remove(self, pod: Pod) -> None:
         name = pod["metadata"]["name"]
@@ -151,47 +152,48 @@ class Kubelet:
             self._core.patch_namespaced_pod_status(name, self._namespace, {"status": status}, _preload_content=False)
 
 
-class Sessions:
-    """The simulated workers, on one event loop."""
+class Agents:
+    """The simulated agents and workers, on one event loop."""
 
     def __init__(self, core: client.CoreV1Api, namespace: str, job: str) -> None:
         self._core = core
         self._namespace = namespace
         self._job = job
-        self._workers: dict[int, asyncio.Task[None]] = {}
+        self._agents: dict[int, asyncio.Task[None]] = {}
         self._stubs: Iterator[pb_grpc.MasterStub] | None = None
         self._loop = asyncio.get_running_loop()
         self._opening = asyncio.Lock()
-        self.left: Callable[[int], None] = lambda worker_id: None
+        self.left: Callable[[int], None] = lambda number: None
 
-    def start(self, worker_id: int) -> None:
+    def start(self, number: int, pod: Pod) -> None:
         """From any thread."""
-        self._loop.call_soon_threadsafe(self._start, worker_id)
+        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1", gpus=1)
+        self._loop.call_soon_threadsafe(self._start, number, hello)
 
-    def end(self, worker_id: int) -> None:
+    def end(self, number: int) -> None:
         """From any thread."""
-        self._loop.call_soon_threadsafe(self._end, worker_id)
+        self._loop.call_soon_threadsafe(self._end, number)
 
     async def close(self) -> None:
-        for task in self._workers.values():
+        for task in self._agents.values():
             task.cancel()
-        await asyncio.gather(*self._workers.values(), return_exceptions=True)
+        await asyncio.gather(*self._agents.values(), return_exceptions=True)
 
-    def _start(self, worker_id: int) -> None:
-        task = self._workers[worker_id] = self._loop.create_task(self._run(worker_id))
+    def _start(self, number: int, hello: pb.AgentHello) -> None:
+        task = self._agents[number] = self._loop.create_task(self._run(number, hello))
         task.add_done_callback(_tell_failure)
 
-    def _end(self, worker_id: int) -> None:
-        if task := self._workers.pop(worker_id, None):
+    def _end(self, number: int) -> None:
+        if task := self._agents.pop(number, None):
             task.cancel()
 
-    async def _run(self, worker_id: int) -> None:
+    async def _run(self, number: int, hello: pb.AgentHello) -> None:
         async with self._opening:
             if self._stubs is None:
                 self._stubs = itertools.cycle(self._connect(*await asyncio.to_thread(self._master)))
         with suppress(grpc.aio.AioRpcError):  # the job is over
-            await Worker(worker_id, next(self._stubs), (), lambda version, size: None).run()
-            self.left(worker_id)
+            await Agent(hello, next(self._stubs)).run()
+            self.left(number)
 
     def _connect(self, address: str, files: Mapping[str, bytes]) -> list[pb_grpc.MasterStub]:
         tls = grpc.ssl_channel_credentials(files["ca.crt"], files["tls.key"], files["tls.crt"])
@@ -212,9 +214,49 @@ class Sessions:
         raise TimeoutError(f"no master of {self._job} runs, after {MASTER_SECONDS:g} s")
 
 
+class Agent:
+    """Starts workers as the master orders, until it is told to leave."""
+
+    def __init__(self, hello: pb.AgentHello, stub: pb_grpc.MasterStub) -> None:
+        self._stub = stub
+        self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        self._outbox.put_nowait(pb.AgentMessage(hello=hello))
+        self._workers: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        try:
+            async for order in self._stub.Attend(self._messages()):
+                match order.WhichOneof("body"):
+                    case "start":
+                        worker_id = order.start.worker_id
+                        self._workers[worker_id] = asyncio.create_task(self._live(worker_id))
+                    case "end":
+                        if worker := self._workers.get(order.end.worker_id):
+                            worker.cancel()
+                    case "leave":
+                        return
+        finally:
+            for worker in self._workers.values():
+                worker.cancel()
+
+    async def _messages(self) -> AsyncIterator[pb.AgentMessage]:
+        while True:
+            yield await self._outbox.get()
+
+    async def _live(self, worker_id: int) -> None:
+        self._outbox.put_nowait(pb.AgentMessage(started=pb.Started(worker_id=worker_id, pid=1)))
+        code = -int(signal.SIGKILL)
+        try:
+            with suppress(grpc.aio.AioRpcError):
+                await Worker(worker_id, self._stub, (), lambda version, size: None).run()
+                code = 0
+        finally:
+            self._outbox.put_nowait(pb.AgentMessage(ended=pb.Ended(worker_id=worker_id, code=code)))
+
+
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        print(f"a simulated worker failed: {error!r}", file=sys.stderr, flush=True)
+        print(f"a simulated agent failed: {error!r}", file=sys.stderr, flush=True)
 
 
 async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
@@ -222,9 +264,9 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
     api = config.new_client_from_config(kubeconfig)
     core, stopped = client.CoreV1Api(api), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    nodes, sessions = Nodes(core, namespace, count), Sessions(core, namespace, job)
-    kubelet = Kubelet(core, namespace, sessions.start, sessions.end)
-    sessions.left = kubelet.left
+    nodes, agents = Nodes(core, namespace, count), Agents(core, namespace, job)
+    kubelet = Kubelet(core, namespace, agents.start, agents.end)
+    agents.left = kubelet.left
     watch = Watch(
         WorkerPodApi(Client(api, namespace), job).pods,
         Receiver(kubelet.listed, kubelet.changed),
@@ -240,7 +282,7 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
                     await stopped.wait()
         watch.stop()
         await asyncio.to_thread(watch.join)
-        await sessions.close()
+        await agents.close()
         await asyncio.to_thread(kubelet.close)
 
 

@@ -32,7 +32,7 @@ from benchmarks.harness import Results, add_out, busy_cores, describe_machine, n
 from benchmarks.hollow_nodes import NODES, PODS_PER_NODE
 from benchmarks.master_scale import cpu_of, memory_of
 from benchmarks.processes import Failed, Processes, wait_until
-from elasticdl.kube.manifests.names import CONTAINER, worker_name
+from elasticdl.kube.manifests.names import CONTAINER
 from tests.cluster.build import Unavailable
 from tests.cluster.control_plane import ControlPlaneError
 
@@ -194,19 +194,21 @@ class Run:
         }
         change = {"status": {"phase": "Failed", "containerStatuses": [container]}}
         began, cpu = time.time(), cpu_of(master)
-        self._place.core.patch_namespaced_pod_status(worker_name(JOB, victim), self._place.namespace, change)
+        (pod,) = self._pods([victim])
+        self._place.core.patch_namespaced_pod_status(pod, self._place.namespace, change)
         return self._react("one_end", began, master, cpu, self._is_world(self._workers + self._tenth, {victim}))
 
     def _delete(self, master: psutil.Process) -> Reaction:
         victims = self._victims(self._tenth)
+        pods = self._pods(victims)
         began, cpu = time.time(), cpu_of(master)
         with ThreadPoolExecutor(THREADS) as threads:
             list(
                 threads.map(
-                    lambda victim: self._place.core.delete_namespaced_pod(
-                        worker_name(JOB, victim), self._place.namespace, _preload_content=False
+                    lambda pod: self._place.core.delete_namespaced_pod(
+                        pod, self._place.namespace, _preload_content=False
                     ),
-                    victims,
+                    pods,
                 )
             )
         return self._react("deletion", began, master, cpu, self._is_world(self._workers + self._tenth, set(victims)))
@@ -215,6 +217,11 @@ class Run:
         """Every so-manieth of the newest world's members."""
         members = [entry for entry in self._job.journal.read() if entry["event"] == "world_formed"][-1]["members"]
         return list(members[:: len(members) // count][:count])
+
+    def _pods(self, workers: list[int]) -> list[str]:
+        """The names of those in which they are."""
+        started = {e["worker"]: e["place"] for e in self._job.journal.read() if e["event"] == "worker_started"}
+        return [started[worker] for worker in workers]
 
     def _is_world(self, size: int, without: set[int]) -> Callable[[dict[str, Any]], bool]:
         def wanted(entry: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
-from benchmarks.cluster_job import ClusterJob
+from benchmarks.cluster_job import ClusterJob, started_in
 from benchmarks.clusters import GPU, KUBECONFIG, Place, add_cluster, end_cleanly, free_gpus, opened, priority_class
 from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_table, summarise
 from benchmarks.models import LAYERS
@@ -110,14 +110,14 @@ class Run:
         """
         since, name = time.time(), f"intruder-{number}"
         self.intruder.come(name)
-        victim = self._worker(lambda times: times.get(Fact.NOTICE, 0.0) > since, "a worker is told to leave")
-        self._wait(worker_name(JOB, victim), Fact.GONE)
+        victim = self._pod(lambda times: times.get(Fact.NOTICE, 0.0) > since, "a worker is told to leave")
+        self._wait(victim, Fact.GONE)
         self._wait(name, Fact.RUNNING)
         taken = self._taken(victim)
         time.sleep(hold)
         self.intruder.go(name)
         self._wait(name, Fact.GONE)
-        newcomer = self._worker(lambda times: times.get(Fact.RUNNING, 0.0) > since, "a new worker runs")
+        newcomer = self._pod(lambda times: times.get(Fact.RUNNING, 0.0) > since, "a new worker runs")
         return taken, self._given(newcomer, self.times.of(name)[Fact.ENDED])
 
     def settle(self) -> None:
@@ -137,24 +137,31 @@ class Run:
     def _wait(self, pod: str, fact: Fact) -> None:
         self.times.wait(lambda name, times: name == pod and fact in times, EVENT_SECONDS, f"{pod} is {fact}")
 
-    def _worker(self, wanted: Callable[[Times], bool], what: str) -> int:
+    def _pod(self, wanted: Callable[[Times], bool], what: str) -> str:
+        """The name of the first pod for workers of which it is so."""
         prefix = worker_name(JOB, 0).removesuffix("0")
-        found = self.times.wait(lambda name, times: name.startswith(prefix) and wanted(times), EVENT_SECONDS, what)
-        return int(found.removeprefix(prefix))
+        return self.times.wait(lambda name, times: name.startswith(prefix) and wanted(times), EVENT_SECONDS, what)
 
-    def _taken(self, victim: int) -> Taken:
-        times = self.times.of(worker_name(JOB, victim))
+    def _worker(self, pod: str) -> int:
+        """The last that was started there, so far."""
+        self.job.journal.wait(started_in(pod), 0, START_SECONDS, f"a worker is started in {pod}")
+        return int([entry for entry in self.job.journal.read() if started_in(pod)(entry)][-1]["worker"])
+
+    def _taken(self, pod: str) -> Taken:
+        times, victim = self.times.of(pod), self._worker(pod)
         step, left = (self.job.mark(name, victim, EVENT_SECONDS)["time"] for name in ("last_step", "left"))
         notice, ended, gone = times[Fact.NOTICE], times[Fact.ENDED], times[Fact.GONE]
         return Taken(step - notice, left - step, ended - left, gone - ended, gone - notice)
 
-    def _given(self, newcomer: int, freed: float) -> Given:
+    def _given(self, pod: str, freed: float) -> Given:
+        newcomer = self._worker(pod)
+
         def ready(entry: dict[str, Any]) -> bool:
             return bool(entry["event"] == "worker_ready" and entry["worker"] == newcomer)
 
         warm = self.job.journal.wait(ready, 0, START_SECONDS, f"worker {newcomer} is ready")["time"]
         step = self.job.mark("first_step", newcomer, START_SECONDS)["time"]
-        times = self.times.of(worker_name(JOB, newcomer))
+        times = self.times.of(pod)
         bound, running = times[Fact.BOUND], times[Fact.RUNNING]
         return Given(bound - freed, running - bound, warm - running, step - warm, step - freed)
 

@@ -2,16 +2,13 @@
 
 The folder holds a ``sitecustomize.py``, which Python imports by itself at its start, whatever the script: the only way
 into a script that knows nothing of this package.
-
-``python -m elasticdl.common.startup PROGRAM [ARGUMENTS]`` becomes the program, with that set up: for places where the
-folder's path is not known beforehand, as in an image.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 STARTUP_FOLDER = Path(__file__).resolve().parents[1] / "elastic" / "horovod_scripts" / "startup"
@@ -28,16 +25,3 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     # An empty entry would stand for the current directory.
     before = [entry for entry in environ.get(_VARIABLE, "").split(os.pathsep) if entry not in ("", str(STARTUP_FOLDER))]
     return {_VARIABLE: os.pathsep.join([str(STARTUP_FOLDER), *before])}
-
-
-def main(command: Sequence[str]) -> int:
-    """Returns only if there is no such program, with the exit code that a shell has for it."""
-    try:
-        os.execvpe(command[0], list(command), {**os.environ, **python_path(os.environ)})
-    except OSError as error:
-        print(f"elasticdl: can't run {command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -114,7 +114,7 @@ _KINDS = (
          "seconds": "until it knew"}, marked=True, ends_steps=True, cluster=_restarted),
     Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
     Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"}, cluster=_pending),
-    Kind("worker_started", {**_WORKER, "host": "", "pid": ""}),
+    Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
     Kind("worker_stuck", {**_WORKER, "host": "", "why": "stuck, not ready, no heartbeat, has not reached the master, ...", "seconds": "",

@@ -125,24 +125,17 @@ class Client:
         pod: str,
         *,
         follow: bool = False,
-        tail: int | None = None,
-        seconds: float | None = None,
         timestamps: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         """The bytes of a pod's log, to be read as they come, and closed.
 
-        ``tail``: only so many last lines. ``seconds``: to connect, and for each part to come. ``timestamps``: before each line stands
-        when it was written, and a space.
+        ``timestamps``: before each line stands when it was written, and a space.
         """
         path = path_of("Pod", self.namespace, pod, "log")
         query: dict[str, object] = {"container": CONTAINER, "follow": follow}
-        if tail is not None:
-            query["tail_lines"] = tail
         if timestamps:
             query["timestamps"] = True
         timeout = (ANSWER_SECONDS[0], LOG_SECONDS) if follow else ANSWER_SECONDS
-        if seconds is not None:
-            timeout = (seconds, seconds)
         return self.open("GET", path, f"read the log of {pod}", query, timeout=timeout)
 
     def require_namespace(self) -> None:

@@ -46,10 +46,9 @@ def is_running(pod: Object | None) -> bool:
     )
 
 
-def find_pods(client: Client, job: str, worker: int | None) -> list[Object]:
+def find_pods(client: Client, job: str) -> list[Object]:
     """The oldest first."""
-    only = f",{names.WORKER_LABEL}={worker}" if worker is not None else ""
-    pods = _owned(client, job, f"{names.JOB_LABEL}={job}{only}")
+    pods = _owned(client, job, f"{names.JOB_LABEL}={job}")
     return sorted((pod for pod in pods if names.ROLE_LABEL in pod["metadata"]["labels"]), key=_age)
 
 

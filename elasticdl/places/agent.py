@@ -42,7 +42,7 @@ EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
 END_SECONDS = 60.0
 # For the master to take a worker's end before the agent's own.
 TELL_SECONDS = 5.0
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("elasticdl.places.agent")  # by which its lines are told from those of its workers
 
 
 class Run(WorkerRun):
@@ -154,6 +154,9 @@ class Agent:
                 spawner = await self._spawner
                 run.output = open_output(self._logs, run.worker_id)
                 environment = {**self._environment, **run.changes}
+                _log.info(
+                    "starting worker %d", run.worker_id
+                )  # in a log that all workers share: what follows is its own
                 code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
@@ -164,7 +167,6 @@ class Agent:
             await run.left
 
     def _placed(self, run: Run, pid: int) -> None:
-        _log.info("worker %d is started: process %d", run.worker_id, pid)
         self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
 
     def _tell_end(self, run: Run, ended: pb.Ended) -> None:

@@ -52,6 +52,7 @@ class Place:
     state: PlaceState = PlaceState.WAITING
     reason: str = ""  # for people: why it is WAITING or ENDING
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # what a worker in it must have set
+    log: str = ""  # for people: the command that shows what a worker in it has printed, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Places(Protocol):
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
         What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
-        any more but that they are lost. A READY place only goes by `give_back`. It may be said again, and nothing follows if
+        any more but that they are lost, as KILLED. A READY place only goes by `give_back`. It may be said again, and nothing follows if
         nothing is missing. It need not be remembered: it is said again whenever a place is lost or given back, and when one
         begins or ceases to be ENDING.
 

@@ -5,10 +5,13 @@
 | a worker is launched                         | it starts in a READY place, in one that has had a worker if there is one;    |
 |                                              | else one more place is wanted, and the worker is pending for its reason      |
 | a worker ends, and its place is still there  | the place stays, idle: the next worker starts in it at once                  |
-| a place is idle for `IDLE_SECONDS`           | it is given back                                                             |
+| a place is idle for `IDLE_SECONDS`           | it is given back; sooner if its worker was not cut short (`Seconds.left`)    |
 | a worker ends in a place that is ENDING      | its end is held back until the place is lost, so that it carries that cause  |
 | a place is lost                              | the end of its worker is reported with the place's cause                     |
-| a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force                        |
+| a WAITING place is lost, and not as wanted   | so is the end of the worker that waits for it: whoever launches waits longer |
+| a place is ENDING before its worker starts   | it is given back by force after `KILL_SECONDS`, as if its node was lost      |
+| a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
+| a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
 | another master begins                        | the places for which workers waited are kept until the workers are launched  |
 
@@ -62,9 +65,13 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place."""
+    """How long the launcher waits. ``kill`` None: for ever, where a worker that does not end can't be parted from its place.
+    ``left``: as ``idle``, after a worker that has ended by itself or was told to: hardly ever another follows it at once.
+    ``start``: for a worker's process to be started in a place that is READY; None: for ever, where nobody else has to answer."""
 
     idle: float = IDLE_SECONDS
+    start: float | None = None
+    left: float = IDLE_SECONDS
     kill: float | None = KILL_SECONDS
 
 
@@ -120,6 +127,7 @@ class PlaceLauncher:
     def _adopt(self, spot: Spot, worker: FoundWorker) -> FoundWorker:
         self._known.add(worker.worker_id)
         self._pairing.put(worker.worker_id, spot)
+        self._pairing.workers[worker.worker_id].placed = True
         self._watch(spot)
         doubtful = worker.doubtful or not spot.is_usable
         return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
@@ -136,13 +144,16 @@ class PlaceLauncher:
         self._work()
 
     def terminate(self, worker_id: int) -> None:
+        if (worker := self._pairing.workers.get(worker_id)) and worker.spot:
+            worker.spot.was_left = True
         self._end(worker_id, None)
 
     def kill(self, worker_id: int) -> None:
         self._end(worker_id, 0.0)
         worker = self._pairing.workers.get(worker_id)
         if worker and worker.spot and self._seconds.kill is not None:
-            self._call_later(self._seconds.kill, partial(self._force, worker_id, worker.spot))
+            seconds = 0.0 if worker.spot.is_ending else self._seconds.kill  # its node may not answer
+            self._call_later(seconds, partial(self._force, worker_id, worker.spot))
 
     def read_stacks(self, worker_id: int) -> None:
         self._starter.read_stacks(worker_id)
@@ -204,7 +215,8 @@ class PlaceLauncher:
                 if worker_id not in workers:
                     self._starter.end(worker_id, 0.0)
                 elif spot := workers[worker_id].spot:
-                    self._report(replace(report, node=report.node or spot.place.node))
+                    workers[worker_id].placed = True
+                    self._report(replace(report, node=report.node or spot.place.node, place=spot.place.id))
             case WorkerExited():
                 self._exited(report)
             case WorkerPending(worker_id) | StacksFound(worker_id):
@@ -225,8 +237,12 @@ class PlaceLauncher:
             self._tell(spot.awaited_by, spot)
         if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
+        if spot.worker is not None and spot.is_ending and self._seconds.kill is not None:
+            self._call_later(self._seconds.kill, partial(self._is_cut_off, spot.worker, spot))
 
     def _lose(self, lost: PlaceLost) -> None:
+        before = self._pairing.spots.get(lost.place_id)
+        awaiting = before.awaited_by if before else None
         spot = self._pairing.lose(lost.place_id)
         if spot is None:
             return
@@ -235,9 +251,11 @@ class PlaceLauncher:
         self._starter.lost(lost.place_id)
         for worker_id in self._pairing.others_in(spot):
             self._forget(WorkerExited(worker_id, lost.cause, lost.code, lost.detail))
-        if spot.worker is None:
-            return
         cause, code, detail, output = lost.cause, lost.code, lost.detail, lost.output
+        if spot.worker is None:
+            if awaiting is not None and cause is not ExitCause.KILLED:
+                self._forget(WorkerExited(awaiting, cause, code, detail, output, spot.place.node))
+            return
         if spot.held:
             code, output = spot.held.code, spot.held.output or output
             if cause in _OF_THE_PROCESS:
@@ -248,6 +266,9 @@ class PlaceLauncher:
         worker = self._pairing.workers.get(exited.worker_id)
         if worker is None or worker.spot is None:
             return
+        worker.spot.was_left = worker.spot.was_left or exited.cause is ExitCause.CLEAN
+        if exited.cause is ExitCause.CRASHED and (log := worker.spot.place.log):
+            exited = replace(exited, detail=f"{exited.detail}; its log: {log}")
         if worker.spot.is_ending and worker.spot.worker == exited.worker_id and not self._closed:
             worker.spot.held = exited
         else:
@@ -269,8 +290,11 @@ class PlaceLauncher:
             return
         for worker_id, spot in pairing.pairs():
             pairing.put(worker_id, spot)
+            spot.was_left = False
             self._watch(spot)
             self._starter.start(worker_id, spot.place)
+            if self._seconds.start is not None:
+                self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
             self._give_back(spot, None)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
@@ -302,8 +326,24 @@ class PlaceLauncher:
             self._starter.end(worker_id, grace)
         self._work()
 
+    def _is_late(self, worker_id: int, spot: Spot) -> None:
+        """Nobody in its place answers, or what workers are forked from hangs, unless it has begun by now."""
+        self._give_up(worker_id, spot, f"it was not started within {self._seconds.start:g} s")
+
+    def _is_cut_off(self, worker_id: int, spot: Spot) -> None:
+        """A place that ends in order has ended by now; of the others the worker may be told nothing."""
+        if spot.is_ending:
+            self._give_up(worker_id, spot, spot.place.reason or "its place ends")
+
+    def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
+        """What has not begun can be elsewhere sooner."""
+        worker = self._pairing.workers.get(worker_id)
+        if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
+            spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)
+            self._force(worker_id, spot)
+
     def _force(self, worker_id: int, spot: Spot) -> None:
-        """The worker has not ended, though it was killed."""
+        """The worker can't be had any other way."""
         if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
             self._give_back(spot, 0.0)
             self._work()
@@ -311,7 +351,8 @@ class PlaceLauncher:
     def _watch(self, spot: Spot) -> None:
         """Give it back after a while, if it is empty."""
         if spot.is_empty and not self._closed:
-            spot.timer = spot.timer or self._call_later(self._seconds.idle, partial(self._idle_too_long, spot))
+            seconds = self._seconds.left if spot.was_left else self._seconds.idle
+            spot.timer = spot.timer or self._call_later(seconds, partial(self._idle_too_long, spot))
         elif spot.timer:
             spot.timer.cancel()
             spot.timer = None

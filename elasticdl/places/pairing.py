@@ -23,6 +23,8 @@ class Spot:
     worker: int | None = None  # runs in it, or is being started
     used: bool = False  # has had a worker: whatever starts the next is warm
     awaited_by: int | None = None  # pending worker that is told what this WAITING place waits for
+    meant_for: int | None = None  # it was READY next, and this worker waited for it
+    was_left: bool = False  # by a worker that has ended by itself, or was told to
     ends: bool = False  # its starter was told to end
     held: WorkerExited | None = None  # the end of its worker, until the place is lost
     given_back: bool = False
@@ -56,6 +58,7 @@ class Launched:
     places_before: int = 0  # places that were seen when it was launched
     spot: Spot | None = None  # in which it was started
     awaits: Spot | None = None
+    placed: bool = False  # its process was started
     told: tuple[str, str] = ("", "")  # why it is pending, and where, as last reported
 
     def may_be_in(self, spot: Spot) -> bool:
@@ -143,7 +146,7 @@ class Pairing:
     def _break_promise(self, spot: Spot) -> None:
         if spot.awaited_by is not None:
             worker = self.workers[spot.awaited_by]
-            worker.awaits = None
+            worker.awaits, spot.meant_for = None, spot.awaited_by
             self._without_promise[spot.awaited_by] = worker
             spot.awaited_by = None
 
@@ -191,6 +194,9 @@ class Pairing:
     def _next_pair(self) -> tuple[int, Spot] | None:
         for spots in (self._idle, self._fresh) if self.pending else ():
             for spot in spots.values():
+                meant = self.pending.get(spot.meant_for) if spot.meant_for is not None else None
+                if spot.meant_for is not None and meant and meant.may_be_in(spot):
+                    return spot.meant_for, spot
                 for worker_id, worker in self.pending.items():
                     if worker.may_be_in(spot):
                         return worker_id, spot

@@ -1,29 +1,28 @@
-"""Workers as pods of a real cluster, for tests: a Job that owns them, and a launcher."""
+"""Pods of a real cluster as places, for tests: a Job that owns them, and a program in the agent's place."""
 
-import asyncio
 import random
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from kubernetes import client
-from test_launcher_contract import DEADLINE, Bench
+from test_places_contract import bench_of
 
 from elasticdl.common.credentials import Role
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import labels, selector, state_name
-from elasticdl.master.state.events import WorkerPending
-from elasticdl.places.pods.launcher import KubernetesLauncher, Patience
+from elasticdl.places.pods.pod_places import Patience, PodPlaces
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
 # Ends with the code that a test writes into a file; told to leave, it takes a moment and ends with 0.
 PROGRAM = """
 trap 'exit 0' TERM
-while [ ! -e "$WORK/$ELASTICDL_WORKER_ID" ]; do sleep 0.05; done
-exit $(cat "$WORK/$ELASTICDL_WORKER_ID")
+while [ ! -e "$WORK/$ELASTICDL_PLACE" ]; do sleep 0.05; done
+exit $(cat "$WORK/$ELASTICDL_PLACE")
 """
 
 
@@ -55,7 +54,10 @@ def template(image, work, gpus, job=JOB, **spec):
                     "name": "elasticdl",
                     "image": image,
                     "command": ["sh", "-c", PROGRAM],
-                    "env": [{"name": "WORK", "value": str(work)}],
+                    "env": [
+                        {"name": "WORK", "value": str(work)},
+                        {"name": "ELASTICDL_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                    ],
                     "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
                 }
             ],
@@ -64,9 +66,11 @@ def template(image, work, gpus, job=JOB, **spec):
     }
 
 
-def make_launcher(api, pods, report, patience=None):
+def make_places(api, pods, report, patience=None):
+    """Nobody tells what runs in the pods to leave."""
     shared = Client(api, pods.namespace)
-    return KubernetesLauncher(WorkerPodApi(shared, pods.job), pods, report, patience or Patience(), random.Random(7))
+    patience = patience or Patience(leave=0.0)
+    return PodPlaces(WorkerPodApi(shared, pods.job), pods, report, patience, random.Random(7))
 
 
 def api_of(cluster):
@@ -85,7 +89,7 @@ def worker_pods(cluster, namespace, work, gpus=3, **spec):
 
 
 def pods_left(api, namespace):
-    """Names of the workers' pods that are not over."""
+    """Names of those that are not over."""
     found = client.CoreV1Api(api).list_namespaced_pod(namespace, label_selector=selector(JOB, Role.WORKER))
     return [pod.metadata.name for pod in found.items if pod.status.phase in ("Pending", "Running")]
 
@@ -94,38 +98,25 @@ def threads_left():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("kubernetes")]
 
 
-class PatientBench(Bench):
-    """Reports about several pods come in any order here, and a pod may wait for more than one thing."""
+def name(number):
+    return f"{JOB}-worker-{number}"
 
-    def __init__(self, end):
-        super().__init__(end)
-        self.early = []
 
-    async def next(self, kind):
-        while not (found := [report for report in self.early if isinstance(report, kind)]):
-            self.early.append(await asyncio.wait_for(self.reports.get(), DEADLINE))
-        self.early.remove(found[0])
-        return found[0]
-
-    def nothing_more(self):
-        while not self.reports.empty():
-            self.early.append(self.reports.get_nowait())
-        return all(isinstance(report, WorkerPending) for report in self.early)
+def end(work, number, code):
+    """What runs in this pod ends by itself."""
+    (work / f".{number}").write_text(str(code))
+    (work / f".{number}").rename(work / name(number))
 
 
 @asynccontextmanager
 async def kubernetes_bench(cluster, namespace, work):
-    """As the benches of the contract: room for two workers, as each takes all of a node's GPUs."""
+    """As the benches of the contract: room for two, as each takes all of a node's GPUs."""
+    api = api_of(cluster)
+    core = client.CoreV1Api(api)
 
-    def end(worker_id, code):
-        (work / f".{worker_id}").write_text(str(code))
-        (work / f".{worker_id}").rename(work / str(worker_id))
+    def lose(bench, place_id):
+        core.delete_namespaced_pod(place_id, namespace)
 
-    bench, api = PatientBench(end), api_of(cluster)
-    bench.launcher = make_launcher(api, worker_pods(cluster, namespace, work), bench.reports.put_nowait)
-    try:
-        await bench.launcher.find()
+    async with bench_of(partial(make_places, api, worker_pods(cluster, namespace, work)), lose) as bench:
         yield bench
-    finally:
-        await bench.launcher.close()
     assert pods_left(api, namespace) == []

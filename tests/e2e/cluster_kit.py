@@ -18,7 +18,9 @@ from kubernetes import client
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
+from elasticdl.cli.cluster.namespace_home import NamespaceHome
 from elasticdl.job.journal import Entry
+from elasticdl.kube.client import Client
 from tests.cluster.cluster import Cluster
 
 ZOO = Path(watched_softmax.__file__).parent
@@ -132,16 +134,20 @@ class WatchedJob:
 
     def workers(self) -> dict[int, Any]:
         """The pods of the workers that run and are not told to leave."""
-        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector("worker"))
-        return {
-            int(pod.metadata.labels["elasticdl.org/worker"]): pod
-            for pod in found.items
-            if pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
-        }
+        there = {entry["place"]: worker for worker, entry in self._started().items()}
+        return {there[pod.metadata.name]: pod for pod in self.running("worker") if pod.metadata.name in there}
+
+    def worker_process(self, worker: int) -> psutil.Process:
+        """Its own, not that of its pod: a container of this cluster has no processes of its own."""
+        return psutil.Process(self._started()[worker]["pid"])
 
     def masters(self) -> list[Any]:
         """The pods of a master that run and are not told to leave; for a while after a death, none."""
-        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector("master"))
+        return self.running("master")
+
+    def running(self, role: str) -> list[Any]:
+        """Such pods."""
+        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector(role))
         return [each for each in found.items if each.status.phase == "Running" and not each.metadata.deletion_timestamp]
 
     def process(self, pod: Any) -> psutil.Process | None:
@@ -199,6 +205,13 @@ class WatchedJob:
         assert (end["event"], end["phase"]) == ("job_finished", "succeeded"), self.describe()
         assert end["steps"] == self.epochs * STEPS_PER_EPOCH
         return story
+
+    def _started(self) -> dict[int, Entry]:
+        """What the journal tells of the start of each worker that has not left."""
+        lines = NamespaceHome(Client(self.core.api_client, self.namespace), self.name).journal()
+        entries: list[Entry] = list(map(json.loads, lines))
+        left = {entry["worker"] for entry in entries if entry["event"] == "worker_left"}
+        return {e["worker"]: e for e in entries if e["event"] == "worker_started" and e["worker"] not in left}
 
     def _has_ended(self) -> bool:
         job: Any = client.BatchV1Api(self.core.api_client).read_namespaced_job(f"{self.name}-master", self.namespace)

@@ -88,9 +88,25 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
     assert nothing_left(core, namespace)
 
 
+def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace):
+    def pods():
+        found = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=worker").items
+        return {(pod.metadata.uid, pod.status.phase) for pod in found}
+
+    def started():
+        return {each["worker"]: each for each in events(elasticdl, "worker_started")}
+
+    wait_until(lambda: {0, 1} <= started().keys(), elasticdl)
+    before = pods()
+    os.kill(started()[1]["pid"], signal.SIGKILL)  # a container of this cluster has no processes of its own
+    wait_until(lambda: 2 in started(), elasticdl)
+    assert pods() == before
+
+
 def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
     assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
+    check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
     (first,) = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
     core.delete_namespaced_pod(first.metadata.name, namespace, grace_period_seconds=0)
     until(

@@ -28,7 +28,7 @@ from tests.cluster.cluster import Cluster
 pytest_plugins = ["tests.cluster.fixtures"]
 
 COUNT = int(os.environ.get("ELASTICDL_STORM", "6"))
-SEED = int(os.environ.get("ELASTICDL_STORM_SEED", "6"))
+SEED = int(os.environ.get("ELASTICDL_STORM_SEED", "2659"))
 WORKERS = 4
 GPUS = 3  # of each of the two nodes
 STEPS_PER_DISTURBANCE = 100  # more than are made at the pace of a storm
@@ -40,7 +40,8 @@ class Kind(StrEnum):
     DELETE = "a worker's pod is deleted"
     DELETE_NOW = "a worker's pod is deleted without grace"
     KILL = "a worker gets SIGKILL"
-    TERM = "a worker gets SIGTERM"
+    KILL_POD = "a worker's pod gets SIGKILL"
+    TERM_POD = "a worker's pod gets SIGTERM"
     FREEZE_NODE = "a node is cut off until it counts as not ready"
     LOSE_NODE = "a node loses its power, and another comes in its place"
     RESTART_API_SERVER = "the API server crashes and comes back"
@@ -101,7 +102,7 @@ class Storm:
         match kind:
             case Kind.PREEMPT:
                 self._preempt(job.step() + 5 * disturbance.after)
-            case Kind.DELETE | Kind.DELETE_NOW | Kind.KILL | Kind.TERM:
+            case Kind.DELETE | Kind.DELETE_NOW | Kind.KILL | Kind.KILL_POD | Kind.TERM_POD:
                 self._disturb_worker(kind, disturbance.choose(sorted(workers)), workers)
             case Kind.FREEZE_NODE:
                 self._freeze(disturbance.choose(self._cluster.node_names), workers)
@@ -135,10 +136,12 @@ class Storm:
                 self._job.core.delete_namespaced_pod(pod.metadata.name, self._job.namespace)
             case Kind.DELETE_NOW:
                 self._job.core.delete_namespaced_pod(pod.metadata.name, self._job.namespace, grace_period_seconds=0)
+            case Kind.KILL:
+                self._job.worker_process(number).kill()
             case _:
                 process = self._job.process(pod)
-                assert process, f"there is no process of worker {number}"
-                process.send_signal(signal.SIGKILL if kind is Kind.KILL else signal.SIGTERM)
+                assert process, f"there is no process of worker {number}'s pod"
+                process.send_signal(signal.SIGKILL if kind is Kind.KILL_POD else signal.SIGTERM)
 
     def _disturb_master(self, kind: Kind) -> None:
         job = self._job
@@ -195,7 +198,7 @@ class Storm:
         def is_given_up() -> bool:
             found: Any = self._job.core.read_node(node)
             ready = next(each.status for each in found.status.conditions if each.type == "Ready")
-            pods = [*self._job.workers().values(), *self._job.masters()]
+            pods = [*self._job.running("worker"), *self._job.masters()]
             return ready != "True" and not any(pod.spec.node_name == node for pod in pods)
 
         wait_for(f"node {node} to be given up", is_given_up, self._job.describe)

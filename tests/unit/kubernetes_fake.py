@@ -94,9 +94,6 @@ class FakePods:
         self.calls = []
         self.uids = itertools.count()
         self.called = threading.Condition()
-        self.logs = {}  # by pod
-        self.nodes_answer = threading.Event()  # as long as it is not set, no log comes
-        self.nodes_answer.set()
         self.quota = None  # as many pods as there may be
         self.lingering = False  # deleted pods stay until forced
 
@@ -124,11 +121,6 @@ class FakePods:
     def read(self, name):
         self._call("read", name)
         return self._find(name)
-
-    def log(self, name, seconds):
-        self._call("log", name)
-        self.nodes_answer.wait(60.0)  # for longer than anybody asks: a node may send a byte now and then
-        return self.logs.get(name, "")
 
     def delete(self, name, grace):
         self._call("delete", name, grace)

@@ -1,5 +1,7 @@
 """Pods and events as clusters show them, cut down to what is looked at."""
 
+import copy
+
 from elasticdl.job.spec import WorkerRange
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods
 
@@ -56,7 +58,7 @@ def pod(
     **status,
 ):
     """A pod of the job; ``state`` is that of its container."""
-    made = manifest or PODS.manifest(worker_id, worker_id)
+    made = copy.deepcopy(manifest or PODS.manifest(worker_id, worker_id))
     extra = {"deletionTimestamp": "2024-01-01T00:00:30Z"} if deleted else {}
     metadata = {**made["metadata"], "uid": f"uid-{worker_id}", "resourceVersion": str(version), **extra}
     spec = {**made["spec"], **({"nodeName": node} if node else {})}

@@ -48,7 +48,6 @@ def test_the_master_may_do_what_it_needs_and_nothing_else():
         (rule["resources"][0], *rule.get("resourceNames", ())): rule["verbs"] for rule in job_objects.rules("j")
     } == {
         ("pods",): ["create", "delete", "deletecollection", "get", "list", "watch"],
-        ("pods/log",): ["get"],
         ("events",): ["create", "list", "watch"],
         ("configmaps", "j-state", "j-journal"): ["get", "patch"],
         ("jobs", "j-master"): ["get", "patch"],

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -53,6 +51,8 @@ def test_a_worker_knows_its_master_its_address_and_its_papers():
         "ELASTICDL_MASTER": "digits-master.lab.svc:50001",
         "ELASTICDL_MASTER_TIMEOUT": "600",
         "ELASTICDL_HOST": {"fieldRef": {"fieldPath": "status.podIP"}},
+        "ELASTICDL_PLACE": {"fieldRef": {"fieldPath": "metadata.name"}},
+        "ELASTICDL_NODE": {"fieldRef": {"fieldPath": "spec.nodeName"}},
         "ELASTICDL_JOB_SPEC": "/etc/elasticdl/job/job.json",
         "ELASTICDL_TLS": "/etc/elasticdl/tls",
         "HOME": "/tmp",
@@ -60,7 +60,7 @@ def test_a_worker_knows_its_master_its_address_and_its_papers():
         "PYTHONUNBUFFERED": "1",
     }
     assert environment(worker(envs="PYTHONHASHSEED=7"))["PYTHONHASHSEED"] != "0"
-    assert container(worker())["command"] == ["python", "-m", "elasticdl.worker.main"]
+    assert container(worker())["command"] == ["python", "-P", "-m", "elasticdl.places.agent"]
 
 
 def test_the_users_variables_are_in_secrets_whoever_may_look_at_pods():
@@ -78,12 +78,6 @@ def test_the_users_variables_are_in_secrets_whoever_may_look_at_pods():
     assert container(pod)["envFrom"] == [{"secretRef": {"name": "aws"}}]
     assert "hush" not in json.dumps(pod)
     assert "envFrom" not in container(worker())
-
-
-def test_the_users_arguments_come_as_they_are():
-    """Kubernetes puts variables in the place of $(NAME), and one dollar in that of two."""
-    command = container(worker(command=("sh", "-c", "echo $(HOME) $$ $x")))["command"]
-    assert command[-1] == "echo $$(HOME) $$$$ $$x"
 
 
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
@@ -115,21 +109,8 @@ def test_of_a_lost_node_the_users_own_word_counts(template, toleration, added):
     assert tolerated(pod)[1:] == added
 
 
-def test_a_program_of_the_users_is_started_as_on_this_machine():
-    command = container(worker(command=("python", "train.py")))["command"]
-    assert command == ["python", "-m", "elasticdl.common.startup", "python", "train.py"]
-
-
-def test_what_starts_it_becomes_the_program_and_is_found_by_every_python():
-    code = "import sys; print(any(path.endswith('horovod_scripts/startup') for path in sys.path))"
-    starter = [sys.executable, "-m", "elasticdl.common.startup"]
-    done = subprocess.run([*starter, sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
-    done = subprocess.run([*starter, "no-such-program"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        127,
-        "elasticdl: can't run no-such-program: No such file or directory\n",
-    )
+def test_a_program_of_the_users_is_the_agents_to_start():
+    assert container(worker(command=("python", "train.py"))) == container(worker())
 
 
 def test_a_pod_has_no_rights_on_its_node():

@@ -32,8 +32,9 @@ def formed(time: float, *members: int) -> dict:
     return {"time": time, "event": "world_formed", "members": list(members)}
 
 
-def launched(worker: int) -> dict:
-    return {"time": -20.0, "event": "worker_launched", "worker": worker}
+def started(worker: int, pod: int | None = None) -> dict:
+    place = f"training-worker-{worker if pod is None else pod}"
+    return {"time": -20.0, "event": "worker_started", "worker": worker, "place": place}
 
 
 def ready(worker: int, time: float) -> dict:
@@ -63,7 +64,7 @@ def seen(**changed) -> Seen:
             "training-worker-2": pod(created=10.2, bound=21.5, running=21.75),
         },
         "journal": [
-            *(launched(worker) for worker in range(3)),
+            *(started(worker) for worker in range(3)),
             formed(-10.0, 0, 1),
             formed(11.0, 0),
             ready(2, 24.0),
@@ -95,6 +96,8 @@ def test_a_freed_gpu_trains_from_the_first_step_with_the_worker_that_took_it():
     assert lag.total == pytest.approx(24.6 - 21)
     parts = (lag.scheduler, lag.start, lag.warm_up, lag.join)
     assert parts == tuple(map(pytest.approx, (0.5, 0.25, 2.25, 0.6)))
+    another = [*seen().journal[:2], started(9, 2), ready(9, 24.0), formed(24.2, 0, 9)]  # worker 2 was killed at once
+    assert lags_for_training(seen(journal=another)) == [lag]
 
 
 def test_each_freed_gpu_goes_to_a_worker_of_its_own():
@@ -102,9 +105,9 @@ def test_each_freed_gpu_goes_to_a_worker_of_its_own():
         "serving-1-c": pod(created=10, bound=11, running=12, ended=20.9),
         "training-worker-3": pod(bound=21.2, running=21.3),
     }
-    found = lags_for_training(seen(pods={**seen().pods, **two}, journal=[*seen().journal, launched(3), ready(3, 25.0)]))
+    found = lags_for_training(seen(pods={**seen().pods, **two}, journal=[*seen().journal, started(3), ready(3, 25.0)]))
     assert [lag.pod for lag in found] == ["training-worker-2"], "worker 3 has never been in a world"
-    joined = [*seen().journal, launched(3), ready(3, 25.0), formed(25.1, 0, 2, 3)]
+    joined = [*seen().journal, started(3), ready(3, 25.0), formed(25.1, 0, 2, 3)]
     found = lags_for_training(seen(pods={**seen().pods, **two}, journal=joined))
     assert [(lag.at, lag.pod) for lag in found] == [(20.9, "training-worker-3"), (21, "training-worker-2")]
     assert found[0].total == pytest.approx(40 - 20.9)

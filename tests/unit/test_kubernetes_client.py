@@ -108,25 +108,6 @@ def test_an_answer_that_is_none_is_told_as_one_that_did_not_come(asked, lab):
         lab.read("Job", "x")
 
 
-class BreaksOff(io.BytesIO):
-    def read(self, *_):
-        raise TimeoutError("timed out")
-
-
-def test_a_log_that_begins_and_stops_in_the_middle_is_told_as_any_other_failure(monkeypatch, lab):
-    limits, log = [], BreaksOff()
-
-    def request(*_, **options):
-        limits.append((options["timeout"].connect_timeout, options["timeout"].read_timeout))
-        return urllib3.HTTPResponse(log, status=200, preload_content=False)
-
-    monkeypatch.setattr(urllib3.PoolManager, "request", request)
-    with pytest.raises(NoAnswerError, match="the cluster at https://cluster does not answer: "):
-        WorkerPodApi(lab, "digits").log("digits-worker-0", 3.0)
-    assert limits == [(3.0, 3.0)]
-    assert log.closed
-
-
 def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
     now = [0.0]
 

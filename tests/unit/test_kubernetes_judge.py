@@ -8,7 +8,7 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
-from elasticdl.places.pods.worker_pods import Owner, WorkerPods, place_of, worker_id_of
+from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, number_of
 
 UNSCHEDULABLE = condition(
     "PodScheduled", "False", "Unschedulable", "0/2 nodes are available:\n 2 Insufficient nvidia.com/gpu."
@@ -403,14 +403,11 @@ def test_a_workers_pod():
     made = PODS.manifest(7, 2)
     assert made["metadata"]["name"] == "digits-worker-7"
     assert made["metadata"]["namespace"] == NAMESPACE
-    assert (worker_id_of(made), place_of(made)) == (7, 2)
+    assert (number_of(made), index_of(made)) == (7, 2)
     assert made["metadata"]["ownerReferences"] == [
         {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": "owner-uid"}
     ]
-    assert made["spec"]["containers"][0]["env"] == [
-        {"name": "ELASTICDL_WORKER_ID", "value": "7"},
-        {"name": "A", "value": "1"},
-    ]
+    assert made["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
     assert "priorityClassName" not in made["spec"]
     assert PODS.owns(made)
     assert not PODS.owns({"metadata": {**made["metadata"], "ownerReferences": [{"uid": "other"}]}})

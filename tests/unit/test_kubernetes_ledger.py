@@ -1,10 +1,14 @@
 """What is reported of pods: each thing once, however often, late or out of order it is seen."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_kit import RUNNING, condition, event, pod, terminated, waiting
+from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
 
-from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.state.events import ExitCause
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.pods.judge import log_of
 from elasticdl.places.pods.ledger import Ledger
 
 RUNS = pod(phase="Running", state=RUNNING)
@@ -13,30 +17,42 @@ FULL = pod(node="", conditions=[condition("PodScheduled", "False", "Unschedulabl
 LEAVING = pod(phase="Running", state=RUNNING, deleted=True)
 
 
-def launched(*ids):
-    ledger = Ledger()
-    for worker_id in ids or (0,):
-        ledger.launch(worker_id)
+def asked(count=1):
+    ledger = Ledger(PODS.name)
+    for number in range(count):
+        assert ledger.ask() == (number, number)
     return ledger
 
 
+def waits(reason, node="", number=0):
+    return [PlaceChanged(Place(PODS.name(number), node, reason=reason))]
+
+
+def is_ready(number=0, state=PlaceState.READY, reason=""):
+    return [PlaceChanged(Place(PODS.name(number), "n0", state=state, reason=reason, log=log_of(pod(number))))]
+
+
+def losses(reports):
+    return [report for report in reports if isinstance(report, PlaceLost)]
+
+
 def causes(reports):
-    return [report.cause for report in reports if isinstance(report, WorkerExited)]
+    return [report.cause for report in losses(reports)]
 
 
 def test_from_asked_for_to_gone():
-    ledger = launched()
-    assert ledger.refused(0, "quota") == [WorkerPending(0, "quota")]
-    assert ledger.created(pod()) == [WorkerPending(0, "it is being started on node n0", "n0")]
-    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1, "n0")]
-    assert ledger.seen(DONE) == [WorkerExited(0, ExitCause.CLEAN, 0, "exit code 0", node="n0")]
+    ledger = asked()
+    assert ledger.refused(0, "quota") == waits("quota")
+    assert ledger.created(pod()) == waits("it is being started on node n0", "n0")
+    assert ledger.seen(RUNS) == is_ready()
+    assert ledger.seen(DONE) == [PlaceLost(PODS.name(0), ExitCause.CLEAN, 0, "exit code 0")]
     assert ledger.gone(0) == []
     assert 0 not in ledger
     assert ledger.known(0)
 
 
 def test_an_answer_that_was_overtaken_changes_nothing():
-    ledger = launched()
+    ledger = asked()
     assert ledger.seen(RUNS) != []
     assert ledger.created(pod(node="")) == []
     assert ledger.seen(DONE) != []
@@ -44,13 +60,13 @@ def test_an_answer_that_was_overtaken_changes_nothing():
 
 
 def test_a_start_that_takes_its_course_is_no_news():
-    ledger = launched()
+    ledger = asked()
     assert ledger.created(pod(node="")) == ledger.seen(pod()) == []
-    assert ledger.seen(RUNS) == [WorkerPlaced(0, "10.0.0.7", 1, "n0")]
+    assert ledger.seen(RUNS) == is_ready()
 
 
 def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
-    ledger = launched()
+    ledger = asked()
     assert len(ledger.seen(FULL)) == 1
     assert ledger.seen(FULL) == []
     assert len(ledger.seen(pod(state=waiting("ErrImagePull", "not found")))) == 1
@@ -61,7 +77,7 @@ def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
 
 
 def test_an_image_that_no_waiting_helps_is_told_of_also_after_one_that_was_late():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(pod(state=waiting("ErrImagePull", "not found")))
     assert ledger.image_trouble.lasting is False
     assert len(ledger.seen(pod(state=waiting("CreateContainerConfigError", "container has runAsNonRoot")))) == 1
@@ -69,58 +85,58 @@ def test_an_image_that_no_waiting_helps_is_told_of_also_after_one_that_was_late(
 
 
 def test_the_image_is_no_trouble_once_a_worker_has_run():
-    ledger = launched(0, 1)
+    ledger = asked(2)
     ledger.seen(RUNS)
     ledger.seen(pod(1, state=waiting("ErrImagePull")))
     assert ledger.image_trouble is None
 
 
 def test_a_deletion_is_held_until_it_is_clear_who_did_it():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(LEAVING)
-    assert ledger.gone(0) == []
+    assert ledger.gone(0) == []  # it ends for all that is known
     assert ledger.held(0)
     assert causes(ledger.happened(0, event("Preempted"))) == [ExitCause.PREEMPTED]
     assert ledger.settle(0) == []
 
 
 def test_a_preemption_is_held_until_it_is_told_who_came():
-    ledger = launched()
+    ledger = asked()
     target = condition("DisruptionTarget", "True", "PreemptionByScheduler", "to accommodate another")
     over = pod(phase="Succeeded", state=terminated(0), deleted=True, conditions=[target])
     assert ledger.seen(over) == []
     assert ledger.held(0)
     related = {"kind": "Pod", "namespace": "lab", "name": "urgent"}
-    (told,) = ledger.happened(0, event("Preempted", "by a number", related=related))
+    (told,) = losses(ledger.happened(0, event("Preempted", "by a number", related=related)))
     assert (told.cause, told.detail) == (ExitCause.PREEMPTED, "Preempted by pod lab/urgent on node n0")
 
 
 def test_a_preemptor_of_which_only_the_number_is_told_is_known_if_it_was_seen_to_wait():
     uid, number = "cee3e985-bb3d-49a1-a203-43ec376c94be", "Preempted by pod {} on node n0"
-    ledger = launched(0, 1)
+    ledger = asked(2)
     ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": "urgent", "uid": uid})
     ended = []
     for worker_id, by in ((0, uid), (1, uid.replace("c", "d"))):
         ledger.seen(pod(worker_id, phase="Succeeded", state=terminated(0), deleted=True))
         ended += ledger.happened(worker_id, event("Preempted", number.format(by), worker_id=worker_id))
-    assert [each.detail for each in ended] == [
+    assert [each.detail for each in losses(ended)] == [
         "Preempted by pod lab/urgent on node n0",
         number.format("dee3e985-bb3d-49a1-a203-43ed376d94be"),
     ]
 
 
 def test_of_those_that_wait_the_newest_are_known():
-    ledger = launched()
+    ledger = asked()
     for number in range(1000):
         ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": f"p{number}", "uid": f"{number:036}"})
     ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
-    (told,) = ledger.happened(0, event("Preempted", f"Preempted by pod {999:036} on node n0"))
+    (told,) = losses(ledger.happened(0, event("Preempted", f"Preempted by pod {999:036} on node n0")))
     assert told.detail == "Preempted by pod lab/p999 on node n0"
     assert len(ledger._waiting) <= 100
 
 
 def test_a_deletion_of_which_nothing_more_is_heard_is_one():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
     assert ledger.held(0)
     assert ledger.gone(0) == []
@@ -129,7 +145,7 @@ def test_a_deletion_of_which_nothing_more_is_heard_is_one():
 
 
 def test_what_we_had_ended_is_told_at_once():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(RUNS)
     assert ledger.tell(0)
     assert causes(ledger.gone(0, LEAVING)) == [ExitCause.KILLED]
@@ -137,7 +153,7 @@ def test_what_we_had_ended_is_told_at_once():
 
 
 def test_events_of_a_pod_that_had_the_name_before_mean_nothing():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(LEAVING)
     ledger.happened(0, event("Preempted", uid="another"))
     ledger.gone(0)
@@ -145,39 +161,64 @@ def test_events_of_a_pod_that_had_the_name_before_mean_nothing():
 
 
 def test_an_event_tells_what_a_pod_waits_for():
-    ledger = launched()
+    ledger = asked()
     ledger.seen(pod(state=waiting("ContainerCreating")))
     told = ledger.happened(0, event("FailedMount", "no such claim", "Warning"))
-    assert told == [WorkerPending(0, "it can't be started on node n0: no such claim", "n0")]
+    assert told == waits("it can't be started on node n0: no such claim", "n0")
 
 
-def test_places_are_taken_again_lowest_first():
-    ledger = Ledger()
-    assert [ledger.launch(worker_id) for worker_id in (0, 1, 2)] == [0, 1, 2]
+def test_a_pod_that_ends_is_ending_until_it_is_clear_why():
+    ledger = asked()
+    ledger.seen(RUNS)
+    assert ledger.seen(LEAVING) == is_ready(state=PlaceState.ENDING, reason="its pod is being deleted")
+    assert ledger.in_state(PlaceState.READY) == []
+    assert ledger.seen(RUNS) == is_ready()  # of one whose node has come back the same is told
+    (ending,) = ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
+    assert (ending.place.state, ending.place.reason) == (PlaceState.ENDING, "somebody deleted pod digits-worker-0")
+
+
+def test_which_node_has_refused_a_pod_is_known_before_it_is_lost():
+    ledger = asked()
+    refused = pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed")
+    place, lost = ledger.seen(refused)
+    assert (place.place.node, place.place.state) == ("n0", PlaceState.WAITING)
+    assert (lost.cause, lost.detail) == (ExitCause.EVICTED, "Allocate failed")
+
+
+def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
+    ledger = asked(3)
     ledger.seen(RUNS)
     ledger.seen(DONE)
     ledger.seen(pod(1, phase="Succeeded", state=terminated(0)))
-    assert [ledger.launch(worker_id) for worker_id in (3, 4, 5)] == [0, 1, 3]
+    assert [ledger.ask() for _ in range(3)] == [(3, 0), (4, 1), (5, 3)]
 
 
-def test_who_is_about_to_leave_is_replaced_in_its_own_place():
-    ledger = launched(0, 1, 2)
+def test_who_is_about_to_leave_is_replaced_with_its_own_index():
+    ledger = asked(3)
     ledger.seen(LEAVING)  # preempted, say: it has its grace period, and its successor is asked for at once
     ledger.tell(1)
-    assert [ledger.launch(worker_id) for worker_id in (3, 4, 5)] == [0, 1, 3]
+    assert [ledger.ask() for _ in range(3)] == [(3, 0), (4, 1), (5, 3)]
+
+
+def test_no_number_is_used_again_by_the_next_master_though_the_pod_is_gone_without_a_trace():
+    ledger = Ledger(PODS.name, first_number=4)
+    ledger.adopt(pod(2))
+    assert ledger.ask()[0] == 4
+    ledger.adopt(pod(7))
+    assert ledger.ask()[0] == 8
 
 
 def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
-    ledger = Ledger()
-    ledger.adopt(pod(5, phase="Running", state=RUNNING))
-    ledger.adopt(pod(7, node=""))
+    ledger = Ledger(PODS.name)
+    assert ledger.adopt(pod(5, phase="Running", state=RUNNING)).state is PlaceState.READY
+    assert ledger.adopt(pod(7, node="")).state is PlaceState.WAITING
+    assert ledger.adopt(pod(6, phase="Failed", state=terminated(1))).state is PlaceState.LOST
     assert ledger.ever_placed
     assert ledger.seen(pod(5, phase="Running", state=RUNNING)) == []
-    assert ledger.launch(8) == 0  # those have 5 and 7
-    assert ledger.unwanted(6)
-    assert not ledger.unwanted(9)
-    assert ledger.missing([pod(5)]) == [7]
-    assert ledger.seen(pod(7, conditions=FULL["status"]["conditions"], node="")) == [WorkerPending(7, "0/2 nodes")]
+    assert ledger.ask() == (8, 0)  # those have 5 and 7
+    assert ledger.missing([pod(5), pod(6)]) == [7]
+    assert ledger.seen(pod(7, conditions=FULL["status"]["conditions"], node="")) == waits("0/2 nodes", number=7)
+    assert causes(ledger.seen(pod(6, phase="Failed", state=terminated(1)))) == [ExitCause.CRASHED]
 
 
 HISTORY = st.lists(
@@ -205,14 +246,14 @@ HISTORY = st.lists(
 
 
 @given(HISTORY)
-def test_whatever_happens_a_worker_is_placed_once_and_ends_once(history):
-    ledger = launched()
+def test_whatever_happens_a_place_never_waits_again_and_is_lost_once(history):
+    ledger = asked()
     reports = [report for happens in history for report in happens(ledger) or []]
     reports += [*ledger.gone(0), *ledger.settle(0)]
-    kinds = [type(report) for report in reports]
-    assert kinds.count(WorkerExited) == 1
-    assert kinds[-1] is WorkerExited
-    assert kinds.count(WorkerPlaced) <= 1
-    if WorkerPlaced in kinds:
-        assert WorkerPending not in kinds[kinds.index(WorkerPlaced) :]
+    *changes, last = reports
+    assert isinstance(last, PlaceLost)
+    assert all(isinstance(report, PlaceChanged) for report in changes)
+    waiting = [report.place.state is PlaceState.WAITING for report in changes]
+    assert waiting == sorted(waiting, reverse=True)
+    assert all(before != after for before, after in itertools.pairwise(changes))
     assert 0 not in ledger

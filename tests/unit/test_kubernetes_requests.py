@@ -16,11 +16,15 @@ from elasticdl.kube import budget
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.master.core.job import Job
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.values import Settings
-from elasticdl.places.pods.launcher import REQUESTS_AT_ONCE, KubernetesLauncher, Patience
+from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers
+from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, Patience, PodPlaces
 from elasticdl.places.pods.shared_retry import SharedRetry
 
 DEADLINE = 20.0
@@ -43,7 +47,19 @@ class Stage:
     def __init__(self, pods, patience):
         self.pods = pods
         self.reports = asyncio.Queue()
-        self.launcher = KubernetesLauncher(pods, PODS, self.reports.put_nowait, patience, random.Random(1))
+        self.patience = patience
+        self.launcher = self.another()
+
+    def another(self):
+        def make_places(report):
+            self.places = PodPlaces(self.pods, PODS, report, self.patience, random.Random(1))
+            return self.places
+
+        return PlaceLauncher(
+            make_places,
+            Agents(find_seconds=0.0, close_seconds=0.0).reporting_to,
+            self.reports.put_nowait,
+        )
 
     async def next(self):
         return await asyncio.wait_for(self.reports.get(), DEADLINE)
@@ -167,7 +183,7 @@ def test_pods_of_a_gang_without_room_are_asked_for_more_and_more_seldom():
         stage.pods.failures["create"] = [waits] * 1000
         for worker_id in range(4):
             await stage.launcher.launch(worker_id)
-        refusals = stage.launcher._refusals
+        refusals = stage.places._refusals
         await stage.until(lambda: stage.count("create") >= 8)
         assert refusals._backoff.failures >= 3, "each refusal doubles the wait of all"
 
@@ -226,3 +242,28 @@ def test_threads_that_wait_come_one_after_another():
     for thread in threads:
         thread.join(DEADLINE)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_worker_whose_pod_is_over_when_the_next_master_comes_is_not_found():
+    """Nobody knows any more which worker was in it: the master takes it for one that is gone without a word."""
+
+    async def story(stage):
+        await stage.launcher.launch(0)
+        await stage.until(lambda: stage.pods.objects.objects)
+        await stage.launcher.detach()
+        (name, known), *_ = stage.pods.objects.objects.items()
+        stage.pods.objects.put(name, pod(0, "Failed", terminated(137, "OOMKilled"), manifest=known))
+        stage.launcher = stage.another()
+        found = await stage.launcher.find()
+        assert found == []
+        before = JobSnapshot(
+            WorkerRange(minimum=1, maximum=1), next_id=1, workers=(WorkerSnapshot(0, WorkerState.MEMBER, ""),)
+        )
+        job = Job(Settings(before.limits, recovery_timeout=1.0), before)
+        told = [*job.step(e.WorkersFound(tuple(found)), 0.0), *job.step(e.Tick(), 2.0)]
+        assert [each.worker_id for each in told if isinstance(each, i.LaunchWorker)] == [1]
+        await stage.launcher.launch(1)
+        await stage.until(lambda: len(stage.pods.objects.objects) == 2)
+        assert stage.reports.empty()
+
+    on_stage(FakePods, story)

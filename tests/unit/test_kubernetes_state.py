@@ -119,6 +119,7 @@ def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
         await first.store.save(memory(8))
         second = Bench(api, tmp_path, "two")
         assert await second.store.load() == memory(8)
+        assert (first.store.next_worker, second.store.next_worker) == (0, memory(8).job.next_id)
         assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
         second.write('{"event": "c"}\n')
         await second.store.finish('{"phase": "failed"}', Phase.SUCCEEDED)

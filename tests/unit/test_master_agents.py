@@ -1,21 +1,23 @@
-"""The master's desk for agents: what it orders and reports, by lists of what agents say."""
+"""The master's desk for agents: what it orders and reports, by lists of what agents say; also of late and silent agents."""
 
 import asyncio
 
 import pytest
 
+from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 
 A, B = (Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name}) for name in "ab")
-AT_ONCE = 0.0  # seconds
+SEES_NOTHING = StacksFound(0, "", "the agent of its place does not answer")
+AT_ONCE, NEVER = 0.0, 1000.0  # seconds
 
 
 class Desk:
-    def __init__(self):
-        self.agents = Agents(find_seconds=AT_ONCE, close_seconds=AT_ONCE)
+    def __init__(self, find_seconds=AT_ONCE):
+        self.agents = Agents(find_seconds, close_seconds=AT_ONCE, late_seconds=AT_ONCE)
         self.reports, self.hellos = [], []
         self.agents.reporting_to(self.reports.append)
         self.saved = True
@@ -47,11 +49,21 @@ class Desk:
         told, self.reports[:] = list(self.reports), []
         return told
 
+    async def told_soon(self):
+        """With what is told when a time is over."""
+        await turns()
+        return self.told()
+
+
+async def turns():
+    """Of the event loop, until what is due at once has happened."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
 
 async def orders(line):
     """Those that are new."""
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns()
     made = []
     while not line.waiting.empty():
         order = line.waiting.get_nowait()
@@ -78,10 +90,11 @@ def ended(worker_id, code=0, **fields):
 
 
 @desk
-async def test_a_worker_is_pending_until_the_agent_of_its_place_comes(desk):
+async def test_a_worker_is_pending_while_the_agent_of_its_place_is_late(desk):
     await desk.begin()
     desk.agents.start(0, A)
-    assert desk.told() == [WorkerPending(0, "the agent of its place has not come yet", "node-a")]
+    assert desk.told() == []
+    assert await desk.told_soon() == [WorkerPending(0, "the agent of its place has not come yet", "node-a")]
     other, line = desk.comes(B), desk.comes(A)
     assert await orders(other) == []
     order = line.waiting.get_nowait().start
@@ -92,11 +105,19 @@ async def test_a_worker_is_pending_until_the_agent_of_its_place_comes(desk):
 
 
 @desk
+async def test_an_agent_that_comes_in_time_is_no_news(desk):
+    await desk.begin()
+    desk.agents.start(0, A)
+    desk.comes(A)
+    assert await desk.told_soon() == []
+
+
+@desk
 async def test_a_worker_that_no_agent_has_heard_of_is_taken_back(desk):
     await desk.begin()
     desk.agents.start(0, A)
     desk.agents.end(0, 0)
-    assert [type(report) for report in desk.told()] == [WorkerPending, WorkerExited]
+    assert [type(report) for report in await desk.told_soon()] == [WorkerExited]
     assert await orders(desk.comes(A)) == []
 
 
@@ -178,7 +199,7 @@ async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_end
     assert await desk.begin(A) == []
     desk.agents.start(0, A)
     line = desk.comes(A, running=started(9, 99))
-    assert desk.told()[1:] == [WorkerPlaced(9, "host-a", 99, "node-a")]
+    assert desk.told() == [WorkerPlaced(9, "host-a", 99, "node-a")]
     desk.agents.end(9, 0)
     assert await orders(line) == ["start", "end"]
     desk.says(line, A, ended=ended(9, -9))
@@ -203,9 +224,10 @@ async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
     line = desk.comes(A)
     desk.agents.start(0, A)
     desk.says(line, A, started=started(0))
+    assert [type(report) for report in desk.told()] == [WorkerPlaced]
     desk.agents.closed(line, "a")
     desk.agents.read_stacks(0)
-    assert desk.told()[1:] == [StacksFound(0, "", "the agent of its place does not answer")]
+    assert await desk.told_soon() == [SEES_NOTHING]
     desk.comes(A, running=started(0))
     assert desk.told() == []
     desk.comes(A)  # another process: that of before is gone, with its worker
@@ -267,10 +289,58 @@ async def test_who_closes_kills_and_lets_nobody_wait_for_what_is_saved(desk):
 
 
 @desk
+async def test_at_the_end_of_a_job_agents_need_not_keep_what_nobody_will_save(desk):
+    await desk.begin()
+    line = desk.comes(A)
+    desk.agents.start(0, A)
+    desk.saved = False
+    desk.says(line, A, ended=ended(0))
+    assert await orders(line) == ["start"]
+    await desk.agents.close()
+    assert await orders(line) == ["end_taken", "leave"]
+
+
+@pytest.mark.parametrize("look", ["read_stacks", "read_log"])
+def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(monkeypatch, look):
+    """Though the other look at it was answered."""
+    monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
+
+    async def story(desk):
+        await desk.begin()
+        line = desk.comes(A)
+        desk.agents.start(0, A)
+        desk.says(line, A, started=started(0))
+        desk.told()
+        desk.agents.read_stacks(0)
+        desk.agents.read_log(0)
+        desk.says(line, A, looked=pb.Looked(worker_id=0, text="File", printed=look == "read_stacks"))
+        assert await desk.told_soon() == [StacksFound(0, "File"), SEES_NOTHING]
+        getattr(desk.agents, look)(0)
+        assert await desk.told_soon() == [SEES_NOTHING]
+
+    asyncio.run(story(Desk()))
+
+
+def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(monkeypatch):
+    monkeypatch.setattr(module, "DOUBTFUL_SECONDS", AT_ONCE)
+
+    async def story(desk):
+        doubtful = Place("b", state=PlaceState.ENDING)
+        finding = asyncio.ensure_future(desk.agents.found([A, doubtful]))
+        await turns()
+        assert not finding.done()
+        desk.comes(A)
+        assert await asyncio.wait_for(finding, 20.0) == []
+
+    asyncio.run(story(Desk(find_seconds=NEVER)))
+
+
+@desk
 async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
     await desk.begin()
     line = desk.comes(A)
     desk.agents.start(0, A)
+    desk.agents.start(1, B)  # whose agent is late
     await desk.agents.detach()
     assert await orders(line) == ["start", "end of stream"]
     desk.says(line, A, ended=ended(0))

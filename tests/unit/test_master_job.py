@@ -82,6 +82,15 @@ def only(kind, instructions):
     return [instruction for instruction in instructions if isinstance(instruction, kind)]
 
 
+def test_the_journal_tells_where_a_worker_was_started():
+    r = Run(minimum=1, maximum=2)
+    r.post(e.Tick(), e.WorkerPlaced(0, "h", 7, "node-a", "pod-0"), e.WorkerPlaced(1, "h", 8))
+    assert r.records("worker_started") == [
+        {"worker": 0, "host": "node-a", "pid": 7, "place": "pod-0"},
+        {"worker": 1, "host": "h", "pid": 8},
+    ]
+
+
 def test_from_start_to_success():
     r = Run()
     r.train()

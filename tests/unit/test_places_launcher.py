@@ -17,8 +17,8 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceLost, PlaceState
-from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher
+from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceEnding, PlaceLost, PlaceState
+from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, PlaceLauncher, Seconds
 from tests.contract.places_kit import FakePlaces, FakeStarter
 
 READY, WAITING, ENDING = PlaceState.READY, PlaceState.WAITING, PlaceState.ENDING
@@ -92,8 +92,8 @@ def now(coroutine):
     return ended.value.value
 
 
-def placed(worker_id, node="n1"):
-    return WorkerPlaced(worker_id, "host", 1000 + worker_id, node)
+def placed(worker_id, place=0, node="n1"):
+    return WorkerPlaced(worker_id, "host", 1000 + worker_id, node, f"place-{place}")
 
 
 def test_a_worker_waits_for_a_place_and_is_told_why():
@@ -105,10 +105,20 @@ def test_a_worker_waits_for_a_place_and_is_told_why():
     scene.places.change("place-0", reason="its image is pulled")
     assert scene.new() == [WorkerPending(1, "no node has a GPU free", "n2"), WorkerPending(0, "its image is pulled")]
     scene.ready(1)
-    assert scene.new() == [WorkerPending(1, "its image is pulled"), placed(0)]  # who was launched first goes first
+    assert scene.new() == [placed(1, 1)]  # who has waited for it goes first: so both have the number of a pod
     scene.ready(0)
-    assert scene.new() == [placed(1)]
-    assert scene.starter.started == {0: "place-1", 1: "place-0"}
+    assert scene.new() == [placed(0)]
+    assert scene.starter.started == {0: "place-0", 1: "place-1"}
+
+
+@pytest.mark.parametrize(("cause", "detail"), [(ExitCause.CRASHED, "3; its log: cat 0"), (ExitCause.KILLED, "3")])
+def test_of_a_worker_that_has_crashed_it_is_told_where_its_log_is(cause, detail):
+    scene = Scene()
+    scene.launch(0)
+    place = scene.places.places["place-0"] = Place("place-0", "n1", state=READY, log="cat 0")
+    scene.places.report(PlaceChanged(place))
+    scene.starter.report(WorkerExited(0, cause, 3, "3"))
+    assert scene.new() == [placed(0), WorkerExited(0, cause, 3, detail)]
 
 
 def test_a_worker_is_replaced_in_its_own_place():
@@ -150,6 +160,29 @@ def test_an_idle_place_is_given_back_in_time():
     scene.clock.advance(1)
     assert scene.places.given_back == {"place-1": None}
     assert scene.places.wants[-1] == (1, 1, frozenset())
+
+
+def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
+    scene = Scene(seconds=Seconds(left=1.0))
+    scene.launch(0, 1, 2)
+    scene.ready(0, 1, 2)
+    scene.starter.exit(0, 0)
+    scene.launcher.terminate(1)
+    scene.starter.exit(2, -9)
+    scene.clock.advance(1.0)
+    assert scene.places.given_back == {"place-0": None, "place-1": None}
+    scene.clock.advance(IDLE_SECONDS)
+    assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
+
+
+def test_a_place_that_is_lost_before_it_was_there_ends_the_worker_that_waits_for_it():
+    """Who launches then waits longer and longer, and avoids the node; a place that is asked for anew at once does not."""
+    scene = Scene()
+    scene.launch(0, 1)
+    scene.places.change("place-1", node="n2")
+    scene.places.lose("place-1", "rejected", ExitCause.EVICTED)
+    assert scene.new() == [WorkerExited(1, ExitCause.EVICTED, -9, "rejected", node="n2")]
+    assert scene.places.in_state(WAITING) == ["place-0"]
 
 
 def test_who_is_not_wanted_any_more_before_there_is_a_place_costs_none():
@@ -236,6 +269,52 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     assert scene.places.given_back == {"place-0": 0.0}
     scene.places.lose("place-0", "gone by force")
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
+
+
+def test_a_worker_that_has_not_begun_does_not_wait_for_a_node_to_come_back():
+    """Which may take minutes, as of one that is lost together with the master, and nobody has noticed."""
+    scene = Scene(at_once=False)
+    scene.launch(0, 1)
+    scene.ready(0, 1)
+    scene.starter.placed(0)
+    for number in range(2):
+        scene.places.change(f"place-{number}", ENDING, "n1", "its node does not answer")
+    scene.clock.advance(KILL_SECONDS - 1)
+    assert scene.places.given_back == {}
+    scene.clock.advance(1)
+    assert scene.places.given_back == {"place-1": 0.0}
+    scene.new()
+    scene.places.lose("place-1", "as told", ExitCause.KILLED)
+    assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "its node does not answer")]
+
+
+def test_a_worker_that_does_not_start_loses_its_place():
+    scene = Scene(at_once=False, seconds=Seconds(start=600.0))
+    scene.launch(0, 1, 2)
+    scene.ready(0, 1, 2)
+    scene.starter.placed(0)
+    scene.starter.exit(2, 1)
+    scene.launch(3)  # in whose place the time has begun anew
+    scene.clock.advance(599)
+    assert scene.places.given_back == {}
+    scene.starter.placed(3)
+    scene.clock.advance(1)
+    assert scene.places.given_back == {"place-1": 0.0}
+    scene.new()
+    scene.places.lose("place-1", "as told", ExitCause.KILLED)
+    assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s")]
+
+
+def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
+    """Nobody may hear the order there any more."""
+    scene = Scene(at_once=False)
+    scene.launch(0)
+    scene.ready(0)
+    scene.starter.placed(0)
+    scene.places.change("place-0", ENDING, "n1", "its node does not answer")
+    scene.launcher.kill(0)
+    scene.clock.advance(0.0)
+    assert scene.places.given_back == {"place-0": 0.0}
 
 
 def test_a_worker_that_ends_when_it_is_killed_leaves_its_place_to_the_next():
@@ -352,7 +431,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.scene = Scene(at_once=False)
+        self.scene = Scene(at_once=False, seconds=Seconds(start=KILL_SECONDS + IDLE_SECONDS))
         self.launched = 0
 
     @property

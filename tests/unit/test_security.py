@@ -24,7 +24,7 @@ from elasticdl.master.shell.metrics import READERS
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
 MARK = re.compile(r"<!-- (.*?) -->")
-TENANTS = {"pods", "pods/log", "events"}
+TENANTS = {"pods", "events"}
 
 
 def parts(**options):
@@ -185,7 +185,7 @@ def test_rights_are_for_names_where_the_api_allows_it(options):
             assert all(name.startswith("digits-") for name in rule["resourceNames"]), rule
 
 
-def test_rights_to_pods_logs_and_events_are_for_the_namespace():
+def test_rights_to_pods_and_events_are_for_the_namespace():
     (role,) = made("Role")
     wide = {resource for rule in role["rules"] if "resourceNames" not in rule for resource in rule["resources"]}
     assert wide == TENANTS

@@ -144,11 +144,11 @@ def _takers(seen: Seen) -> list[tuple[float, str | None]]:
 
 
 def _given(freed: float, pod: str, seen: Seen) -> ForTraining | None:
-    """None: it was gone again before its first step."""
+    """None: it was gone again before its first step. Of workers that ran in it one after another the first that was ready counts."""
     times = seen.pods[pod]
-    worker = next((e["worker"] for e in seen.journal if _is(e, "worker_launched") and _pod(seen, e) == pod), None)
-    ready = next((e["time"] for e in seen.journal if _is(e, "worker_ready") and e["worker"] == worker), None)
-    worlds = (e["time"] for e in seen.journal if _is(e, "world_formed") and worker in e["members"])
+    workers = {e["worker"] for e in seen.journal if _is(e, "worker_started") and e["place"] == pod}
+    ready = next((e["time"] for e in seen.journal if _is(e, "worker_ready") and e["worker"] in workers), None)
+    worlds = (e["time"] for e in seen.journal if _is(e, "world_formed") and workers & {*e["members"]})
     joined = next(worlds, None)
     if ready is None or joined is None or Fact.RUNNING not in times:
         return None
@@ -219,10 +219,6 @@ def _of(seen: Seen, owner: str) -> list[tuple[str, Times]]:
     """The pods that use the owner's GPUs."""
     start = worker_name(owner, 0).removesuffix("0") if owner == seen.training else f"{owner}-"
     return [(name, times) for name, times in seen.pods.items() if name.startswith(start)]
-
-
-def _pod(seen: Seen, entry: Entry) -> str:
-    return worker_name(seen.training, entry["worker"])
 
 
 def _is(entry: Entry, event: str) -> bool:

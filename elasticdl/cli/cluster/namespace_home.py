@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +19,7 @@ from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
+from elasticdl.job.journal import parse_entry
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
@@ -90,7 +91,7 @@ class NamespaceHome:
         kept = self.kept_status()
         return (kept.step, kept.elapsed) if kept else (0, 0.0)
 
-    @contextmanager
+    @contextlib.contextmanager
     def reach(self) -> Iterator[Endpoint]:
         try:
             with self._endpoint() as endpoint:
@@ -102,7 +103,7 @@ class NamespaceHome:
                 raise UserError(f"you may not reach the master: {missing}") from None
             raise
 
-    @contextmanager
+    @contextlib.contextmanager
     def _endpoint(self) -> Iterator[Endpoint]:
         """The owner's certificate is here until the end."""
         secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
@@ -137,9 +138,18 @@ class NamespaceHome:
         return self.state(with_journal=True).journal.splitlines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        pod = "" if worker is None else self._pod_of(worker)
         if follow:
-            return follow_logs(self.client, self.name, worker, self.over)
-        return read_logs(self.client, self.name, worker)
+            return follow_logs(self.client, self.name, worker, self.over, pod)
+        return read_logs(self.client, self.name, worker, pod)
+
+    def _pod_of(self, worker: int) -> str:
+        """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
+        with contextlib.suppress(ElasticDLError):
+            for entry in filter(None, map(parse_entry, self._kept_journal())):
+                if (entry["event"], entry.get("worker")) == ("worker_started", worker):
+                    return str(entry.get("place", ""))
+        return ""
 
 
 def find(name: str | None, namespace: str, context: str) -> JobHandle:

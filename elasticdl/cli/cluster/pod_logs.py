@@ -1,4 +1,7 @@
-"""The logs of a job on a cluster, as far as they can still be had, and as they come."""
+"""The logs of a job on a cluster, as far as they can still be had, and as they come.
+
+Workers run in a pod one after another, so they share its log. The agent that starts them says there whose lines follow.
+"""
 
 from __future__ import annotations
 
@@ -27,56 +30,78 @@ JOIN_SECONDS = 5.0
 PUT_SECONDS = 1.0
 POLL = 0.1
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
+# A line of an agent; where a worker was cut short, the line may begin with its last words.
+_AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
+_BEGINS = re.compile(r"starting worker (\d+)$")
 WAITING_LINES = 10_000  # that were read and not taken
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
-def read_logs(client: Client, job: str, worker: int | None) -> Lines:
+def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") -> Lines:
     """What there is, in the order of time, which the nodes tell of each line.
+
+    Args:
+        pod_name: Of that in which the worker is or was; empty if nobody knows.
 
     Raises:
         UserError: there is no such worker.
     """
-    pods = find_pods(client, job, worker)
-    if worker is not None and not pods:
-        names = ", ".join(by_writer({writer_of(pod) for pod in find_pods(client, job, None)}))
-        has = f"it has logs of {names}" if names else "it has no logs yet"
-        raise UserError(f"job {job} has no worker {worker}; {has}")
+    all_pods = find_pods(client, job)
+    its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
+    pods = its_own or all_pods
     written: dict[str, list[tuple[str, str]]] = {}
     datings: dict[str, Dating] = {}
     for pod in pods:
-        writer, name = writer_of(pod), pod["metadata"]["name"]
-        start = prefix(writer) if worker is None else ""
-        lines, dating = written.setdefault(writer, []), datings.setdefault(writer, Dating())
+        writers, name = Writers(pod), pod["metadata"]["name"]
         try:
             with contextlib.closing(client.log(name, timestamps=True)) as response:
                 every = bytes(response.data).decode(errors="replace").splitlines()
-                lines += ((dating.of("", when), start + line) for when, line in map(timed, every))
+                for when, line in map(timed, every):
+                    writer = writers.of(line)
+                    start = prefix(writer) if worker is None else ""
+                    dated = datings.setdefault(writer, Dating()).of("", when), start + line
+                    written.setdefault(writer, []).append(dated)
         except NotDoneError as error:  # else its container has not begun yet
             if error.by_rights:
                 raise
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise UnreachableError(f"the log of {name} broke off: {error}") from error
-    yield from merged(written[writer] for writer in by_writer(written))
+    if worker is None:
+        yield from merged(written[writer] for writer in by_writer(written))
+    elif lines := written.get(f"worker-{worker}"):
+        yield from merged([lines])
+    elif not its_own and worker not in {_number_of(pod) for pod in pods}:  # else it may not have printed yet
+        names = ", ".join(by_writer(written))
+        has = f"it has logs of {names}" if names else "it has no logs yet"
+        raise UserError(f"job {job} has no logs of worker {worker}; {has}")
 
 
-def follow_logs(client: Client, job: str, worker: int | None, has_ended: Callable[[], object]) -> Lines:
-    """All lines that are there and come, until the job has ended."""
-    find_pods(client, job, worker)  # who may not is told now
+def follow_logs(
+    client: Client, job: str, worker: int | None, has_ended: Callable[[], object], pod_name: str = ""
+) -> Lines:
+    """All lines that are there and come, until the job has ended. ``pod_name``: as of `read_logs`."""
+    pod_name = pod_name if _named(pod_name, find_pods(client, job)) else ""  # who may not is told now
     with contextlib.closing(LogReaders(client)) as readers:
         ended = False
 
         def shown(lines: Iterator[LogLine]) -> Iterator[str]:
-            return ((prefix(each.writer) if worker is None else "") + each.text for each in lines)
+            if worker is None:
+                return (prefix(each.writer) + each.text for each in lines)
+            return (each.text for each in lines if each.writer == f"worker-{worker}")
 
         while not ended:
             with contextlib.suppress(ElasticDLError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
-                readers.take_up(find_pods(client, job, worker))
+                readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
         with contextlib.suppress(ElasticDLError):
-            readers.take_up(find_pods(client, job, worker))  # those that broke off meanwhile
+            readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
         yield from shown(readers.rest())
+
+
+def _named(name: str, pods: list[Object]) -> list[Object]:
+    """Those with that name; all, if it is empty."""
+    return [pod for pod in pods if not name or pod["metadata"]["name"] == name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +125,7 @@ class LogReaders:
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
         self._threads: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
         self._told: collections.Counter[str] = collections.Counter()  # lines, in the same way
+        self._writers: dict[str, Writers] = {}  # of these lines the last
         self._whole: set[str] = set()  # read to the end
         self._open: set[urllib3.BaseHTTPResponse] = set()
 
@@ -136,7 +162,8 @@ class LogReaders:
                 response.shutdown()
 
     def _read(self, pod: Object) -> None:
-        writer, uid = writer_of(pod), pod["metadata"]["uid"]
+        uid = pod["metadata"]["uid"]
+        writers = self._writers.setdefault(uid, Writers(pod))
         with contextlib.suppress(*_BROKEN_OFF):
             try:
                 response = self._client.log(pod["metadata"]["name"], follow=True, **self._options)
@@ -147,7 +174,7 @@ class LogReaders:
             with contextlib.closing(response):
                 for line in itertools.islice(_lines(response), self._told[uid], None):
                     when, text = timed(line) if self._options else ("", line)
-                    if not self._put(LogLine(writer, text, when)):
+                    if not self._put(LogLine(writers.of(text), text, when)):
                         return
                     self._told[uid] += 1
             if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
@@ -168,9 +195,32 @@ def timed(line: str) -> tuple[str, str]:
     return (found[1], line[found.end() :]) if found else ("", line)
 
 
-def writer_of(pod: Object) -> str:
-    labels = pod["metadata"]["labels"]
-    return f"worker-{labels[WORKER_LABEL]}" if WORKER_LABEL in labels else str(Role.MASTER)
+class Writers:
+    """Who has written the lines of one pod's log: the master, or workers, and between them their agent."""
+
+    def __init__(self, pod: Object) -> None:
+        number = _number_of(pod)
+        self._agent = str(Role.MASTER) if number is None else f"place-{number}"
+        # Of a log that is cut off at its beginning: its first worker mostly has the number of the pod.
+        self._now = str(Role.MASTER) if number is None else f"worker-{number}"
+
+    def of(self, line: str) -> str:
+        """Of the next line."""
+        said = _AGENT.search(line)
+        if said is None:
+            return self._now
+        if begins := _BEGINS.match(said[1]):
+            self._now = f"worker-{begins[1]}"
+        return self._agent
+
+
+def is_of_workers(pod: Object) -> bool:
+    return WORKER_LABEL in pod["metadata"]["labels"]
+
+
+def _number_of(pod: Object) -> int | None:
+    """Of a pod for workers; None for a master's."""
+    return int(pod["metadata"]["labels"][WORKER_LABEL]) if is_of_workers(pod) else None
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:

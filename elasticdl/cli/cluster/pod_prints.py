@@ -31,11 +31,14 @@ class PodPrints(Prints):
         self._readers = LogReaders(client, timestamps=True)
         self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
         self._until = dict.fromkeys(ranks or (), _ALWAYS)
+        self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
         self._lines: dict[str, Lines] = {}
         self._told: set[str] = set()
 
     def hear(self, entry: Entry) -> None:
         """Of the journal."""
+        if entry["event"] == "worker_started":
+            self._pods = {**self._pods, entry["worker"]: entry.get("place")}
         if entry["event"] != "world_formed" or self._ranks is None:
             return
         workers = workers_of(self._ranks, entry["members"])
@@ -75,11 +78,11 @@ class PodPrints(Prints):
             self._screen.line(f"what workers print can't be shown at the moment: {refusal}")
 
     def _find_pods(self) -> None:
-        for worker in (
-            [None] if self._ranks is None else [each for each, until in self._until.items() if until == _ALWAYS]
-        ):
-            pods = find_pods(self._client, self._job, worker)
-            self._readers.take_up([pod for pod in pods if _number(pod_logs.writer_of(pod)) is not None])
+        pods = [pod for pod in find_pods(self._client, self._job) if pod_logs.is_of_workers(pod)]
+        if self._ranks is not None:  # of the others nothing is shown
+            names = {self._pods.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
+            pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
+        self._readers.take_up(pods)
 
     def _show(self, line: LogLine) -> None:
         worker = _number(line.writer)
@@ -93,11 +96,12 @@ class PodPrints(Prints):
         if self._ranks is None:
             return True
         if not when:  # the cluster does not tell
-            return self._until[worker] == _ALWAYS
-        return self._since[worker] <= datetime.fromisoformat(when).timestamp() < self._until[worker]
+            return self._until.get(worker) == _ALWAYS
+        moment = datetime.fromisoformat(when).timestamp()
+        return worker in self._since and self._since[worker] <= moment < self._until[worker]
 
 
 def _number(writer: str) -> int | None:
-    """Of a worker; None for the master."""
+    """Of a worker; None for the master and for an agent."""
     head, _, number = writer.partition("-")
     return int(number) if head == "worker" and number.isdecimal() else None

@@ -139,7 +139,6 @@ def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Man
     return [
         *([_rule(group, "leases", ["list"]), _rule(group, "leases", ["patch"], claim)] if shares else []),
         _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
-        _rule("", "pods/log", ["get"]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),

@@ -8,8 +8,9 @@ APPLICATION_LABEL = "app.kubernetes.io/name"
 APPLICATION = "elasticdl"
 JOB_LABEL = "elasticdl.org/job"
 ROLE_LABEL = "elasticdl.org/role"
-WORKER_LABEL = "elasticdl.org/worker"  # its id
-# Which of the job's places a worker takes: 0 is the first to be filled and the last to be given up.
+# The number of a pod for workers; its first worker mostly has the same, those that follow there have others.
+WORKER_LABEL = "elasticdl.org/worker"
+# How early a pod is filled: 0 is the first, and the last to be given up.
 PLACE_LABEL = "elasticdl.org/place"
 # Of a job's claim: the queue that it shares with others, and what it claims.
 QUEUE_LABEL = "elasticdl.org/share-queue"
@@ -36,8 +37,9 @@ def master_name(job: str) -> str:
     return f"{job}-master"
 
 
-def worker_name(job: str, worker_id: int) -> str:
-    return f"{job}-worker-{worker_id}"
+def worker_name(job: str, number: int) -> str:
+    """Of a pod for workers."""
+    return f"{job}-worker-{number}"
 
 
 def tls_name(job: str, role: Role) -> str:

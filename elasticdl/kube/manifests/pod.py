@@ -27,8 +27,8 @@ TEMPLATE_FILE = "worker.json"
 # A worker goes on so long without a master, which may have to be put on another node and pull its image there.
 MASTER_TIMEOUT = 600.0
 MASTER_COMMAND = ("python", "-m", "elasticdl.master.shell.cluster_master", "--job_folder", SPEC_FOLDER)
-WORKER_COMMAND = ("python", "-m", "elasticdl.worker.main")
-OWN_PROGRAM = ("python", "-m", "elasticdl.common.startup")
+# It starts the workers, and gives them what they need on their path. -P: see `elasticdl.common.startup`.
+AGENT_COMMAND = ("python", "-P", "-m", "elasticdl.places.agent")
 # After its grace period a worker still has to be judged, and a checkpoint's last file to be closed.
 GRACE_MARGIN = 10.0
 # The user that an image runs as is not known, nor a group that the cluster would let it have; and a group of ours for
@@ -70,19 +70,20 @@ def _identity(spec: JobSpec) -> Manifest:
 
 
 def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
-    """A worker's pod without its name and number."""
-    own = [word.replace("$", "$$") for word in spec.command]  # Kubernetes replaces $(NAME) by a variable, and $$ by $
+    """A pod for workers, without its name and number."""
     env = [
         _variable(variables.MASTER, names.master_address(spec.job_name, namespace)),
         _variable(variables.MASTER_TIMEOUT, f"{MASTER_TIMEOUT:g}"),
         _of_the_pod(variables.HOST, "status.podIP"),
+        _of_the_pod(variables.PLACE, "metadata.name"),
+        _of_the_pod(variables.NODE, "spec.nodeName"),
         _variable("PYTHONHASHSEED", HASH_SEED),
     ]
     limits = quantities.requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
     if processors := limits.get("cpu"):  # else it would start a thread for each of the node's, and be throttled
         env.append(_variable("OMP_NUM_THREADS", str(math.ceil(quantities.parse_quantity(processors)))))
     metadata, pod_spec = _queueing(spec)
-    return make_pod(spec, Role.WORKER, (*OWN_PROGRAM, *own) if own else WORKER_COMMAND, env, metadata, pod_spec)
+    return make_pod(spec, Role.WORKER, AGENT_COMMAND, env, metadata, pod_spec)
 
 
 def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:

@@ -55,7 +55,7 @@ class Transitions:
         self._settings = settings
         self._actions: Mapping[Action, Callable[[WorkerRecord, TransitionContext], Instruction | None]] = {
             Action.NOTE_PENDING: lambda r, c: _note("worker_pending", r, reason=c.reason),
-            Action.NOTE_STARTED: lambda r, c: _note("worker_started", r, host=r.place, pid=r.pid),
+            Action.NOTE_STARTED: lambda r, c: _note("worker_started", r, **_whereabouts(r)),
             Action.NOTE_READY: lambda r, c: _note("worker_ready", r),
             Action.NOTE_DRAINING: lambda r, c: _note("worker_draining", r, reason=c.reason),
             Action.TAKE_POSITION: self._take_position,
@@ -166,6 +166,11 @@ class Transitions:
         failed = context.event
         if isinstance(failed, e.WorkerFailed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
+
+
+def _whereabouts(record: WorkerRecord) -> dict[str, object]:
+    of_place = {"place": record.place_id} if record.place_id else {}
+    return {"host": record.place, "pid": record.pid, **of_place}
 
 
 def _note(event: str, record: WorkerRecord, **fields: object) -> Instruction:

@@ -87,8 +87,9 @@ class Workers:
                     waiting = self.rendezvous.lingering()
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
-            case e.WorkerPlaced(_, host, pid, node) if not record.pid and record.state in STARTING:
-                record.host, record.pid, record.node, record.quiet_since = host, pid, node, now
+            case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
+                record.host, record.pid, record.node, record.place_id = host, pid, node, place
+                record.quiet_since = now
                 if not self.settings.own_program:  # which may do without the library, and then never connects
                     record.deadline = now + self.settings.start_timeout
                 return self._fire(record, Trigger.PLACED, TransitionContext(now))  # it waits for nothing any more

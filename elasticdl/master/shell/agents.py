@@ -2,7 +2,7 @@
 
 | what happens                                 | what follows                                                                 |
 | -------------------------------------------- | ---------------------------------------------------------------------------- |
-| a worker is to start, no agent is there yet  | it is pending; the agent gets the order when it has said Hello               |
+| a worker is to start, no agent is there yet  | the agent gets the order when it has said Hello; if that is late, the worker is pending |
 | an agent says Hello                          | what it has not heard is ordered again; what it says of workers is news      |
 | its stream breaks                            | nothing: the worker may go on, and the agent comes back, or the place is lost |
 | it says that a worker has ended              | reported once; the agent may forget it when that is acted upon and saved     |
@@ -28,13 +28,17 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
+from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
 from elasticdl.places.exits import end_of, judge_end
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
 FIND_SECONDS = 30.0
+# For those in places that are ENDING, once the others have come: most of them never will.
+DOUBTFUL_SECONDS = 3.0
 CLOSE_SECONDS = 15.0
+# So long an agent may take to come without anybody being told.
+LATE_SECONDS = 10.0
 Settled = Callable[[], Awaitable[bool]]
 _LEAVE = pb.AgentOrder(leave=pb.Leave())
 
@@ -63,17 +67,27 @@ class Tenant:
 
 
 class Agents:
-    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone."""
+    """``find_seconds``: for the agents that an earlier master has left to come; ``close_seconds``: for workers to be gone;
+    ``late_seconds``: for an agent to come before its worker is said to be pending."""
 
-    def __init__(self, find_seconds: float = FIND_SECONDS, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(
+        self,
+        find_seconds: float = FIND_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
         self._find_seconds = find_seconds
         self._close_seconds = close_seconds
+        self._late_seconds = late_seconds
         self._report: StarterReport = lambda event: None
         self._lines: dict[str, Line] = {}  # by place, of the agents that are connected
         self._hellos: dict[str, pb.AgentHello] = {}  # by place, of the last agent
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
+        # At workers' stacks, and at what they print (True); each ends when nothing has come of it.
+        self._looks: dict[tuple[int, bool], asyncio.TimerHandle] = {}
+        self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
@@ -139,6 +153,8 @@ class Agents:
                 self._ending(place, message.leaving.reason)
             case "looked":
                 looked = message.looked
+                if timer := self._looks.pop((looked.worker_id, looked.printed), None):
+                    timer.cancel()
                 text = end_of(looked.text) if looked.printed else looked.text
                 self._report(StacksFound(looked.worker_id, text, looked.state, looked.has_session))
 
@@ -150,8 +166,10 @@ class Agents:
     # ---- the port ----
 
     async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
-        awaited = {place.id for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
-        await self._until(lambda: awaited <= self._hellos.keys(), self._find_seconds)
+        ready = {place.id for place in places if place.state is PlaceState.READY}
+        awaited = ready | {place.id for place in places if place.state is PlaceState.ENDING}
+        await self._until(lambda: ready <= self._hellos.keys(), self._find_seconds)
+        await self._until(lambda: awaited <= self._hellos.keys(), min(DOUBTFUL_SECONDS, self._find_seconds))
         asyncio.get_running_loop().call_soon(self.begun.set)
         return [found for place in sorted(awaited & self._hellos.keys()) for found in self._found(self._hellos[place])]
 
@@ -164,7 +182,11 @@ class Agents:
         if place.id in self._lines:
             self._order_start(tenant)
         else:
-            self._report(WorkerPending(worker_id, "the agent of its place has not come yet", place.node))
+            asyncio.get_running_loop().call_later(self._late_seconds, self._is_late, tenant, place.node)
+
+    def _is_late(self, tenant: Tenant, node: str) -> None:
+        if self._tenants.get(tenant.worker_id) is tenant and not tenant.ordered:
+            self._report(WorkerPending(tenant.worker_id, "the agent of its place has not come yet", node))
 
     def end(self, worker_id: int, grace: float | None) -> None:
         if tenant := self._tenants.get(worker_id):
@@ -184,16 +206,18 @@ class Agents:
         self._changed.set()
 
     def read_stacks(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
+        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)), printed=False)
 
     def read_log(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)))
+        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)), printed=True)
 
     async def close(self) -> None:
         self._closed = True
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
         await self._until(lambda: not self._tenants, self._close_seconds)
+        for worker_id in list(self._untaken):
+            self._take(worker_id)
         for line in self._lines.values():
             line.put(_LEAVE)
 
@@ -201,6 +225,7 @@ class Agents:
         """The agents keep their workers, and look for the next master as soon as they miss this one."""
         if not self._closed:
             self._detached = True
+            self._report = lambda event: None  # timers may still run
             for line in self._lines.values():
                 line.close()
             self._lines.clear()
@@ -236,13 +261,22 @@ class Agents:
         if tenant.end is not None and (line := self._lines.get(tenant.place)):
             line.put(pb.AgentOrder(end=tenant.end))
 
-    def _look(self, worker_id: int, order: pb.AgentOrder) -> None:
+    def _look(self, worker_id: int, order: pb.AgentOrder, *, printed: bool) -> None:
         tenant = self._tenants.get(worker_id)
         if tenant is None or not tenant.placed:
             return
-        if line := self._lines.get(tenant.place):
+        line = self._lines.get(tenant.place)
+        if line:
             line.put(order)
-        else:
+        look = (worker_id, printed)
+        if look not in self._looks:
+            later = asyncio.get_running_loop().call_later
+            self._looks[look] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, look)
+
+    def _saw_nothing(self, look: tuple[int, bool]) -> None:
+        del self._looks[look]
+        worker_id, _ = look
+        if worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 
     def _placed(self, tenant: Tenant, pid: int) -> None:
@@ -254,13 +288,18 @@ class Agents:
     def _ended(self, line: Line, ended: pb.Ended) -> None:
         if tenant := self._tenants.get(ended.worker_id):
             self._tell_end(tenant, _judge(ended))
-        task = asyncio.get_running_loop().create_task(self._take(line, ended.worker_id))
+        self._untaken[ended.worker_id] = line
+        task = asyncio.get_running_loop().create_task(self._take_if_settled(line, ended.worker_id))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
 
-    async def _take(self, line: Line, worker_id: int) -> None:
+    async def _take_if_settled(self, line: Line, worker_id: int) -> None:
         """The agent may forget a worker's end, once a master that follows this one would know of it; or none follows."""
         if self._closed or await line.settled():
+            self._take(worker_id)
+
+    def _take(self, worker_id: int) -> None:
+        if line := self._untaken.pop(worker_id, None):
             line.put(pb.AgentOrder(end_taken=pb.EndTaken(worker_id=worker_id)))
 
     def _ending(self, place: str, reason: str) -> None:

@@ -41,6 +41,7 @@ from elasticdl.kube.manifests.job_objects import EXIT_LEFT
 from elasticdl.kube.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.shell.access import TlsAccess
+from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.announcer import Announcer
 from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
@@ -51,12 +52,14 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.master.state.events import NeighboursSeen
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.places.base import Limits, Report
+from elasticdl.places.base import Limits, PlaceReport, Report
+from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pods.judge import crash_loop
-from elasticdl.places.pods.launcher import KILL_GRACE, KubernetesLauncher, Patience
+from elasticdl.places.pods.pod_places import KILL_GRACE, Patience, PodPlaces
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
+LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
@@ -178,16 +181,24 @@ class Master:
         Raises:
             RelievedError: the master was told to leave.
         """
-        launchers: list[KubernetesLauncher] = []
+        launchers: list[PlaceLauncher] = []
+        agents = Agents()
         queue = self.spec.share_queue
         neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
         job, patience = self.spec.job_name, Patience(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
 
-        def make_launcher(report: Report, limits: Limits) -> KubernetesLauncher:
+        def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
             client.budget = WriteBudget(lambda: limits().maximum)
             pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
-            launchers.append(KubernetesLauncher(WorkerPodApi(client, job), pods, report, patience, random.Random()))
+
+            def make_places(report: PlaceReport) -> PodPlaces:
+                # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
+                return PodPlaces(WorkerPodApi(client, job), pods, report, patience, random.Random(), state.next_worker)
+
+            seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
+            make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)
+            launchers.append(make(fewest=lambda: limits().minimum))
             return launchers[0]
 
         def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
@@ -201,7 +212,7 @@ class Master:
                     await stack.enter_async_context(each.sharing(post))
                 yield
 
-        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers)
+        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers, agents)
         serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
         awaited: set[asyncio.Future[Any]] = {serving, relieved}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)

@@ -48,7 +48,7 @@ from elasticdl.master.shell.state_file import FileState
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.places.base import Launcher, Limits, Report
-from elasticdl.places.launcher import PlaceLauncher
+from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.slurm import SlurmProvider, slurm_places, workers_name
 
 ANYWHERE = "0.0.0.0"
@@ -103,7 +103,8 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
-        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=lambda: limits().minimum))
+        fewest, seconds = (lambda: limits().minimum), Seconds(start=spec.start_timeout)
+        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds))
         return launchers[0]
 
     @asynccontextmanager

@@ -80,6 +80,7 @@ class ClusterState:
         self._saved: object = None
         self._saved_at = 0.0
         self._size = 0  # of what was written last
+        self.next_worker = 0  # number of the first worker that no master before this one has launched
         self.status: Callable[[], str] = str  # what is saved of it with each snapshot, unless it is empty
 
     async def claim(self) -> tuple[Manifest, Manifest]:
@@ -119,6 +120,7 @@ class ClusterState:
         whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
         self._journal.write_text(whole + newline)
         self._number, self._newest_from = state.number, state.older_bytes
+        self.next_worker = snapshot.job.next_id if snapshot else 0
         return snapshot
 
     @property

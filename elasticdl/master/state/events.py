@@ -171,11 +171,12 @@ class WorkerPending(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaced(WorkerEvent):
-    """The worker's process has been started. ``node``: of a cluster, on which it is."""
+    """The worker's process has been started. ``node``: of a cluster, on which it is. ``place``: the id of that in which it is."""
 
     host: str
     pid: int
     node: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

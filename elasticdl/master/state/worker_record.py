@@ -78,6 +78,7 @@ class WorkerRecord:
     host: str = ""
     node: str = ""  # of a cluster, on which it is
     pid: int = 0
+    place_id: str = ""  # whoever provides places knows where that is
     connected: bool = False
     unheard: bool = False  # was launched by an earlier master, and has had no session with this one
     ready: bool = False  # has asked for a world, so it has imported everything and can send heartbeats

@@ -1,1 +1,1 @@
-"""Workers as pods of a Kubernetes cluster; the rest of the master does not know that there is one."""
+"""Pods of a Kubernetes cluster as places for workers; the rest of the master does not know that there is one."""

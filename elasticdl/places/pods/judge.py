@@ -1,4 +1,4 @@
-"""What a pod says of its worker: whether it waits, runs or has ended, and why.
+"""What a pod says of itself: whether it waits, runs or has ended, and why.
 
 The condition `DisruptionTarget` says who ended a pod. Where it is missing, that is gathered from the pod's reason, the
 events about it and what its node last told. The first line that fits decides:
@@ -119,9 +119,17 @@ def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
     return _judge_wait(pod, events)
 
 
-def is_doubtful(pod: Object) -> bool:
-    """Whether it is to end, or its node does not answer, so that the worker may never be heard of again."""
-    return _deleted(pod) or _silent(pod)
+def doubt(pod: Object) -> str:
+    """Why nobody should be started in it, though it runs; empty if there is no reason."""
+    if _deleted(pod):
+        return "its pod is being deleted"
+    return f"{_node(pod)} does not answer" if _silent(pod) else ""
+
+
+def log_of(pod: Object) -> str:
+    """The command that shows it."""
+    metadata = pod["metadata"]
+    return f"kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
 
 
 def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
@@ -225,10 +233,9 @@ def _preemptor(pod: Object, event: Object) -> str:
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     cause, detail = judge_exit(code, output)
     if cause is ExitCause.CRASHED:
-        metadata = pod["metadata"]
         if end.get("reason") in ("ContainerCannotRun", "StartError"):
             return Ended(cause, code, f"can't start it: {flat(output)}")
-        detail += f"; its log: kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
+        detail += f"; its log: {log_of(pod)}"
     return Ended(cause, code, detail, output)
 
 

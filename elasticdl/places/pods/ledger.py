@@ -1,161 +1,183 @@
-"""What is known of each worker's pod, and what of it is news: every method returns the reports that follow.
+"""What is known of each pod, and what of it is news: every method returns the reports that follow.
 
-Whatever comes twice, late or out of order changes nothing: reports are made from what a pod is, and a worker's end is
+Whatever comes twice, late or out of order changes nothing: reports are made from what a pod is, and its loss is
 reported once. Owned by the event loop.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.pods.judge import Ended, Running, Waiting, is_doubtful, judge, judge_end
-from elasticdl.places.pods.worker_pods import place_of, worker_id_of
+from elasticdl.master.state.events import ExitCause
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.pods.judge import Ended, Running, Waiting, doubt, judge, judge_end, log_of
+from elasticdl.places.pods.worker_pods import index_of, number_of
 
 Object = Mapping[str, Any]
-Reports = list[WorkerPending | WorkerPlaced | WorkerExited]
-# In a container of its own, the first process.
-PID = 1
+Reports = list[PlaceChanged | PlaceLost]
 _EVENTS_KEPT = 20
-# Of pods that have found no place; one that then takes a worker's is told of by its number alone (1.37).
+# Of pods that have found no place; one that then takes a place of ours is told of by its number alone (1.37).
 _WAITING_KEPT = 100
 _PREEMPTOR = re.compile(r"Preempted by \w+ ([0-9a-f-]{36})")
 
 
 @dataclass(slots=True)
 class Entry:
-    """One worker that is not known to be gone."""
+    """One pod that is not known to be gone."""
 
-    place: int
+    index: int
+    place: Place  # as last reported
     pod: Object | None = None  # as last seen
     gone: bool = False  # the object is, and its end is not yet reported
     held: bool = False  # it has ended, and an event may yet say otherwise, or more
     told: bool = False  # by us, to end
-    placed: bool = False
     waits: Waiting | None = None  # as last reported
     events: list[Object] = field(default_factory=list)
 
     @property
     def leaves(self) -> bool:
-        """Whether its pod is being deleted, or is about to be."""
+        """Whether it is being deleted, or is about to be."""
         return self.told or bool(self.pod and self.pod["metadata"].get("deletionTimestamp"))
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, name: Callable[[int], str], first_number: int = 0) -> None:
+        """``name``: that of a pod by its number, which is its place's id. ``first_number``: that no pod has had before."""
+        self._name = name
         self._entries: dict[int, Entry] = {}
         self._ended: set[int] = set()
+        self._highest = first_number - 1  # of all numbers
         self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
-        self._left: list[int] = []  # workers whose end is reported, and whose pods are still there
+        self._left: list[int] = []  # whose end is reported, and whose pods are still there
 
-    def __contains__(self, worker_id: int) -> bool:
-        """Whether a worker was launched or adopted and is not known to be gone."""
-        return worker_id in self._entries
+    def __contains__(self, number: int) -> bool:
+        """Whether a pod was asked for or adopted and is not known to be gone."""
+        return number in self._entries
 
     @property
-    def workers(self) -> list[int]:
+    def numbers(self) -> list[int]:
         return sorted(self._entries)
 
     @property
     def image_trouble(self) -> Waiting | None:
-        """Why no worker has ever run, if it is because of the image."""
+        """Why no pod has ever run, if it is because of the image."""
         if self.ever_placed:  # asked after every change of a pod, of which there may be thousands
             return None
         waits = [entry.waits for entry in self._entries.values() if entry.waits and entry.waits.image]
         return max(waits, key=lambda wait: wait.lasting, default=None)
 
-    def known(self, worker_id: int) -> bool:
-        return worker_id in self._entries or worker_id in self._ended
+    def known(self, number: int) -> bool:
+        return number in self._entries or number in self._ended
 
-    def unwanted(self, worker_id: int) -> bool:
-        """Whether nobody waits for it: its end was reported, or its id is older than one of ours and unknown here."""
-        return worker_id not in self._entries and worker_id <= max([*self._entries, *self._ended], default=-1)
+    def in_state(self, *states: PlaceState) -> list[int]:
+        """Those of which somebody may still want something, the oldest first."""
+        return sorted(
+            number for number, entry in self._entries.items() if entry.place.state in states and not entry.told
+        )
 
-    def launch(self, worker_id: int) -> int:
-        """Begin an entry; its place is the first that is free, or whose worker is about to leave it."""
-        taken = {entry.place for entry in self._entries.values() if not entry.leaves}
-        place = next(place for place in range(len(taken) + 1) if place not in taken)
-        self._entries[worker_id] = Entry(place)
+    def runs(self) -> bool:
+        """Whether there is any that may end by itself."""
+        states = (PlaceState.READY, PlaceState.ENDING)
+        return any(entry.place.state in states for entry in self._entries.values())
+
+    def ask(self) -> tuple[int, int]:
+        """Begin an entry; its number, and its index: the first that is free, or whose pod is about to leave it."""
+        taken = {entry.index for entry in self._entries.values() if not entry.leaves}
+        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        number = self._highest = self._highest + 1
+        self._entries[number] = Entry(index, Place(self._name(number)))
+        return number, index
+
+    def place(self, number: int) -> Place:
+        return self._entries[number].place
+
+    def adopt(self, pod: Object) -> Place:
+        """Begin an entry for a pod that was asked for by somebody else, a master before this one."""
+        number, place = number_of(pod), Place(self._name(number_of(pod)))
+        match judge(pod, (), told=False):
+            case Ended():
+                place = replace(place, state=PlaceState.LOST)
+            case Running() as running:
+                place = _running(place, running, pod)
+                self.ever_placed = True
+            case Waiting(reason) as waiting:
+                why = doubt(pod)
+                state = PlaceState.ENDING if why else PlaceState.WAITING
+                place = replace(place, state=state, reason=why or reason, node=waiting.node)
+        told = bool(pod["metadata"].get("deletionTimestamp"))
+        self._entries[number] = Entry(index_of(pod), place, pod, told=told)
+        self._highest = max(self._highest, number)
         return place
 
-    def adopt(self, pod: Object) -> None:
-        """Begin an entry for a pod that was there before; the core hears of it by other means."""
-        entry = self._entries[worker_id_of(pod)] = Entry(place_of(pod), pod)
-        verdict = judge(pod, (), told=False)
-        entry.placed = isinstance(verdict, Running)
-        entry.told = bool(pod["metadata"].get("deletionTimestamp"))
-        self.ever_placed = self.ever_placed or entry.placed
-
-    def tell(self, worker_id: int) -> bool:
+    def tell(self, number: int) -> bool:
         """Note that we have it ended; whether there is anything to end."""
-        if entry := self._entries.get(worker_id):
+        if entry := self._entries.get(number):
             entry.told = True
         return entry is not None
 
     def take_left(self) -> list[int]:
-        """Workers whose end was reported since the last call, and whose pods are still there."""
+        """Those whose end was reported since the last call, and whose pods are still there."""
         left, self._left = self._left, []
         return left
 
     # ---- what was seen ----
 
-    def refused(self, worker_id: int, reason: str) -> Reports:
+    def refused(self, number: int, reason: str) -> Reports:
         """The cluster does not take the pod, now; it is tried again."""
-        entry = self._entries.get(worker_id)
-        return self._wait(worker_id, entry, Waiting(reason)) if entry else []
+        entry = self._entries.get(number)
+        return self._wait(entry, Waiting(reason)) if entry else []
 
-    def never(self, worker_id: int, cause: ExitCause, detail: str) -> Reports:
+    def never(self, number: int, cause: ExitCause, detail: str) -> Reports:
         """There is no pod and will be none."""
         code = 1 if cause is ExitCause.CRASHED else -9
-        return self._end(worker_id, Ended(cause, code, detail)) if worker_id in self._entries else []
+        return self._end(number, Ended(cause, code, detail)) if number in self._entries else []
 
     def seen(self, pod: Object) -> Reports:
-        worker_id = worker_id_of(pod)
-        entry = self._entries.get(worker_id)
+        number = number_of(pod)
+        entry = self._entries.get(number)
         if entry is None or entry.gone:
             return []
         entry.pod = pod
         verdict = judge(pod, self._named(entry.events), told=entry.told)
         if isinstance(verdict, Ended):
-            return self._close(worker_id, entry, verdict)
-        if pod["metadata"].get("deletionTimestamp"):  # what it still waits for does not matter
+            return self._close(number, entry, verdict)
+        leaves = bool(pod["metadata"].get("deletionTimestamp"))
+        if leaves and entry.place.state is PlaceState.WAITING:  # what it still waits for does not matter
             return []
         if isinstance(verdict, Running):
-            if entry.placed:
-                return []
-            entry.placed, entry.waits, self.ever_placed = True, None, True
-            return [WorkerPlaced(worker_id, verdict.host, PID, verdict.node)]
-        return self._wait(worker_id, entry, verdict)
+            entry.waits, self.ever_placed = None, True
+            return self._change(entry, _running(entry.place, verdict, pod))
+        return self._wait(entry, verdict)
 
-    def gone(self, worker_id: int, pod: Object | None = None) -> Reports:
+    def gone(self, number: int, pod: Object | None = None) -> Reports:
         """The pod's object is not there any more; ``pod`` is the last of it."""
-        entry = self._entries.get(worker_id)
+        entry = self._entries.get(number)
         if entry is None or entry.gone:
             return []
         entry.pod, entry.gone = pod or entry.pod, True
         if entry.pod is None:
-            return self._end(worker_id, Ended(ExitCause.DELETED, -9, "its pod is not there any more"))
-        return self._close(worker_id, entry, self._judge_end(entry))
+            return self._end(number, Ended(ExitCause.DELETED, -9, "its pod is not there any more"))
+        return self._close(number, entry, self._judge_end(entry))
 
     def created(self, pod: Object) -> Reports:
         """The answer to our request for it, which what was seen since may have overtaken."""
-        entry = self._entries.get(worker_id_of(pod))
+        entry = self._entries.get(number_of(pod))
         return self.seen(entry.pod or pod) if entry else []
 
     def missing(self, pods: Iterable[Object]) -> list[int]:
-        """Workers whose pods were seen and are not among these; they may have come after the list was made."""
-        there = {worker_id_of(pod) for pod in pods}
+        """Those that were seen and are not among these; they may have come after the list was made."""
+        there = {number_of(pod) for pod in pods}
         return [
             number for number, entry in self._entries.items() if entry.pod and not entry.gone and number not in there
         ]
 
-    def happened(self, worker_id: int, event: Object) -> Reports:
+    def happened(self, number: int, event: Object) -> Reports:
         """An event about the pod; it may tell why an end came, or what a pod waits for."""
-        entry = self._entries.get(worker_id)
+        entry = self._entries.get(number)
         if entry is None or (
             entry.pod and event["involvedObject"].get("uid") not in (None, entry.pod["metadata"].get("uid"))
         ):
@@ -163,10 +185,10 @@ class Ledger:
         entry.events = [*entry.events, event][-_EVENTS_KEPT:]
         if entry.pod is None:
             return []
-        return self._close(worker_id, entry, self._judge_end(entry)) if entry.held else self.seen(entry.pod)
+        return self._close(number, entry, self._judge_end(entry)) if entry.held else self.seen(entry.pod)
 
     def finds_no_place(self, pod: Object) -> None:
-        """A reference to a pod, anybody's: it may be given the place of a worker."""
+        """A reference to a pod, anybody's: it may be given a place of ours."""
         self._waiting.pop(pod.get("uid", ""), None)
         self._waiting[pod.get("uid", "")] = pod
         if len(self._waiting) > _WAITING_KEPT:
@@ -174,29 +196,41 @@ class Ledger:
 
     # ---- ends whose cause may still come ----
 
-    def held(self, worker_id: int) -> bool:
-        """Whether a worker's end is held back until it is clear who brought it about."""
-        return worker_id in self._entries and self._entries[worker_id].held
+    def held(self, number: int) -> bool:
+        """Whether a pod's end is held back until it is clear who brought it about."""
+        return number in self._entries and self._entries[number].held
 
-    def settle(self, worker_id: int) -> Reports:
+    def settle(self, number: int) -> Reports:
         """Nothing more is expected: report the end as it looks."""
-        entry = self._entries.get(worker_id)
-        return self._end(worker_id, self._judge_end(entry)) if entry and entry.held else []
+        entry = self._entries.get(number)
+        return self._end(number, self._judge_end(entry)) if entry and entry.held else []
 
-    def _close(self, worker_id: int, entry: Entry, verdict: Ended) -> Reports:
+    def _close(self, number: int, entry: Entry, verdict: Ended) -> Reports:
         entry.held = verdict.open
-        return [] if entry.held else self._end(worker_id, verdict)
+        if not entry.held:
+            return self._end(number, verdict)
+        if entry.place.state is not PlaceState.READY:
+            return []
+        return self._change(entry, replace(entry.place, state=PlaceState.ENDING, reason=verdict.detail))
 
-    def _end(self, worker_id: int, verdict: Ended) -> Reports:
-        entry = self._entries.pop(worker_id)
-        self._ended.add(worker_id)
+    def _end(self, number: int, verdict: Ended) -> Reports:
+        entry = self._entries.pop(number)
+        self._ended.add(number)
         if entry.pod and not entry.gone:
-            self._left.append(worker_id)
+            self._left.append(number)
         node = str((entry.pod or {}).get("spec", {}).get("nodeName") or "")
-        return [WorkerExited(worker_id, verdict.cause, verdict.code, verdict.detail, verdict.output, node)]
+        # Of one that never ran nobody may know yet which node has refused it.
+        told = [] if entry.place.node == node else self._change(entry, replace(entry.place, node=node))
+        return [*told, PlaceLost(entry.place.id, verdict.cause, verdict.code, verdict.detail, verdict.output)]
 
-    def _wait(self, worker_id: int, entry: Entry, waiting: Waiting) -> Reports:
-        if entry.placed or waiting == entry.waits:
+    def _change(self, entry: Entry, place: Place) -> Reports:
+        if place == entry.place or entry.place.state is PlaceState.LOST:
+            return []
+        entry.place = place
+        return [PlaceChanged(place)]
+
+    def _wait(self, entry: Entry, waiting: Waiting) -> Reports:
+        if entry.place.state is not PlaceState.WAITING or waiting == entry.waits:
             return []
         if entry.waits is None and waiting.on_its_way:  # reported only to replace an older reason
             return []
@@ -204,7 +238,7 @@ class Ledger:
         if entry.waits and entry.waits.image and waiting.image and not waiting.lasting:
             return []
         entry.waits = waiting
-        return [WorkerPending(worker_id, waiting.reason, waiting.node)]
+        return self._change(entry, replace(entry.place, reason=waiting.reason, node=waiting.node))
 
     def _judge_end(self, entry: Entry) -> Ended:
         assert entry.pod is not None
@@ -217,9 +251,7 @@ class Ledger:
         return [{"related": other, **event} if other else event for event, other in zip(events, others, strict=True)]
 
 
-def found(pod: Object) -> FoundWorker:
-    """What a master that takes over is told of it."""
-    verdict = judge(pod, (), told=False)
-    host, pid = (verdict.host, PID) if isinstance(verdict, Running) else ("", 0)
-    node = "" if isinstance(verdict, Ended) else verdict.node
-    return FoundWorker(worker_id_of(pod), host, pid, isinstance(verdict, Ended), is_doubtful(pod), node)
+def _running(place: Place, running: Running, pod: Object) -> Place:
+    why = doubt(pod)
+    state = PlaceState.ENDING if why else PlaceState.READY
+    return replace(place, node=running.node, state=state, reason=why, log=log_of(pod))

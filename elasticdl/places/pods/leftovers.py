@@ -12,19 +12,19 @@ class Leftovers:
         self._seconds = seconds
         self._over: dict[int, float] = {}  # since when, in that order
 
-    def __contains__(self, worker_id: int) -> bool:
-        return worker_id in self._over
+    def __contains__(self, number: int) -> bool:
+        return number in self._over
 
-    def add(self, worker_id: int, now: float) -> None:
+    def add(self, number: int, now: float) -> None:
         """Its pod is over, and that was reported."""
-        self._over.setdefault(worker_id, now)
+        self._over.setdefault(number, now)
 
     def take(self, now: float) -> list[int]:
-        """Workers whose pods are to be removed; they are not named again."""
+        """The numbers of pods that are to be removed; they are not named again."""
         older = list(self._over)[:-KEPT]
-        due = [worker_id for worker_id in older if now - self._over[worker_id] >= self._seconds]
-        for worker_id in due:
-            del self._over[worker_id]
+        due = [number for number in older if now - self._over[number] >= self._seconds]
+        for number in due:
+            del self._over[number]
         return due
 
     def next(self, now: float) -> float | None:

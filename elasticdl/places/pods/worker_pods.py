@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.common import environment as variables
 from elasticdl.common.credentials import Role
 from elasticdl.job.quantities import Priority
 from elasticdl.kube.api_error import INVALID, ApiError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import (
-    CONTAINER,
     KUEUE_GROUP_LABEL,
     PLACE_LABEL,
     WORKER_LABEL,
@@ -26,13 +23,12 @@ from elasticdl.kube.watch import Source
 from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]
-LOG_LINES = 1000  # a dump of the stacks of all threads is shorter
 # What is over is kept for its log.
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _WRONG = (400, INVALID)
 _GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
-_NAMED_AT_ONCE = 500  # workers in the address of a request
+_NAMED_AT_ONCE = 500  # pods in the address of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +66,10 @@ class Owner:
 class WorkerPods:
     """What the pods of a job's workers are made from.
 
-    A share of the workers gets the priority class: those in the first places, counted from the most workers there may
-    be. A worker takes the first place that is free, so the places of the minimum are filled first and kept filled with
-    pods of that class, however many were replaced.
+    Each is a place: workers run in it one after another. A pod's number is in its name and never used again. Its index
+    says how early it is filled: a pod takes the first that is free. A share of the pods gets the priority class, those with
+    the first indices, counted from the most workers there may be. So those of the minimum are filled first and kept filled
+    with pods of that class, however many were replaced.
     """
 
     job: str
@@ -82,7 +79,11 @@ class WorkerPods:
     limits: Limits
     priority: Priority | None = None
 
-    def manifest(self, worker_id: int, place: int, away_from: Sequence[str] = ()) -> Manifest:
+    def name(self, number: int) -> str:
+        """Of the pod, and the id of the place."""
+        return worker_name(self.job, number)
+
+    def manifest(self, number: int, index: int, away_from: Iterable[str] = ()) -> Manifest:
         """``away_from``: nodes to avoid, if the scheduler finds others; a gang of Kueue's can't avoid any."""
         metadata, spec = self.template["metadata"], self.template["spec"]
         made: Manifest = {
@@ -90,18 +91,18 @@ class WorkerPods:
             "kind": "Pod",
             "metadata": {
                 **metadata,
-                "name": worker_name(self.job, worker_id),
+                "name": self.name(number),
                 "namespace": self.namespace,
-                "labels": {**metadata["labels"], WORKER_LABEL: str(worker_id), PLACE_LABEL: str(place)},
+                "labels": {**metadata["labels"], WORKER_LABEL: str(number), PLACE_LABEL: str(index)},
                 "ownerReferences": self.owner.references(self.job),
             },
-            "spec": {**spec, "containers": [_numbered(container, worker_id) for container in spec["containers"]]},
+            "spec": {**spec},
         }
-        if self.priority and place < self.urgent:
+        if self.priority and index < self.urgent:
             made["spec"]["priorityClassName"] = self.priority.class_name
         # The pods of a Kueue group must be alike: it counts one with another affinity as another role.
         if away_from and KUEUE_GROUP_LABEL not in metadata["labels"]:
-            made["spec"]["affinity"] = _avoiding(away_from, spec.get("affinity") or {})
+            made["spec"]["affinity"] = _avoiding(sorted(away_from), spec.get("affinity") or {})
         return made
 
     @property
@@ -119,7 +120,7 @@ class WorkerPods:
         return (
             any(owner["uid"] in owners for owner in metadata.get("ownerReferences") or ())
             and number.isdecimal()
-            and metadata["name"] == worker_name(self.job, int(number))
+            and metadata["name"] == self.name(int(number))
             and labels.get(PLACE_LABEL, "0").isdecimal()
         )
 
@@ -142,13 +143,6 @@ class WorkerPodApi:
     def read(self, name: str) -> Manifest:
         return self._client.read("Pod", name)
 
-    def log(self, name: str, seconds: float) -> str:
-        """The end of its container's log; ``seconds``: to connect, and for each part of it to come."""
-        answer = self._client.log(name, tail=LOG_LINES, seconds=seconds)
-        # The answer may begin in time, and break off or stop in the middle.
-        with contextlib.closing(answer), self._client.translated(f"read the log of {name}"):
-            return bytes(answer.read()).decode(errors="replace")
-
     def delete(self, name: str, grace: int | None) -> bool:
         """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
         return self._client.delete("Pod", name, grace)
@@ -157,10 +151,10 @@ class WorkerPodApi:
         """Those that are not over."""
         self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
 
-    def remove(self, workers: Sequence[int]) -> None:
-        """Those of these workers that are over."""
-        for first in range(0, len(workers), _NAMED_AT_ONCE):
-            named = ",".join(map(str, workers[first : first + _NAMED_AT_ONCE]))
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Those of these that are over."""
+        for first in range(0, len(numbers), _NAMED_AT_ONCE):
+            named = ",".join(map(str, numbers[first : first + _NAMED_AT_ONCE]))
             of_these = f"{self._selector},{WORKER_LABEL} in ({named})"
             self._client.delete_all("Pod", 0, label_selector=of_these, field_selector=_OVER)
 
@@ -170,11 +164,11 @@ def is_wrong(failure: ApiError) -> bool:
     return failure.status in _WRONG and _GROUP_WAITS not in str(failure)
 
 
-def worker_id_of(pod: Mapping[str, Any]) -> int:
+def number_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][WORKER_LABEL])
 
 
-def place_of(pod: Mapping[str, Any]) -> int:
+def index_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"].get(PLACE_LABEL, 0))
 
 
@@ -188,10 +182,3 @@ def _avoiding(nodes: Sequence[str], affinity: Mapping[str, Any]) -> Mapping[str,
     not_named = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     terms = [*(of_nodes.get(preferred) or ()), {"weight": 100, "preference": {"matchFields": not_named}}]
     return {**affinity, "nodeAffinity": {**of_nodes, preferred: terms}}
-
-
-def _numbered(container: Mapping[str, Any], worker_id: int) -> Mapping[str, Any]:
-    if container["name"] != CONTAINER:
-        return container
-    number = {"name": variables.WORKER_ID, "value": str(worker_id)}
-    return {**container, "env": [number, *container.get("env", [])]}

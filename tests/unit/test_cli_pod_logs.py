@@ -1,0 +1,83 @@
+"""Whose lines they are in the log of a pod in which several workers ran, and which pod is read for a worker."""
+
+import pytest
+from test_cli_printed import OUT, Pods, Shown, shown_of
+
+from elasticdl.cli.cluster import pod_logs
+from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.common.errors import UserError
+from elasticdl.job.journal import dump_entry
+from elasticdl.kube.manifests.packed_state import JOURNAL, pack
+
+
+def said(second, text):
+    return f"1970-01-01T00:00:{second:02}Z 1970-01-01 00:00:{second:02},000 w-0 INFO elasticdl.places.agent: {text}\n"
+
+
+# One pod, in which worker 2 has followed worker 0, which was cut short in the middle of a line.
+SHARED = (
+    said(1, "starting worker 0")
+    + "1970-01-01T00:00:02Z a\n"
+    + f"1970-01-01T00:00:04Z half{said(4, 'worker 0 has ended')[21:]}"
+)
+SHARED += said(5, "starting worker 2") + "1970-01-01T00:00:06Z b\n"
+
+
+def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
+    assert list(pod_logs.read_logs(Pods(SHARED), "job", 0)) == ["a"]
+    assert list(pod_logs.read_logs(Pods(SHARED), "job", 2)) == ["b"]
+    every = list(pod_logs.read_logs(Pods(SHARED), "job", None))
+    assert [line.partition(" ")[0] for line in every] == ["place-0", "worker-0", "place-0", "place-0", "worker-2"]
+    with pytest.raises(UserError, match="job job has no logs of worker 7; it has logs of place-0, worker-0, worker-2"):
+        list(pod_logs.read_logs(Pods(SHARED), "job", 7))
+    shown = shown_of(Pods(SHARED), "0", (1.0, [0]), (5.5, [2]))
+    assert shown.texts[OUT] == "a\nb\n"
+
+
+class JobPods(Pods):
+    """Worker 5 runs in the second pod, by the journal that is kept; which logs were read is noted."""
+
+    def __init__(self, *logs, entry):
+        super().__init__(*logs)
+        self.read, self._journal = [], dump_entry({"time": 1.0, "event": "worker_started", "worker": 5, **entry})
+
+    def find(self, kind, name):
+        if name.endswith("-state"):
+            return {"binaryData": {JOURNAL: pack(self._journal)}}
+        return {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+
+    def log(self, pod, follow=False, timestamps=False):
+        self.read.append(pod)
+        return super().log(pod, follow, timestamps=True)
+
+
+FIFTH = (SHARED, said(1, "starting worker 5") + "1970-01-01T00:00:02Z c\n")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("entry", "read"),
+    [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])],
+)
+def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
+    pods = JobPods(*FIFTH, entry=entry)
+    lines = list(NamespaceHome(pods, "job").logs(5, follow=follow))
+    assert [line[-1] for line in lines] == ["c"]
+    assert sorted(set(pods.read)) == read
+
+
+def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():
+    pods = JobPods(SHARED, said(1, "starting worker 5"), entry={"place": "w-1"})
+    assert list(NamespaceHome(pods, "job").logs(5, follow=False)) == []
+
+
+def test_of_the_prints_of_rank_0_only_its_pod_is_read():
+    pods = JobPods(*FIFTH, entry={})
+    shown = Shown()
+    prints = PodPrints(pods, "job", (0,), shown)
+    prints.hear({"event": "worker_started", "worker": 5, "host": "n", "pid": 1, "place": "w-1"})
+    prints.hear({"event": "world_formed", "time": 2.0, "members": [5]})
+    with prints.shown(wait=lambda: True):
+        pass
+    assert (shown.texts[OUT], set(pods.read)) == ("c\n", {"w-1"})
