@@ -82,9 +82,7 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:
         batch_master.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
-    assert str(told.value) == (
-        "Slurm refuses sbatch for a worker (--slurm_args): no such partition; allocation failure: bad"
-    )
+    assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
 
 

@@ -183,11 +183,12 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
             journal.append("job_started", about)
         async with platform.lifespan(mailbox.post):
             end = await Loop(job, ports, mailbox).run()
+            # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
+            steps.flush()
+            journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
+            _write_summary(spec, end, job.training, facts, time.monotonic() - began)
+            _write_status(job_dir.status, status())
             await launcher.close()
-        steps.flush()
-        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
-        _write_summary(spec, end, job.training, facts, time.monotonic() - began)
-        write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
         await launcher.detach()  # only a decided end takes the workers along
@@ -229,3 +230,10 @@ def _write_summary(spec: JobSpec, end: EndJob, training: Training, live: LiveFac
                 write_summary(spec.output, end, training, facts.result(), wall_time)
         except OSError as error:
             _log.error("can't write summary.json to %s: %s", spec.output, error)
+
+
+def _write_status(path: Path, status: pb.JobStatus) -> None:
+    try:
+        write_aside(path, json_format.MessageToJson(status, preserving_proto_field_name=True))
+    except OSError as error:
+        _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)
