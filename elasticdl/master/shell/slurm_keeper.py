@@ -33,13 +33,15 @@ from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.places.slurm_commands import ask, runs_again, workers_name
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
-EXIT_FAILED, EXIT_LEFT = 1, 128 + signal.SIGTERM
+EXIT_LEFT = 128 + signal.SIGTERM
+_EXIT_CODES = {"failed": 1, "stopped": 130}
 # Of a master that broke, or could not begin for now (EX_TEMPFAIL of sysexits.h).
 EXIT_AGAIN = 75
 MOST_CRASHES = 5
 SOON_SECONDS = 600.0
 LOG_BYTES = 4096
-_log = logging.getLogger(__name__)
+_MEMORY = ": if memory was short, ask for more, as by --slurm_master_args=--mem=4G"
+_log = logging.getLogger("elasticdl.master.shell.slurm_keeper")
 
 
 class Keeper:
@@ -75,9 +77,8 @@ class Keeper:
                 delay, crashes = self._backoff.delay(), self._backoff.failures
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "broke"
                 if crashes >= MOST_CRASHES:
-                    return await self._give_up(
-                        f"its master {how}, and so did {crashes - 1} before it{self._last_line()}"
-                    )
+                    hint = _MEMORY if code == -signal.SIGKILL else self._last_line()
+                    return await self._give_up(f"its master {how}, the {crashes}th in a row{hint}")
                 _log.warning(
                     "the master %s: the next one starts in %.1f s (%d of %d)", how, delay, crashes, MOST_CRASHES
                 )
@@ -86,7 +87,7 @@ class Keeper:
             if self._told.is_set():  # and there is no master to act upon it
                 if await runs_again(self._number, self._restarts):
                     return EXIT_LEFT
-                return await self._give_up("its master's batch job was cancelled while no master ran")
+                return await self._give_up("the master's batch job was cancelled while no master ran", phase="stopped")
 
     def _tell(self) -> None:
         self._told.set()
@@ -113,15 +114,16 @@ class Keeper:
         said = [line for line in lines if line.strip()]
         return f": {said[-1].removeprefix('elasticdl: ')}" if said else ""
 
-    async def _give_up(self, why: str) -> int:
-        """The job has failed: say so first, then end what is left of it."""
-        _log.error("the job has failed: %s", why)
-        try:
-            await asyncio.to_thread(_write_end, self._job, why)
-        except OSError as error:
-            _log.error("can't write that to %s: %s", self._job.status, error.strerror)
+    async def _give_up(self, why: str, phase: str = "failed") -> int:
+        """The job is over: say so first, then end what is left of it."""
+        _log.error("job %s: %s", phase, why)
+        if not self._job.status.exists():  # as whoever has stopped the job may have written
+            try:
+                await asyncio.to_thread(_write_end, self._job, phase, why)
+            except OSError as error:
+                _log.error("can't write that to %s: %s", self._job.status, error.strerror)
         await self._end_workers()
-        return EXIT_FAILED
+        return _EXIT_CODES[phase]
 
     async def _end_workers(self) -> None:
         try:
@@ -130,7 +132,7 @@ class Keeper:
             _log.error("can't end the workers: %s", error)
 
 
-def _write_end(job: JobDir, why: str) -> None:
+def _write_end(job: JobDir, phase: str, why: str) -> None:
     """
     Raises:
         OSError: it can't be written.
@@ -144,9 +146,9 @@ def _write_end(job: JobDir, why: str) -> None:
     with job.journal.open("a+", errors="replace") as journal:
         journal.seek(0)
         found = Facts.of(journal).result()
-        ended = {"event": "job_finished", "phase": "failed", "reason": why, "steps": found.step}
+        ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
         journal.write(dump_entry({"time": time.time(), **ended}) + "\n")
-    status = pb.JobStatus(job_name=job.name, phase="failed", reason=why, step=found.step, time_left=-1)
+    status = pb.JobStatus(job_name=job.name, phase=phase, reason=why, step=found.step, time_left=-1)
     status.elapsed = found.until - found.began
     write_aside(job.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
 
