@@ -68,10 +68,12 @@ class SlurmProvider:
         return number_of(await ask(*words))
 
     async def end(self, place_id: str, *, at_once: bool) -> None:
-        # A signal is for what runs: of a job that waits nothing would come of it.
-        await ask("scancel", *(["--signal=KILL", "--full", "--state=RUNNING"] if at_once else []), place_id)
-        if at_once:
+        try:
+            if at_once:  # a signal is for what runs: of a job that waits nothing would come of it
+                await ask("scancel", "--signal=KILL", "--full", "--state=RUNNING", place_id)
             await ask("scancel", place_id)
+        except UserError as error:  # it may have ended by itself: the list will say so
+            raise UnreachableError(str(error)) from None
 
 
 def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:

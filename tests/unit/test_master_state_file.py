@@ -79,6 +79,12 @@ def test_a_file_that_is_no_snapshot_is_the_users_to_mend(job):
         asyncio.run(state(job, "a", []).load())
 
 
+def test_a_folder_that_takes_nothing_now_may_do_so_later(job):
+    job.state.mkdir()
+    with pytest.raises(UnreachableError, match=r"^can't take the job over in .*: Is a directory$"):
+        asyncio.run(state(job, "a", []).load())
+
+
 def test_a_masters_address_may_stand_in_a_file(tmp_path):
     where = tmp_path / "master.json"
     assert address_of("10.0.0.1:80") == "10.0.0.1:80"

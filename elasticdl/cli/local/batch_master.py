@@ -64,7 +64,7 @@ def cancel(name: str, number: str) -> None:
         UnreachableError: Slurm does not answer.
     """
     with contextlib.suppress(UnknownJobError):  # it ended long ago
-        run("scancel", "--quiet", number, within=CANCEL_SECONDS)
+        _cancel(number)
     cancel_workers(name, number)
 
 
@@ -74,7 +74,14 @@ def cancel_workers(name: str, number: str) -> None:
     Raises:
         UnreachableError: Slurm does not answer.
     """
-    run("scancel", "--quiet", "--me", f"--name={workers_name(name, number)}", within=CANCEL_SECONDS)
+    _cancel("--me", f"--name={workers_name(name, number)}")
+
+
+def _cancel(*which: str) -> None:
+    try:
+        run("scancel", "--quiet", *which, within=CANCEL_SECONDS)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; the job may still run: try again once `squeue` answers") from None
 
 
 def has_workers(name: str, number: str) -> bool:

@@ -106,7 +106,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
 
     Raises:
         UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
-        UnreachableError: the store does not take the first snapshot.
+        UnreachableError: the store does not answer, or does not take the first snapshot.
     """
     past = await platform.store.load()
     if past is None:  # a pod may see other folders than the machine on which the job was submitted

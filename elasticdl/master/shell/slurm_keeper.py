@@ -34,10 +34,11 @@ from elasticdl.places.slurm_commands import ask, runs_again, workers_name
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_master"
 EXIT_LEFT = 128 + signal.SIGTERM
-_EXIT_CODES = {"failed": 1, "stopped": 130}
+_PHASES = {0: "succeeded", 1: "failed", 130: "stopped"}
+_EXIT_CODES = {phase: code for code, phase in _PHASES.items()}
 # Of a master that broke, or could not begin for now (EX_TEMPFAIL of sysexits.h).
 EXIT_AGAIN = 75
-MOST_CRASHES = 5
+MOST_CRASHES = 8
 SOON_SECONDS = 600.0
 LOG_BYTES = 4096
 _MEMORY = ": if memory was short, ask for more, as by --slurm_master_args=--mem=4G"
@@ -69,7 +70,8 @@ class Keeper:
                     await self._end_workers()
                 return code if code >= 0 else 128 - code
             if code >= 0 and code != EXIT_AGAIN:
-                return await self._give_up(f"its master ended with exit code {code}{self._last_line()}")
+                phase = _PHASES.get(code, "failed")
+                return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", phase)
             if not self._told.is_set():
                 self._job.master.unlink(missing_ok=True)
                 if time.monotonic() - began > SOON_SECONDS:

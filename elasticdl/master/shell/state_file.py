@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.state.snapshot import Snapshot
@@ -46,8 +46,10 @@ class FileState(SnapshotStore):
             text = self._path.read_text() if self._path.exists() else ""
             snapshot = Snapshot.from_json(text) if text else None
             _cut(self._journal, snapshot.journal_bytes if snapshot else None)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+        except OSError as error:  # as of a disk that is full
+            raise UnreachableError(f"can't take the job over in {self._path.parent}: {error.strerror}") from None
         return snapshot
 
     def _save(self, text: str) -> None:
