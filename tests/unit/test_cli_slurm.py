@@ -99,3 +99,24 @@ def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
     assert (home_of(job).over(), home_of(job).absence()) == ("", "Slurm refuses squeue: ")
     job.write_master(MasterAddress("host:1", "", 1))
     assert (home_of(job).over(), home_of(job).absence()) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "over"),
+    [("echo 'RUNNING|None'", ""), ("echo 'CANCELLED|None'", "it has ended"), ("exit 1", "it has ended")],
+)
+def test_a_job_goes_on_while_its_master_closes_its_places(slurm, job, squeue, over):
+    slurm.says("squeue", squeue)
+    job.status.write_text('{"phase": "stopped"}')
+    job.write_master(MasterAddress("host:1", "", 1))
+    assert home_of(job).over() == over
+    job.master.unlink()
+    assert home_of(job).over() == "it has ended"
+
+
+def test_what_could_not_be_cancelled_is_to_be_tried_again(slurm, job, capsys):
+    slurm.says("squeue", "echo 'PENDING|Resources'")
+    slurm.says("scancel", "echo 'scancel: error: Unable to contact slurm controller' >&2; exit 1")
+    assert main(["stop", "mine"]) == 1
+    assert "the job may still run: try again once `squeue` answers" in capsys.readouterr().err
+    assert not job.status.exists()
