@@ -27,7 +27,11 @@ def job(tmp_path) -> JobDir:
 
 
 def state(job: JobDir, holder: str, replaced: list[str]) -> FileState:
-    return FileState(job, holder, lambda: replaced.append(holder))
+    def tell() -> None:
+        asyncio.get_running_loop()  # in a thread there is none
+        replaced.append(holder)
+
+    return FileState(job, holder, tell)
 
 
 def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment(job):

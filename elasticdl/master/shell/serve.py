@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -50,6 +50,10 @@ START_SECONDS = 120.0
 EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
 EXIT_USER_ERROR = 2
 _log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """Another master has the job, or will soon have it; the job goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,34 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         ended.set()
         journal.close()
         await platform.server.close()
+
+
+async def serve_unless_relieved(
+    spec: JobSpec, job_dir: JobDir, platform: Platform, relieved: asyncio.Future[str]
+) -> EndJob:
+    """As `serve`, of a master whose job may go on with another one.
+
+    Args:
+        relieved: Set, with the reason, when this master is to leave the job.
+
+    Raises:
+        RelievedError: it has left the job.
+    """
+    launchers: list[Launcher] = []
+
+    def make_launcher(report: Report, limits: Limits) -> Launcher:
+        launchers.append(platform.make_launcher(report, limits))
+        return launchers[0]
+
+    serving = asyncio.ensure_future(serve(spec, job_dir, replace(platform, make_launcher=make_launcher)))
+    await asyncio.wait((serving, relieved), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        return serving.result()
+    for launcher in launchers:
+        await launcher.detach()  # before the end of `serve` could end the workers
+    serving.cancel()
+    await asyncio.wait({serving})
+    raise RelievedError(f"leaving the job to another master: {relieved.result()}")
 
 
 async def _save_generation(saver: StateSaver, first: Snapshot) -> None:

@@ -29,7 +29,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from elasticdl.common import environment as variables
 from elasticdl.common.channel import FILE
@@ -41,7 +40,16 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.log_marking import LogMarks
-from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.serve import (
+    EXIT_CODES,
+    EXIT_USER_ERROR,
+    Platform,
+    RelievedError,
+    handling,
+    log_as,
+    read_spec,
+    serve_unless_relieved,
+)
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT
 from elasticdl.master.shell.state_file import FileState
@@ -56,10 +64,6 @@ ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
 MASTER_TIMEOUT = 1800.0
 _log = logging.getLogger(__name__)
-
-
-class RelievedError(Exception):
-    """Another master has the job, or will soon have it; the job goes on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,27 +100,25 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     port = server.bind(spec.port)
     own = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", "")
     address = replace(own, tls=str(job_dir.tls / Role.OWNER))
-    relieved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    launchers: list[Launcher] = []
+    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def relieve() -> None:
+    def relieve(reason: str) -> None:
         if not relieved.done():
-            relieved.set_result(None)
+            relieved.set_result(reason)
 
-    state = FileState(job_dir, uuid.uuid4().hex, relieve)
+    state = FileState(job_dir, uuid.uuid4().hex, partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         fewest, seconds = (lambda: limits().minimum), Seconds(start=spec.start_timeout)
-        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds))
-        return launchers[0]
+        return PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds)
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
         async def end() -> None:
             if await runs_again(os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
-                relieve()
+                relieve("Slurm starts the batch job again")
             else:
                 post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
 
@@ -130,17 +132,9 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
             yield
 
     platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarks(job_dir)], agents)
-    serving = asyncio.ensure_future(serve(spec, job_dir, platform))
-    awaited: set[asyncio.Future[Any]] = {serving, relieved}
-    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        for launcher in launchers:
-            await launcher.detach()  # before the end of `serve` could end the workers
-        serving.cancel()
-        await asyncio.wait({serving})
-        raise RelievedError("leaving the job to another master")
+    end = await serve_unless_relieved(spec, job_dir, platform, relieved)
     job_dir.master.unlink(missing_ok=True)
-    return serving.result()
+    return end
 
 
 def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> SlurmProvider:

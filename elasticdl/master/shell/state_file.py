@@ -38,7 +38,11 @@ class FileState(SnapshotStore):
         return await asyncio.to_thread(self._load)
 
     async def save(self, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(self._save, snapshot.to_json())
+        try:
+            await asyncio.to_thread(self._save, snapshot.to_json())
+        except ReplacedError:
+            self._replaced()
+            raise
 
     def _load(self) -> Snapshot | None:
         try:
@@ -54,7 +58,6 @@ class FileState(SnapshotStore):
 
     def _save(self, text: str) -> None:
         if self._mark.read_text() != self._holder:
-            self._replaced()
             raise ReplacedError("another master has taken over")
         write_aside(self._path, text)
 
