@@ -37,6 +37,7 @@ def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
         slurm.run("scancel", urgent)
         world = job.wait_for_world(size=3, after=world["world"])
 
+        job.wait_for_step(job.steps_recorded() + 20)  # by then that world is saved
         address = job.job.read_master()
         os.kill(address.pid, signal.SIGKILL)
         job.wait_for("the next master", lambda: job.entries("master_restarted"))
