@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from elasticdl.job.history import History
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
 from elasticdl.job.journal import Entry
-from elasticdl.job.records import History
 from elasticdl.job.text import metrics_text as metrics_text
 from elasticdl.job.text import plural as plural
 from elasticdl.proto import elasticdl_pb2 as pb

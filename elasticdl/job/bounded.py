@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from elasticdl.job.records import Point
+from elasticdl.job.history import Point
 
 T = TypeVar("T")
 MOST_POINTS = 1500

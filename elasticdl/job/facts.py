@@ -13,10 +13,7 @@ from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
-from elasticdl.job.job_facts import JobFacts
-from elasticdl.job.journal import STEPS, Entry, parse_entry
-from elasticdl.job.lanes import MOST_LANES, Lanes
-from elasticdl.job.records import (
+from elasticdl.job.history import (
     Changing,
     History,
     Mark,
@@ -27,6 +24,9 @@ from elasticdl.job.records import (
     WorkerPhase,
     WorldSpan,
 )
+from elasticdl.job.job_facts import JobFacts
+from elasticdl.job.journal import STEPS, Entry, parse_entry
+from elasticdl.job.lanes import MOST_LANES, Lanes
 from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
 from elasticdl.job.timeline import Timeline
 

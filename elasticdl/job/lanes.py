@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 
-from elasticdl.job.records import Lane, Span, WorkerPhase
+from elasticdl.job.history import Lane, Span, WorkerPhase
 from elasticdl.job.timeline import Crew
 
 MOST_LANES = 2000

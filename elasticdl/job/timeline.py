@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from elasticdl.job.records import TimeSpent, TimeUse
+from elasticdl.job.history import TimeSpent, TimeUse
 
 MOST_SEGMENTS = 512
 # What a pause that is told may turn out to have been. Waiting for workers, starting and ending stay what they are.

@@ -27,7 +27,7 @@ from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
 from elasticdl.job.facts import Facts
-from elasticdl.job.records import TimeSpent, TimeUse
+from elasticdl.job.history import TimeSpent, TimeUse
 from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.instructions import Phase

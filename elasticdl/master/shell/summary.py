@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.history import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import plain
-from elasticdl.job.records import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.training import Training
 
