@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.job.text import metrics_text, number_text, plural
-
 Entry = Mapping[str, Any]
 # The version of the journal's format: the first entry, `job_started`, tells it. A reader takes older ones, and one newer minor.
 FORMAT = "1.1"
@@ -42,6 +40,22 @@ class Kind:
     of_worker: Types = field(default_factory=dict)  # what a worker may tell of it; none: it is the master's to say
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
+
+
+# ---- how numbers read ----
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def number_text(value: float | None) -> str:
+    """JSON has no word for a number that is none."""
+    return "nan" if value is None else f"{value:.4g}"
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {number_text(value)}" for name, value in sorted(metrics.items()))
 
 
 # ---- what a cluster is told; workers may have made up what stands in an entry ----

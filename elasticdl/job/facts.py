@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
-from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
@@ -21,13 +21,11 @@ from elasticdl.job.history import (
     Point,
     TimeSpent,
     TimeUse,
-    WorkerPhase,
     WorldSpan,
 )
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.journal import STEPS, Entry, parse_entry
 from elasticdl.job.lanes import MOST_LANES, Lanes
-from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
 from elasticdl.job.timeline import Timeline
 
 MOST_WORLDS = 2000
@@ -111,17 +109,15 @@ class Facts:
             self._unknown.add(event[:MOST_NAMES])
         if event != STEPS:  # of which there are most, and some are told twice
             self.state.take(entry)
+        self._lanes.take(entry, now)
         if act := _ACTS.get(event):
             act(self, entry, now)
         if kind and kind.marked:
             named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
             said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
-            value = {
-                **f.numbers(entry, "metrics"),
-                **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
-            }
-            known = {key: each for key, each in value.items() if each is not None or key in f.numbers(entry, "metrics")}
-            self._marks.add(Mark(now, event, said, f.count(entry, "step"), known))
+            found = {key: f.number(entry, key) for key in ("worker", "seconds", "factor")}
+            value = f.numbers(entry, "metrics") | {key: each for key, each in found.items() if each is not None}
+            self._marks.add(Mark(now, event, said, f.count(entry, "step"), value))
         line.change(crew=self._lanes.crew)
 
     # ---- what is asked ----
@@ -171,6 +167,7 @@ class Facts:
         )
 
     def _remarks(self) -> Iterable[str]:
+        """What a reader of a report must know of its journal, in words."""
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
         if is_newer(self._format):
@@ -178,15 +175,26 @@ class Facts:
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
-            yield unknown_kinds(self._unknown, self.counts[""])
+            some = ", ".join(sorted(self._unknown)[:5])
+            yield f"entries of kinds that this version does not know: {self.counts['']:,} ({some})"
         if self._went_back:
-            yield clocks_went_back(self._went_back, self._furthest_back)
+            yield (
+                f"entries older than the one before, by up to {self._furthest_back:.3g} s, as clocks go back: {self._went_back:,}; "
+                "they count as of the moment before"
+            )
         if self._tells_no_steps:
             yield "the journal tells no steps: an older version wrote it, and there are no curves"
         if self._lanes.forgotten:
             yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
-        dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
-        yield from not_shown({**dropped, "other events": self._marks.dropped})
+        lists = {
+            "worlds": self._worlds,
+            "pauses": self._pauses,
+            "warnings": self._warnings,
+            "other events": self._marks,
+        }
+        for what, kept in lists.items():
+            if kept.dropped:
+                yield f"{kept.dropped:,} {what} are counted, but not shown one by one"
 
     @property
     def _tells_no_steps(self) -> bool:
@@ -229,48 +237,9 @@ class Facts:
     def _warning(self, entry: Entry, now: float) -> None:
         self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
 
-    # ---- workers ----
-
-    def _worker_launched(self, entry: Entry, now: float) -> None:
-        self._worker_pending(entry, now)
-
-    def _worker_pending(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.PENDING, now, f.text(entry, "reason"))
-
-    def _worker_draining(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
-
-    def _become(self, entry: Entry, phase: WorkerPhase, now: float, reason: str = "") -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.become(worker, phase, now, reason)
-
-    def _worker_ready(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.WARM, now)
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, "")  # whatever held it up has passed
-
-    def _worker_started(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.started(worker, f.text(entry, "host"), now)
-
     def _worker_left(self, entry: Entry, now: float) -> None:
         cause = f.text(entry, "cause")
         self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.left(worker, now, cause, f.text(entry, "reason"), f.worker_of(entry, "code"))
-
-    def _worker_slow(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, f"slow {f.text(entry, 'phase')}".strip())
-
-    def _worker_stuck(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
-            self._lanes.found(worker, f"{what} {f.standing_of(entry)}".strip())
-
-    def _worker_recovered(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, "")
 
     # ---- worlds ----
 

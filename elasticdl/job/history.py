@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticdl.job.job_facts import JobFacts
-from elasticdl.job.joined_steps import Steps
+from elasticdl.job.journal import Steps
 
 
 class TimeUse(StrEnum):

@@ -6,7 +6,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 
+from elasticdl.common.reach import NOT_REACHED
+from elasticdl.job import fields as f
 from elasticdl.job.history import Lane, Span, WorkerPhase
+from elasticdl.job.journal import Entry
 from elasticdl.job.timeline import Crew
 
 MOST_LANES = 2000
@@ -29,6 +32,31 @@ class Lanes:
         training, starting = phases[WorkerPhase.TRAINING], phases[WorkerPhase.STARTING]
         return Crew(training, starting, phases[WorkerPhase.WARM], phases[WorkerPhase.LEAVING])
 
+    def take(self, entry: Entry, now: float) -> None:
+        """What an entry says of one worker."""
+        worker = f.worker_of(entry)
+        if worker is None:
+            return
+        match entry["event"]:
+            case "worker_launched" | "worker_pending":
+                self.become(worker, WorkerPhase.PENDING, now, f.text(entry, "reason"))
+            case "worker_started":
+                self._started(worker, f.text(entry, "host"), now)
+            case "worker_ready":
+                self.become(worker, WorkerPhase.WARM, now)
+                self._found(worker, "")  # whatever held it up has passed
+            case "worker_draining":
+                self.become(worker, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
+            case "worker_slow":
+                self._found(worker, f"slow {f.text(entry, 'phase')}".strip())
+            case "worker_stuck":
+                what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
+                self._found(worker, f"{what} {f.standing_of(entry)}".strip())
+            case "worker_recovered":
+                self._found(worker, "")
+            case "worker_left":
+                self.left(worker, now, f.text(entry, "cause"), f.text(entry, "reason"), f.worker_of(entry, "code"))
+
     def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
         """Once it is gone, nothing is heard of it any more."""
         if worker in self._gone:
@@ -45,7 +73,7 @@ class Lanes:
             spans = (replace(spans[1], since=spans[0].since), *spans[2:])
         self._there[worker] = replace(lane, spans=(*spans, Span(phase, now, None, reason)))
 
-    def started(self, worker: int, host: str, now: float) -> None:
+    def _started(self, worker: int, host: str, now: float) -> None:
         self.become(worker, WorkerPhase.STARTING, now)
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], host=host)
@@ -62,7 +90,7 @@ class Lanes:
             self._gone.popitem(last=False)
             self.forgotten += 1
 
-    def found(self, worker: int, trouble: str) -> None:
+    def _found(self, worker: int, trouble: str) -> None:
         """That it is slow or stuck; empty: no longer."""
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], trouble=trouble)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.job.event_catalogue import KINDS
-from elasticdl.job.joined_steps import Steps
-from elasticdl.job.journal import STEPS
+from elasticdl.job.journal import STEPS, Steps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.state.values import Pace, StepReport
