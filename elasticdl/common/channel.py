@@ -148,36 +148,28 @@ def refusal(address: str, credentials: Credentials) -> str | None:
 
     None if nothing of the kind was found, as with a master that is not there.
     """
-    try:
-        address = address_of(address)
-    except UnreachableError:
-        return None
     if isinstance(credentials, Token):
         return None  # a master that refuses it says so itself
-    try:
-        return _stranger(address, credentials, identify(credentials).job)
-    except UserError as error:
-        return str(error)
-
-
-def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
     context = _client_context()
     context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(tls.certificate, tls.key, password="")
-        context.load_verify_locations(tls.ca)
-        host, _, port = address.rpartition(":")
+        host, _, port = address_of(address).rpartition(":")
+        job = identify(credentials).job
+        context.load_cert_chain(credentials.certificate, credentials.key, password="")
+        context.load_verify_locations(credentials.ca)
         with (
             socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
             context.wrap_socket(plain, server_hostname=Identity(Role.MASTER, job).dns_name),
         ):
             pass
+    except UserError as error:
+        return str(error)
     except ssl.SSLCertVerificationError:
         return (
             f"it is not the master of the job {job} that the certificates here were made for: another job of that name, or one "
             "whose Secrets were replaced while it ran"
         )
-    except OSError:  # of TLS, too
+    except (UnreachableError, OSError):  # no master is up, or TLS fails for a reason that may pass
         pass
     return None
 

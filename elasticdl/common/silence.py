@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.common.reach import NO_ANSWER, reached, unreached
 
 TOLD_SECONDS = 10.0
@@ -30,7 +31,7 @@ class Silence:
         self._answered = False
         self._problem = NO_ANSWER
         self._due = TOLD_SECONDS  # of silence, at which a line is due
-        self._delay = FIRST_DELAY
+        self._backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=DELAY_GROWTH)
         self.met = False  # it has answered once
 
     def begin(self, now: float) -> None:
@@ -42,7 +43,8 @@ class Silence:
         """The master has answered; returns what is to be said of it, if anything."""
         with self._lock:
             told, self._due = self._due > TOLD_SECONDS, TOLD_SECONDS
-            self._delay, self._problem = FIRST_DELAY, NO_ANSWER
+            self._backoff.reset()
+            self._problem = NO_ANSWER
             self._answered = self.met = True
             return reached(self._address, now - self._since, self._who) if told else ""
 
@@ -56,8 +58,7 @@ class Silence:
         """Why it is over; returns after how many seconds the next attempt is to begin."""
         with self._lock:
             self._problem = problem
-            delay, self._delay = self._delay, min(LONGEST_DELAY, DELAY_GROWTH * self._delay)
-            return delay
+            return self._backoff.delay()
 
     def look(self, now: float) -> str:
         """What is to be said now, if anything; to be called regularly."""

@@ -186,12 +186,8 @@ class Facts:
             yield "the journal tells no steps: an older version wrote it, and there are no curves"
         if self._lanes.forgotten:
             yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
-        lists = {
-            "worlds": self._worlds,
-            "pauses": self._pauses,
-            "warnings": self._warnings,
-            "other events": self._marks,
-        }
+        lists: Mapping[str, CappedList[Any]] = {"worlds": self._worlds, "pauses": self._pauses, "warnings": self._warnings,
+                                                "other events": self._marks}  # fmt: skip
         for what, kept in lists.items():
             if kept.dropped:
                 yield f"{kept.dropped:,} {what} are counted, but not shown one by one"

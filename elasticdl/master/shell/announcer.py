@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticdl.common.backoff import TokenBucket
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell.observer import Observer
@@ -26,7 +27,7 @@ FINISH_SECONDS = 5.0
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 BURST = 6
 SECONDS_EACH = 20.0
-LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
+LONGEST = 1000  # bytes of a message; the server refuses more than 1024 bytes
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +56,9 @@ def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | Non
 class Digest:
     """At most `BURST` at once, and one every `SECONDS_EACH` in the long run. Times are passed in."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self._held: dict[str, Notice] = {}
-        self._room = float(BURST)
-        self._as_of = now
+        self._pace = TokenBucket(rate=1 / SECONDS_EACH, burst=BURST)
 
     def add(self, notice: Notice) -> None:
         older = self._held.get(notice.reason)
@@ -66,18 +66,11 @@ class Digest:
             notice = replace(notice, first=older.first, count=older.count + notice.count)
         self._held[notice.reason] = notice
 
-    def wait(self, now: float) -> float:
-        """Seconds until `take` has something; infinite if there is nothing."""
-        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
-        self._as_of = now
-        return max(0.0, (1.0 - self._room) * SECONDS_EACH) if self._held else math.inf
-
-    def take(self, now: float) -> Notice | None:
-        """The one that has waited longest, if one may be told."""
-        if self.wait(now) > 0:
-            return None
-        self._room -= 1.0
-        return self._held.pop(next(iter(self._held)))
+    def take(self, now: float) -> Notice | float:
+        """The notice that has waited longest; or for how many seconds it has to wait yet, infinite if there is none."""
+        if not self._held:
+            return math.inf
+        return self._pace.take(now) or self._held.pop(next(iter(self._held)))
 
     def rest(self) -> list[Notice]:
         """All, at the end of the job; they are one of each reason."""
@@ -87,16 +80,13 @@ class Digest:
 
 def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
     """The manifest of an event about ``subject``, which is a reference to an object."""
-    message = notice.message
-    while len(message.encode()) > LONGEST:
-        message = message[: -max(1, len(message) // 20)]
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
         "involvedObject": dict(subject),
         "reason": notice.reason,
-        "message": message,
+        "message": notice.message.encode()[:LONGEST].decode(errors="ignore"),
         "type": "Warning" if notice.warning else "Normal",
         "count": notice.count,
         "firstTimestamp": datetime.fromtimestamp(notice.first, UTC).strftime(TIME),
@@ -112,7 +102,7 @@ class Announcer(Observer):
         """``create`` makes an event; it blocks, and raises `ApiError`."""
         self._create = create
         self._subject = subject
-        self._digest = Digest(time.monotonic())
+        self._digest = Digest()
         self._news = asyncio.Event()
         self._over = False
         self._failed = False
@@ -138,13 +128,14 @@ class Announcer(Observer):
 
     async def _work(self) -> None:
         while not self._over:
-            seconds = self._digest.wait(time.monotonic())
+            due = self._digest.take(time.monotonic())
+            if isinstance(due, Notice):
+                await self._tell(due)
+                continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                async with asyncio.timeout(None if math.isinf(due) else due):
                     await self._news.wait()
             self._news.clear()
-            if notice := self._digest.take(time.monotonic()):
-                await self._tell(notice)
         for notice in self._digest.rest():
             await self._tell(notice)
 

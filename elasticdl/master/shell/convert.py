@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.core.job import Job
@@ -16,8 +15,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
-_MEMBER, _STEP = attrgetter(*i.Member.__match_args__), attrgetter(*e.StepReport.__match_args__)
-_TIMES = attrgetter(*e.StepTimes.__match_args__)
+T = TypeVar("T")
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
     i.BreakWorld: "broken",
@@ -30,8 +28,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    members = tuple(i.Member(*_MEMBER(member)) for member in hello.members)
-    return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step, members)
+    return _copied(e.WorkerConnected, hello, members=tuple(_copied(i.Member, member) for member in hello.members))
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -44,27 +41,21 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
     match body:
         case "heartbeat":
             beat = message.heartbeat
-            times = e.StepTimes(*_TIMES(beat.times)) if beat.HasField("times") else None
-            return e.HeartbeatReceived(
-                worker_id, beat.world_version, beat.step, beat.progress, beat.waiting, times, beat.ending
-            )
+            times = _copied(e.StepTimes, beat.times) if beat.HasField("times") else None
+            return _copied(e.HeartbeatReceived, beat, worker_id=worker_id, times=times)
         case "ask":
-            ask = message.ask
-            where = (ask.left_world, ask.step, ask.has_state)
-            return e.JoinRequested(worker_id, *where, ask.broken, ask.reason, ask.epoch, ask.synced_in)
+            return _copied(e.JoinRequested, message.ask, worker_id=worker_id)
         case "draining":
-            return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
+            return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
         case "progress":
-            told = message.progress
-            steps = tuple(e.StepReport(*_STEP(step)) for step in told.steps)
-            return e.ProgressReported(worker_id, steps, told.total_steps, told.total_epochs)
+            steps = tuple(_copied(e.StepReport, step) for step in message.progress.steps)
+            return _copied(e.ProgressReported, message.progress, worker_id=worker_id, steps=steps)
         case "finished":
-            done = message.finished
-            return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics), done.together)
+            metrics = dict(message.finished.metrics)
+            return _copied(e.WorkerFinished, message.finished, worker_id=worker_id, metrics=metrics)
         case "failed":
-            failed = message.failed
-            users = failed.cause == pb.Failed.USER
-            return e.WorkerFailed(worker_id, users, failed.message, failed.traceback, trained=failed.trained)
+            users = message.failed.cause == pb.Failed.USER
+            return _copied(e.WorkerFailed, message.failed, worker_id=worker_id, users=users)
         case "pause":
             return e.NoticeReported(worker_id, "pause", _pause(message.pause), message.number)
         case "notice":
@@ -99,6 +90,12 @@ def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStat
         min_workers=view.limits.minimum,
         max_workers=view.limits.maximum,
     )
+
+
+def _copied(kind: type[T], message: object, **given: object) -> T:
+    """One of the core's values, with the fields of a message; ``given``: those that the message does not have so."""
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return kind(*[given[name] if name in given else getattr(message, name) for name in names])
 
 
 def _values(said: object) -> dict[str, Any]:
