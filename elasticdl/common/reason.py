@@ -9,7 +9,6 @@ import functools
 import linecache
 import re
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable
@@ -38,8 +37,9 @@ HELP = {  # by type and text
         'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
     ),
 }
-_LIBRARIES = frozenset({"site-packages", "dist-packages"})
-_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+# In the path of a file: of an installed library, or of Python's own.
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+STANDARD = re.compile(r"/lib(64)?/python3[.\d]*t?/")
 
 
 def reason(error: BaseException) -> str:
@@ -101,10 +101,11 @@ def flat(what: object) -> str:
 
 
 def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
-    """``file:line`` of the innermost frame in a file that is wanted; empty if there is none."""
+    """``file:line`` of the innermost frame in a file that is there and wanted; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(Path(error.filename))}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if wanted(frame.filename)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if Path(frame.filename).exists() and wanted(frame.filename)]
     return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
 
 
@@ -122,11 +123,11 @@ def shown(path: Path) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file of code is neither this package's nor of an installed library."""
+    """Whether a file of code is of no library, nor of this package, by its path alone: it may be on another machine."""
     path = Path(filename)
-    if filename.startswith("<") or not path.exists() or _LIBRARIES.intersection(path.parts):
+    if filename.startswith("<") or STANDARD.search(filename) or LIBRARIES.intersection(path.parts):
         return False
-    return not any(path.resolve().is_relative_to(folder) for folder in (PACKAGE, _STANDARD))
+    return not path.resolve().is_relative_to(PACKAGE)
 
 
 def _said(error: BaseException) -> str:

@@ -75,17 +75,17 @@ def _of_status(now: pb.JobStatus) -> Iterator[Metric]:
     yield _labelled(
         GaugeMetricFamily, "elasticdl_workers", "Workers that are there or asked for, by state", "state", counts
     )
-    members = sum(worker.rank >= 0 for worker in now.workers)
-    yield GaugeMetricFamily("elasticdl_world_size", "Members of the world", members)
-    yield GaugeMetricFamily("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers)
-    yield GaugeMetricFamily("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers)
-    yield GaugeMetricFamily(
-        "elasticdl_step", "Steps that are in the model; fewer when it goes on from a checkpoint", now.step
+    gauges: tuple[tuple[str, str, float], ...] = (
+        ("elasticdl_world_size", "Members of the world", sum(worker.rank >= 0 for worker in now.workers)),
+        ("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers),
+        ("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers),
+        ("elasticdl_step", "Steps that are in the model; fewer when it goes on from a checkpoint", now.step),
+        ("elasticdl_samples_per_second", "Samples per second over the last seconds", now.samples_per_second),
+        ("elasticdl_epoch", "Epoch of the last step, from 0", now.epoch),
+        ("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss),
     )
-    rate = now.samples_per_second
-    yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
-    yield GaugeMetricFamily("elasticdl_epoch", "Epoch of the last step, from 0", now.epoch)
-    yield GaugeMetricFamily("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss)
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value)
 
 
 def _of_facts(facts: Facts) -> Iterator[Metric]:

@@ -73,13 +73,12 @@ class Sessions:
 
     def take(self, worker_id: int, number: int) -> bool:
         """Whether a message of this number is new; 0 is no number. Workers repeat theirs until they are saved."""
-        if number:
-            self._unsaved.add(worker_id)
-        if 0 < number <= self.taken.get(worker_id, 0):
-            return False
-        if number:
-            self.taken[worker_id] = number
-        return True
+        if number == 0:
+            return True
+        self._unsaved.add(worker_id)
+        last = self.taken.get(worker_id, 0)
+        self.taken[worker_id] = max(number, last)
+        return number > last
 
     @property
     def has_unsaved(self) -> bool:
