@@ -58,7 +58,7 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {number_text(value)}" for name, value in sorted(metrics.items()))
 
 
-# ---- what a cluster is told; workers may have made up what stands in an entry ----
+# ---- what a cluster is told of the master's own entries ----
 
 # Causes for which a person should know that a worker left.
 _TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
@@ -68,53 +68,34 @@ def _ids(workers: list[Any]) -> str:
     return ", ".join(map(str, workers))
 
 
-def _started(entry: Entry) -> ClusterEvent | None:
-    return ClusterEvent("JobStarted", f"asking for {entry['workers']} workers") if "workers" in entry else None
+def _restarted(entry: Entry) -> ClusterEvent:
+    missing = entry["missing"]
+    lost = f"; workers {_ids(missing)} have not come back" if missing else ""
+    return ClusterEvent("MasterRestarted", f"a new master has taken over at world {entry['world']}{lost}")
 
 
-def _restarted(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"world": world, "missing": [*missing]}:
-            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
-            return ClusterEvent("MasterRestarted", f"a new master has taken over at world {world}{lost}")
-    return None
-
-
-def _formed(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"world": world, "members": [*members], "reason": why}:
-            size = plural(len(members), "worker")
-            return ClusterEvent("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
-    return None
-
-
-def _pending(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"worker": worker, "reason": str(why)}:
-            return ClusterEvent("WorkerPending", f"worker {worker}: {why}")
-    return None
+def _formed(entry: Entry) -> ClusterEvent:
+    members = entry["members"]
+    size = plural(len(members), "worker")
+    return ClusterEvent("WorldFormed", f"world {entry['world']} of {size} ({_ids(members)}): {entry['reason']}")
 
 
 def _left(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"worker": worker, "cause": str(cause), "reason": why} if cause in _TOLD_CAUSES:
-            return ClusterEvent(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
-    return None
+    cause = entry["cause"]
+    if cause not in _TOLD_CAUSES:
+        return None
+    reason = f"Worker{cause.title().replace('_', '')}"
+    return ClusterEvent(reason, f"worker {entry['worker']}: {entry['reason']}", warning=True)
 
 
 def _waiting(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"phase": "waiting", "reason": why}:
-            return ClusterEvent("WaitingForWorkers", str(why), warning=True)
-    return None
+    return ClusterEvent("WaitingForWorkers", entry["reason"], warning=True) if entry["phase"] == "waiting" else None
 
 
-def _finished(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"phase": str(phase), "reason": why}:
-            text = str(why) or f"the job has {phase}"
-            return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
-    return None
+def _finished(entry: Entry) -> ClusterEvent:
+    phase = entry["phase"]
+    text = entry["reason"] or f"the job has {phase}"
+    return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
 
 
 # ---- the catalogue ----
@@ -123,11 +104,13 @@ _WORKER = {"worker": "its number"}
 _STEP = {"step": "after which"}
 _KINDS = (
     Kind("job_started", {"job": "its name", "workers": "asked for, MIN-MAX", "specification": "the file that has it",
-         "format": "version of the journal, MAJOR.MINOR"}, cluster=_started),
+         "format": "version of the journal, MAJOR.MINOR"},
+         cluster=lambda entry: ClusterEvent("JobStarted", f"asking for {entry['workers']} workers")),
     Kind("master_restarted", {"world": "that it has found", "members": "of it", "missing": "workers that were expected and have not come",
          "seconds": "until it knew"}, marked=True, ends_steps=True, cluster=_restarted),
     Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
-    Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"}, cluster=_pending),
+    Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"},
+         cluster=lambda entry: ClusterEvent("WorkerPending", f"worker {entry['worker']}: {entry['reason']}")),
     Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),

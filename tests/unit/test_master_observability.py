@@ -416,8 +416,6 @@ def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
     ("event", "fields"),
     [
         ("worker_left", {"worker": 1, "cause": "finished", "reason": "x"}),
-        ("worker_left", {"worker": 1, "cause": ["a worker", "made", "it", "up"], "reason": "x"}),
-        ("world_formed", {"world": 1, "members": 7, "reason": "x"}),
         ("phase", {"phase": "running", "reason": ""}),
         ("checkpoint", {"step": 1}),
         ("worker_pending", {"worker": 1, "reason": "it is being started on node n0"}),
