@@ -71,7 +71,6 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
-    news_seconds: Callable[[], float] = lambda: math.inf  # what happens, and need not be saved first, is saved as soon
 
 
 # What is to be carried out, waited for until it is saved, or set since all before it is done.
@@ -144,10 +143,8 @@ class Loop:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
-        if (
-            now - self._saved_at >= SAVE_SECONDS
-            or now - max(self._saved_at, self._news_at) >= self._ports.news_seconds()
-        ):
+        has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.news_seconds
+        if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 

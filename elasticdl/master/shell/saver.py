@@ -55,6 +55,11 @@ class StateSaver:
         self._saving: asyncio.Task[None] | None = None
         self.problem = ""  # why the last attempt failed, if it did
 
+    @property
+    def news_seconds(self) -> float:
+        """The store's."""
+        return self._store.news_seconds
+
     def save(self, snapshot: Snapshot) -> asyncio.Future[None]:
         """Done once this one, or a newer one, is saved.
 
