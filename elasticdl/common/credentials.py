@@ -83,7 +83,7 @@ class Token:
     value: str = field(repr=False)
 
 
-class Below:
+class PathBelow:
     """A file in the folder that is the ``path`` of an object."""
 
     def __init__(self, name: str) -> None:
@@ -99,9 +99,9 @@ class TlsFolder:
 
     path: Path
 
-    ca = Below(CA)
-    certificate = Below(CERTIFICATE)
-    key = Below(KEY)
+    ca = PathBelow(CA)
+    certificate = PathBelow(CERTIFICATE)
+    key = PathBelow(KEY)
 
     def read(self) -> TlsFiles:
         """

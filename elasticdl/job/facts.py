@@ -14,13 +14,13 @@ from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
 from elasticdl.job.history import (
-    Changing,
     History,
     Mark,
     PauseRecord,
     Point,
     TimeSpent,
     TimeUse,
+    WorldChange,
     WorldSpan,
 )
 from elasticdl.job.job_facts import JobFacts
@@ -58,7 +58,7 @@ class Facts:
         self._warnings: CappedList[Mark] = CappedList(MOST_WARNINGS, lambda warning: warning.time)
         self._curve = Curve()
         self._members = 0
-        self._changing: Changing | None = None
+        self._changing: WorldChange | None = None
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
         self.counts: Counter[str] = Counter()
@@ -245,7 +245,7 @@ class Facts:
         if self._changing is None:
             grew = before is None or len(ids) > before.size
             doing = TimeUse.STARTING if first else TimeUse.GROW if grew else TimeUse.SHRINK
-            self._changing = Changing(now if first else now - f.seconds(entry, "seconds"), doing)
+            self._changing = WorldChange(now if first else now - f.seconds(entry, "seconds"), doing)
         self._changing.told = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
@@ -269,7 +269,7 @@ class Facts:
         self._end_world(now)
         if self._line.doing is TimeUse.PRODUCTIVE:
             self._line.change(TimeUse.FAILURE)
-        self._changing = self._changing or Changing(now, TimeUse.FAILURE)
+        self._changing = self._changing or WorldChange(now, TimeUse.FAILURE)
 
     def _master_restarted(self, entry: Entry, now: float) -> None:
         """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master

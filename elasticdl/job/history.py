@@ -74,7 +74,7 @@ class WorldSpan:
 
 
 @dataclass(slots=True)
-class Changing:
+class WorldChange:
     """The way from one world to the next, until its first step is told."""
 
     since: float

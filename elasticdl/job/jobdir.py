@@ -26,7 +26,7 @@ from typing import NamedTuple, Self
 import platformdirs
 import psutil
 
-from elasticdl.common.credentials import Below, Credentials, Endpoint, TlsFolder, Token
+from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -82,16 +82,16 @@ class JobDir:
     def name(self) -> str:
         return self.path.name
 
-    spec = Below("job.json")
-    master = Below("master.json")
-    journal = Below("journal.jsonl")
-    status = Below("status.json")
-    state = Below("state.json")
-    batch = Below("batch")
-    tls = Below("tls")
-    logs = Below("logs")
-    master_log = Below("logs/master.log")
-    marks = Below("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
+    spec = PathBelow("job.json")
+    master = PathBelow("master.json")
+    journal = PathBelow("journal.jsonl")
+    status = PathBelow("status.json")
+    state = PathBelow("state.json")
+    batch = PathBelow("batch")
+    tls = PathBelow("tls")
+    logs = PathBelow("logs")
+    master_log = PathBelow("logs/master.log")
+    marks = PathBelow("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogMark:
     """``sizes``: of the logs that have grown since the last mark, by the names of their files. ``members``: of a world that was
     formed at this moment, in rank order. ``whole``: all logs were looked at, else only those that are in it."""
 
@@ -26,7 +26,7 @@ class Mark:
         return json.dumps({"time": round(self.time, 6), "sizes": dict(self.sizes), **more}, separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str) -> Mark | None:
+    def from_line(cls, line: str) -> LogMark | None:
         """None if it is none, as a disk may have been full."""
         try:
             found = json.loads(line)

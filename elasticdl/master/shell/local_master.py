@@ -29,7 +29,7 @@ from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
-from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.saver import NoStore
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.shell.servicer import Server
@@ -109,7 +109,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
             yield
 
     try:
-        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarks(job_dir)])
+        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarker(job_dir)])
         return await serve(spec, job_dir, platform)
     finally:
         job_dir.master.unlink(missing_ok=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.log_marks import Mark
+from elasticdl.job.log_marks import LogMark
 from elasticdl.master.shell.observer import Observer
 
 # Of the time that passes, at most one part in so many goes into looks at the logs, of which there may be thousands.
 PARTS_OF_TIME = 20
 
 
-class LogMarks(Observer):
+class LogMarker(Observer):
     """A mark is there before the members of a new world are told of it, and so before any of them prints in it."""
 
     def __init__(self, job: JobDir, clock: Callable[[], float] = time.time) -> None:
@@ -41,7 +41,7 @@ class LogMarks(Observer):
         if event == "worker_left":
             self._sizes.pop(fields["worker"], None)
         if sizes or whole:
-            self._file.write(Mark(began, sizes, members, whole).to_line() + "\n")
+            self._file.write(LogMark(began, sizes, members, whole).to_line() + "\n")
             self._file.flush()
         if whole:
             now = self._clock()
