@@ -1,7 +1,8 @@
-"""What a person should find with `kubectl describe job`: events on the Job, best effort.
+"""Events on the Job, which a person sees with `kubectl describe job`: best effort.
 
-Nothing waits for them, and they stop nothing. `notice_of` chooses from the journal; `Digest` sees to it that they are few,
-whatever happens to the job: what can't be told yet waits, and later ones of the same reason take its place and count.
+Nothing waits for an event, and one that fails stops nothing. `notice_of` chooses entries of the journal. `Digest` keeps
+events few, whatever happens to the job: a notice waits until it may be told, and a later one of the same reason takes its
+place and counts both.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Notice:
 
 
 def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
-    """What an entry of the journal is worth, if anything."""
+    """The notice that an entry of the journal is worth, if any."""
     kind = KINDS.get(event)
     told = kind.cluster(fields) if kind and kind.cluster else None
     if told is None or (event == "worker_pending" and str(fields.get("reason")).startswith(ON_ITS_WAY)):
@@ -79,7 +80,7 @@ class Digest:
 
 
 def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of an event about ``subject``, which is a reference to an object."""
+    """The manifest of an event. ``subject``: a reference to the object that it is about."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -114,7 +115,7 @@ class Announcer(Observer):
 
     @asynccontextmanager
     async def announcing(self) -> AsyncIterator[None]:
-        """At the end what is left is told, for as long as `FINISH_SECONDS`."""
+        """At the end the rest is told; that may take `FINISH_SECONDS`."""
         task = asyncio.create_task(self._work())
         try:
             yield

@@ -1,4 +1,4 @@
-"""Between protobuf and the core's dataclasses, whose fields have the same names: messages go no further inward than this."""
+"""Messages of protobuf from and to the core's dataclasses, whose fields have the same names. The core sees no message."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
 
 
 def to_message(instruction: i.Instruction) -> pb.MasterMessage:
-    """For an instruction that is carried out by workers."""
+    """The message of an instruction that workers carry out."""
     name = _TOLD[type(instruction)]
     what = instruction.world if isinstance(instruction, i.PublishWorld) else instruction
     fields = getattr(pb.MasterMessage(), name).DESCRIPTOR.fields
@@ -135,7 +135,7 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
-    """A file's name may have bytes that are no UTF-8: Python has them as halves of characters, which can't be sent on."""
+    """A file's name may have bytes that are no UTF-8. Python keeps such a byte as a lone surrogate, which can't be sent on."""
     if isinstance(value, list):
         return [_encodable(each) for each in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -1,10 +1,10 @@
 """A job's numbers for Prometheus, and where it collects them: HTTPS, for the job's certificate of role metrics or owner.
 
-What is so at the moment is asked of the job's status when it is collected. What has happened is counted from the journal,
-the entries of earlier masters included, so that a master that is started again counts on. Steps are counted as they are told: the
-journal of a long job has them late.
+Gauges come from the job's status at the moment of collection. Counters come from the journal, entries of earlier masters
+included, so a master that is started again counts on. Steps are counted when the step log tells observers of them: the journal
+of a long job has them later.
 
-Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody waiting.
+Each connection has a thread and a time limit, and there are few: a caller that connects and says nothing delays nobody.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 class Prometheus(Collector):
     """``status`` is called by whoever collects, in its thread.
 
-    Where the time went is told as far as nothing can change it any more: training up to the last but one report of steps,
-    waiting and starting up to now.
+    Where the time went is told as far as it is final: training up to the last report of steps but one, waiting and
+    starting up to now.
     """
 
     def __init__(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> None:
@@ -144,7 +144,7 @@ def _labelled(
 
 
 class MetricsServer(Observer):
-    """Listens from the moment it is made until it is closed, which is all that it hears of a job.
+    """Listens from its creation until `close`; it ignores what else an observer is told.
 
     ``exposition`` is called in a thread of the server's.
 
