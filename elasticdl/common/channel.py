@@ -1,9 +1,8 @@
-"""How a connection to a master is opened, and what can be told of certificates before and after: whose they are, and why
-the other side is not ours.
+"""How a connection to a master is opened; whose a certificate is; and why a master and a caller will never come together.
 
-gRPC tells a caller no more than that a socket was closed, and tries again. The checks here find the causes that trying
-again does not cure, in a person's words. They use nothing but the standard library, send no token, and are no guard:
-the guard is TLS itself.
+gRPC itself writes lines about a failed TLS handshake to the terminal, and tries again. The checks here come first. They find
+the causes that trying again does not cure, and tell them in a person's words. They use the standard library alone and send no
+token. They protect nothing: TLS itself does.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def refusal(address: str, credentials: Credentials) -> str | None:
 
 
 def _client_context() -> ssl.SSLContext:
-    """Believes whatever it is shown, until told otherwise."""
+    """A context that verifies nothing, until it is told to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

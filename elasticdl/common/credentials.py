@@ -1,4 +1,4 @@
-"""By what the two ends of a call to a master know each other: a token, or certificates.
+"""Tokens and certificates, by which the two ends of a call to a master know each other.
 
 A job on this machine has a token of the user's, sent over loopback only. A job on a cluster has a certification authority
 of its own (`elasticdl.common.certificates`) and one certificate for each role; a process holds those of its own role as

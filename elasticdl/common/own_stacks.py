@@ -33,8 +33,10 @@ def other_stacks(training: int) -> list[Stack]:
 
 
 def current_frames() -> dict[int, FrameType]:
-    """By thread. CPython holds a lock of its interpreter meanwhile. A collection then, one of whose finalizers lets other
-    threads run (TensorFlow's do), would stop the process for good as soon as one of them wants that lock.
+    """Frames by thread, taken without garbage collection.
+
+    CPython holds a lock of its interpreter meanwhile. A collection may run finalizers that let other threads run, as TensorFlow's
+    do. As soon as one of these threads wanted the lock, the process would stop for good.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -43,8 +43,8 @@ STANDARD = re.compile(r"/lib(64)?/python3[.\d]*t?/")
 
 
 def reason(error: BaseException) -> str:
-    """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS``, as far as each of them is known; of this package's own errors, which
-    say all that, their text."""
+    """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS``, as far as each part is known. Of this package's own errors it is their text,
+    which says all that."""
     line = str(error) if isinstance(error, ElasticDLError) else ""
     line = line or one_line(error)
     where = "" if PLACED.match(line) else place(error, is_users)
@@ -58,8 +58,7 @@ def with_help(line: str, said: str = "") -> str:
 
 
 def tell_uncaught_in_one_line() -> None:
-    """A UserError that this script does not catch ends it with one line and exit code 2: what a user should change is no
-    matter of tracebacks."""
+    """From now on a UserError that the script does not catch ends it with one line and exit code 2, without a traceback."""
     sys.excepthook = functools.partial(_tell, sys.excepthook)
 
 

@@ -1,6 +1,6 @@
-"""Stacks of threads in a few lines, and what `faulthandler` has written of them.
+"""Stacks of threads, in a few lines for people, and as `faulthandler` writes them.
 
-The line of the user's own code comes first: the innermost one of the training thread that is of no library.
+The user's own lines of the training thread come first, the innermost before the others.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def parse(text: str) -> list[Stack]:
 
 
 def last_words(text: str) -> list[str]:
-    """The crash with which a log ends, as `faulthandler` has written it: what was printed just before, then the stacks with
-    the innermost call first. The machinery of imports and the list of compiled modules, which hide the rest, are left out.
-    Empty if the log does not end so.
+    """The crash with which a log ends, as `faulthandler` has written it: the lines just before, then the stacks, innermost call
+    first. The frames of Python's import system and the list of compiled modules are left out, as they hide the rest.
+    Empty if the log does not end with a crash.
     """
     begin = text.rfind(CRASHED)
     end = _MODULES.search(text, begin) if begin != -1 else None

@@ -203,7 +203,7 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
 
 
 def _become_ordinary(environment: dict[str, str], request: Request, output: list[int]) -> None:
-    """Whatever of the template's a process that was started without it would not have, or would have of its own."""
+    """Give the worker what a process that was started without the template would have of its own."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != request.launcher:  # it has ended meanwhile
         os._exit(1)

@@ -34,7 +34,7 @@ def import_triton() -> None:
 
 
 def require_triton_first(importing: str) -> None:
-    """Called by a module, named ``importing``, that is about to import PyTorch. Afterwards TensorFlow may be imported.
+    """To be called by the module ``importing`` before it imports PyTorch. Afterwards TensorFlow may be imported.
 
     Raises:
         UserError: TensorFlow was imported before triton.

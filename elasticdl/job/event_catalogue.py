@@ -1,4 +1,4 @@
-"""What can happen to a job: each kind of entry of its journal, declared once, with all that others make of it."""
+"""What can happen to a job: each kind of entry of its journal, with all that other parts need to know of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Entry = Mapping[str, Any]
-# The version of the journal's format: the first entry, `job_started`, tells it. A reader takes older ones, and one newer minor.
+# The version of the journal's format, which the first entry, `job_started`, tells. A reader takes older versions, and the next minor one.
 FORMAT = "1.1"
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
@@ -28,16 +28,18 @@ class ClusterEvent:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of entry. ``fields``: what each means; an entry has those that are known."""
+    """One kind of entry. ``fields``: what each field means; an entry has those that are known."""
 
     name: str
     fields: Mapping[str, str]
     level: int = logging.INFO  # in the master's log
     said: str = ""  # for somebody who watches the job, see `news`; empty: only for the record
-    passing: bool = False  # it comes by each epoch: a line of it makes room for the next
-    marked: bool = False  # the report has it among the things that happened
-    ends_steps: bool = False  # the steps so far are told before what follows
-    of_worker: Types = field(default_factory=dict)  # what a worker may tell of it; none: it is the master's to say
+    passing: bool = False  # it comes again each epoch: its line is replaced by the next
+    marked: bool = False  # the report shows it as an event
+    ends_steps: bool = False  # the steps so far are written with it
+    of_worker: Types = field(
+        default_factory=dict
+    )  # the fields that a worker may give; none: only the master makes such entries
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
 
@@ -165,7 +167,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def is_newer(version: str) -> bool:
-    """Whether a journal of this version may tell what this reader would take for something else."""
+    """Whether this reader may misread a journal of this version."""
     try:
         major, minor = map(int, version.split("."))
     except ValueError:
@@ -175,7 +177,7 @@ def is_newer(version: str) -> bool:
 
 
 def standing(entry: Entry) -> str:
-    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
+    """Where the worker of an entry ``worker_stuck`` stands, for people; empty if nothing is known."""
     where = entry.get("where")
     parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
     return ", ".join(str(part) for part in parts if part)

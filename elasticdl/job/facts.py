@@ -1,6 +1,6 @@
-"""What a journal tells, entry by entry: `Facts.take`. It holds a few MB however long the journal is.
+"""What a journal tells, taken entry by entry by `Facts.take`. It needs a few MB however long the journal is.
 
-The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of it.
+The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of `Facts`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _lasted(world: WorldSpan) -> float:
 
 
 class Facts:
-    """``job``: its name, if the journal does not tell."""
+    """``job``: the job's name, if the journal does not tell it."""
 
     def __init__(self, job: str = "") -> None:
         self.state = JobFacts(job=job)
@@ -123,9 +123,9 @@ class Facts:
     # ---- what is asked ----
 
     def settled(self, until: float = 0.0) -> TimeSpent:
-        """Where the time went as far as nothing can change it any more: these numbers never fall.
+        """Where the time went, as far as that is final: these numbers never fall.
 
-        ``until``: the present, for a job that goes on; from now on nothing is taken to have happened before it.
+        ``until``: the present, for a job that goes on; what is told later counts as later.
         """
         line = self._time or Timeline(until, TimeUse.STARTING)
         if not self.state.over:
@@ -194,7 +194,7 @@ class Facts:
 
     @property
     def _tells_no_steps(self) -> bool:
-        """There were some all the same."""
+        """The job has made steps, but the journal has no entry on them."""
         facts = self.state
         made = (facts.over and facts.step > facts.resumed) or any(self.counts[event] for event in _AFTER_STEPS)
         return made and not self.counts[STEPS]
@@ -259,7 +259,7 @@ class Facts:
         line.change(TimeUse.PRODUCTIVE)
 
     def _without_members(self, world: WorldSpan) -> WorldSpan:
-        """Those of the newest worlds stay, half as many as there may be."""
+        """Keep the members of the newest worlds, half as many as there may be."""
         if self._members + len(world.members) > MOST_MEMBERS // 2:
             return replace(world, members=())
         self._members += len(world.members)
@@ -272,12 +272,12 @@ class Facts:
         self._changing = self._changing or WorldChange(now, TimeUse.FAILURE)
 
     def _master_restarted(self, entry: Entry, now: float) -> None:
-        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
-        found slow or stuck it knows nothing, so it never says that they recovered."""
+        """The entry tells the world that the new master has found: the journal may lack its ``world_formed``. The new master
+        knows nothing of slow or stuck workers, so it never tells that they recovered."""
         self._lanes.nothing_found()
         version, last = f.count(entry, "world"), self._worlds.last
         if version and (last is None or last.version < version):
-            # Its seconds are those in which the master waited for workers, who trained.
+            # In the seconds of the entry the master waited for workers, and they trained.
             self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
 
     def _end_world(self, now: float) -> None:
@@ -286,7 +286,7 @@ class Facts:
             self._worlds.amend(replace(last, until=now))
 
     def _pause(self, entry: Entry, now: float) -> None:
-        """Each survivor tells one; that of the longest counts."""
+        """Each survivor tells its pause; the longest counts."""
         world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
         doing = _KINDS.get(kind)
         if doing is None:
@@ -295,7 +295,9 @@ class Facts:
             if (seconds := f.number(entry, part)) is not None:
                 self.pause_times[kind, part].add(seconds)
         if change := self._changing:
-            if change.use is TimeUse.FAILURE and not change.told:  # from the break on was what could be known until now
+            if (
+                change.use is TimeUse.FAILURE and not change.told
+            ):  # until now all time since the break counted as failure
                 self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
             change.told = True
         last = self._pauses.last
@@ -317,7 +319,7 @@ class Facts:
     # ---- steps ----
 
     def _steps_over(self, entry: Entry, now: float) -> None:
-        """What a script does after its last step is the job's end, however long that takes."""
+        """Whatever a script does after its last step counts as the job's end."""
         line = self._line
         since = now - f.seconds(entry, "seconds")
         line.relabel(TimeUse.ENDING, since, now)
@@ -331,7 +333,7 @@ class Facts:
         if step > 0 and (world, step) <= self._told:
             return  # a master that was started again is told the last steps once more
         self._told = world, step
-        # What a world had made is told after it broke, too.
+        # Steps of a world are also told after it broke.
         current = last is not None and (world > last.version or (world == last.version and last.until is None))
         change = self._changing
         if change and current:

@@ -1,7 +1,7 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. What a worker has told
-has the ``worker`` in whose session it came, too. Status pages, plots, summaries and benchmarks are all made from it.
+Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. An entry that a worker
+has told also has ``worker``, the worker in whose session it came. Status pages, plots, summaries and benchmarks are all made from the journal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def parse_entry(line: str) -> Entry | None:
-    """None if it is none: a disk may have been full, or somebody else may have written there."""
+    """None if the line is no entry: a disk may have been full, or somebody else may have written there."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -60,9 +60,9 @@ def read_journal(path: Path) -> Iterator[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """An entry ``steps`` of a journal. ``step`` is the last of them; loss and learning rate are None where they are not known."""
+    """Steps of one world, one after the other: an entry ``steps``. Loss and learning rate are None where they are not known."""
 
-    step: int
+    step: int  # the last of them
     world: int
     steps: int
     samples: int
@@ -81,7 +81,7 @@ class Steps:
         return cls(*known) if sure else None  # type: ignore[arg-type]
 
     def __add__(self, later: Self) -> Self:
-        """With those that follow, in whose place they stand. A loss that is not known counts for nothing."""
+        """These and the steps that follow, as one. A loss that is not known counts for nothing."""
         steps, samples = self.steps + later.steps, self.samples + later.samples
         loss = later.loss if self.loss is None else self.loss
         if self.loss is not None and later.loss is not None:
@@ -111,7 +111,7 @@ def _short(value: Any) -> Any:
 
 
 def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
-    """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
+    """The lines of a journal, with up to ``bunch`` entries on steps of one world made one, in the place of the last."""
     joined: Steps | None = None
     last = ""  # the line of the last of the entries that ``joined`` tells
     told = (0, 0)  # the world and the step that came last

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from elasticdl.job.event_catalogue import KINDS
@@ -28,7 +29,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    return _copied(e.WorkerConnected, hello, members=tuple(_copied(i.Member, member) for member in hello.members))
+    return _copied(e.WorkerConnected, hello, members=_each_copied(i.Member, hello.members))
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -48,7 +49,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
         case "draining":
             return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
         case "progress":
-            steps = tuple(_copied(e.StepReport, step) for step in message.progress.steps)
+            steps = _each_copied(e.StepReport, message.progress.steps)
             return _copied(e.ProgressReported, message.progress, worker_id=worker_id, steps=steps)
         case "finished":
             metrics = dict(message.finished.metrics)
@@ -96,6 +97,12 @@ def _copied(kind: type[T], message: object, **given: object) -> T:
     """One of the core's values, with the fields of a message; ``given``: those that the message does not have so."""
     names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
     return kind(*[given[name] if name in given else getattr(message, name) for name in names])
+
+
+def _each_copied(kind: type[T], messages: Iterable[object]) -> tuple[T, ...]:
+    """Quicker: after a new master's start thousands of workers may each tell thousands of members."""
+    values = attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
+    return tuple(kind(*values(message)) for message in messages)
 
 
 def _values(said: object) -> dict[str, Any]:
