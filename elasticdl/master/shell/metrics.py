@@ -143,7 +143,7 @@ def _labelled(
     return made
 
 
-class MetricsServer(Observer):
+class MetricsServer(BoundedHTTPServer, Observer):
     """Listens from its creation until `close`; it ignores what else an observer is told.
 
     ``exposition`` is called in a thread of the server's.
@@ -154,16 +154,6 @@ class MetricsServer(Observer):
     """
 
     def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
-        self._server = _Server(address, tls, exposition)
-        self.port: int = self._server.server_address[1]
-        self._server.start("metrics")
-
-    def close(self) -> None:
-        self._server.stop()
-
-
-class _Server(BoundedHTTPServer):
-    def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
         job = identify(tls, serves=True).job
         self.readers = {Identity(role, job).dns_name for role in READERS}
         self.exposition = exposition
@@ -173,6 +163,11 @@ class _Server(BoundedHTTPServer):
         self._context.load_cert_chain(tls.certificate, tls.key)
         self._context.load_verify_locations(tls.ca)
         super().__init__(address, _Handler, CONNECTIONS)
+        self.port: int = self.server_address[1]
+        self.start("metrics")
+
+    def close(self) -> None:
+        self.stop()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(SILENCE_SECONDS)
@@ -184,7 +179,7 @@ class _Server(BoundedHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: MetricsServer
     connection: ssl.SSLSocket
 
     def do_GET(self) -> None:
