@@ -6,7 +6,7 @@ The report, the dashboard, `summary.json`, the metrics and what a command shows 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -110,8 +110,7 @@ class Facts:
         if event != STEPS:  # of which there are most, and some are told twice
             self.state.take(entry)
         self._lanes.take(entry, now)
-        if act := _ACTS.get(event):
-            act(self, entry, now)
+        self._act(entry, now)
         if kind and kind.marked:
             named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
             said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
@@ -206,10 +205,40 @@ class Facts:
         assert self._time is not None, "it begins with the first entry"
         return self._time
 
-    def _job_started(self, entry: Entry, now: float) -> None:
-        self._format = f.text(entry, "format")
+    def _act(self, entry: Entry, now: float) -> None:
+        """What the entry means for where the time went, for worlds and curves."""
+        match entry["event"]:
+            case "steps":
+                self._steps(entry, now)
+            case "steps_over":
+                self._steps_over(entry, now)
+            case "pause":
+                self._pause(entry, now)
+            case "world_formed":
+                self._world_formed(entry, now)
+            case "world_broken":
+                self._world_broken(now)
+            case "master_restarted":
+                self._master_restarted(entry, now)
+            case "worker_left":
+                cause = f.text(entry, "cause")
+                self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+            case "evaluation":
+                self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
+            case "checkpoint":
+                self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
+            case "warning":
+                self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
+            case "job_started":
+                self._format = f.text(entry, "format")
+            case "phase":
+                self._phase(now)
+            case "job_finished":
+                self._line.change(TimeUse.ENDING)
+                self._lanes.end(now)
+                self._end_world(now)
 
-    def _phase(self, entry: Entry, now: float) -> None:
+    def _phase(self, now: float) -> None:
         phase, line = self.state.phase, self._line
         if phase == "waiting":
             line.change(TimeUse.WAITING)
@@ -218,24 +247,6 @@ class Facts:
             self._lanes.rest(now, self.state.reason)
         elif phase == "running" and line.doing is TimeUse.WAITING:
             line.change(TimeUse.PRODUCTIVE)
-
-    def _job_finished(self, entry: Entry, now: float) -> None:
-        self._line.change(TimeUse.ENDING)
-        self._lanes.end(now)
-        self._end_world(now)
-
-    def _evaluation(self, entry: Entry, now: float) -> None:
-        self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
-
-    def _checkpoint(self, entry: Entry, now: float) -> None:
-        self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
-
-    def _warning(self, entry: Entry, now: float) -> None:
-        self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
-
-    def _worker_left(self, entry: Entry, now: float) -> None:
-        cause = f.text(entry, "cause")
-        self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
 
     # ---- worlds ----
 
@@ -265,7 +276,7 @@ class Facts:
         self._members += len(world.members)
         return world
 
-    def _world_broken(self, entry: Entry, now: float) -> None:
+    def _world_broken(self, now: float) -> None:
         self._end_world(now)
         if self._line.doing is TimeUse.PRODUCTIVE:
             self._line.change(TimeUse.FAILURE)
@@ -354,9 +365,3 @@ class Facts:
         state.steps_made, state.samples_made = state.steps_made + made, state.samples_made + point.samples
         line.settle(self._reported)
         self._reported = now
-
-
-# What an entry of each kind changes.
-_ACTS: Mapping[str, Callable[[Facts, Entry, float], None]] = {
-    name: vars(Facts)[f"_{name}"] for name in KINDS if f"_{name}" in vars(Facts)
-}
