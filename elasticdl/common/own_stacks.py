@@ -26,7 +26,7 @@ def stack_of(thread: threading.Thread | int) -> Stack:
 
 
 def other_stacks(training: int) -> list[Stack]:
-    """Of this process's threads but this one, the training's, and those of this package."""
+    """Stacks of this process's threads, except this thread, the training's and this package's own."""
     without = (training, threading.get_ident())
     threads = [each for each in threading.enumerate() if each.ident not in without]
     return [stack_of(each) for each in threads if not each.name.startswith(OWN_THREADS)]

@@ -109,7 +109,7 @@ def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
 
 
 def name_of(function: object) -> str:
-    """Of a function or class its name; of any other object that can be called, that of its type."""
+    """The name of a function or class; of another object that can be called the name of its type."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Of one thread, the innermost call first."""
+    """The stack of one thread, the innermost call first."""
 
     thread: str
     lines: tuple[Line, ...]

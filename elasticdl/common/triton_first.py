@@ -60,7 +60,10 @@ def refuse_triton(importing: str = "triton") -> None:
 
 
 def why_it_crashed(dump: str) -> str:
-    """The reason of a SIGSEGV or SIGABRT, if the order was it. ``dump``: the stacks that `faulthandler` has written; empty for any other."""
+    """Why a process ended by SIGSEGV or SIGABRT, if the order of imports was the cause; else empty.
+
+    ``dump``: the stacks that `faulthandler` has written.
+    """
     if "/triton/__init__.py" not in dump:
         return ""
     return "it imported triton after TensorFlow (tensorflow#124205): put `import triton` above `import tensorflow`"
