@@ -134,10 +134,11 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     metrics = fields.get("metrics", {})
     if not all(isinstance(metric, int | float) for metric in metrics.values()):
         raise ValueError(f"metrics must be numbers, not {metrics!r}")
-    for name, value in {**fields, **metrics}.items():
+    for name, value in {**metrics, **fields}.items():
         most = _LARGEST.get(name, 2**63 - 1)
-        if isinstance(value, int) and abs(value) > most:
-            raise ValueError(f"{name} of a notice must be at most {most}, not {value}")
+        least = 0 if name in fields else -most
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"{name} of a notice must be {least} to {most}, not {value}")
     return fields
 
 
