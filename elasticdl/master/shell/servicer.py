@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class SharedStatus:
-    """The status that watchers are shown: made and compared once for all of them, as that takes long with many workers."""
+    """The status for all watchers: made and compared once, as that takes long with many workers."""
 
     def __init__(self, make: Callable[[], pb.JobStatus], clock: Callable[[], float]) -> None:
         self._make = make
@@ -47,7 +47,7 @@ class SharedStatus:
         self._status, self._bare = pb.JobStatus(), pb.JobStatus()
 
     def look(self) -> tuple[int, pb.JobStatus]:
-        """The status as it was after its last change, and which change that was."""
+        """The number of the last change, and the status after it."""
         if self._clock() - self._made_at >= 0.9 * WATCH_SECONDS:
             status = self._make()
             bare, self._made_at = _without_clock(status), self._clock()
@@ -94,7 +94,7 @@ class Servicer(pb_grpc.MasterServicer):
                 self.mailbox.post(e.WorkerDisconnected(worker_id))
 
     async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> bool:
-        """Post what the worker says; its last word closes the session.
+        """Post what the worker says, and answer its last word.
 
         Returns whether this master has acted upon all of it. Else the worker must say it to the next master.
         """

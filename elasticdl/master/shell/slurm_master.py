@@ -39,7 +39,7 @@ from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
     EXIT_USER_ERROR,
@@ -131,7 +131,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
             job_dir.write_master(address)
             yield
 
-    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarks(job_dir)], agents)
+    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarker(job_dir)], agents)
     end = await serve_unless_relieved(spec, job_dir, platform, relieved)
     job_dir.master.unlink(missing_ok=True)
     return end
