@@ -10,8 +10,12 @@ import sys
 import pytest
 
 from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, create_job_dir
 from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell import slurm_master
+from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
 
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
@@ -138,3 +142,16 @@ def test_a_disk_that_is_full_hides_no_end_of_the_workers(bench, caplog):
     assert bench.keep("sys.exit(2)") == 1
     assert "can't write that to" in caplog.text
     assert bench.calls() == [WORKERS]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError, 2), (RelievedError, EXIT_LEFT), (UnreachableError, EXIT_AGAIN), (ZeroDivisionError, EXIT_AGAIN)],
+)
+def test_a_master_says_by_its_exit_code_whether_another_may_do_better(bench, monkeypatch, error, code):
+    async def run(*given):
+        raise error("why")
+
+    bench.job.spec.write_text(JobSpec(job_name="mine", command=("true",)).to_json())
+    monkeypatch.setattr(slurm_master, "run", run)
+    assert slurm_master.main(["--job_dir", str(bench.job.path)]) == code
