@@ -14,7 +14,7 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, create_job_dir
 from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell import slurm_master
+from elasticdl.master.shell import slurm_keeper, slurm_master
 from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
 
@@ -92,6 +92,13 @@ def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     assert bench.calls() == [WORKERS]
     last = list(read_journal(bench.job.journal))[-1]
     assert (last["event"], last["phase"], last["reason"]) == ("job_finished", "failed", status["reason"])
+
+
+def test_crashes_of_masters_that_ran_long_do_not_add_up(bench, monkeypatch):
+    monkeypatch.setattr(slurm_keeper, "SOON_SECONDS", -1.0)
+    ended = "(job / 'status.json').write_text('{}')"
+    assert bench.keep(f"if start < {MOST_CRASHES + 2}: {KILLED}", ended) == 0
+    assert bench.starts == MOST_CRASHES + 2
 
 
 def test_what_broke_the_masters_is_told(bench):
