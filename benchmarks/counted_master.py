@@ -2,6 +2,9 @@
 
     python -m benchmarks.counted_master --job_folder DIR
 
+This file is also the `--cluster_spec` of the job in `benchmarks.kubernetes_scale`, which has its master run so, and puts its
+workers on hollow nodes.
+
 The lines go to `REQUESTS`, where the benchmark has put a folder of the host into its pod. Each is JSON: when the request
 was begun (seconds since the epoch), its verb and resource as Kubernetes names them, how long the answer took (of a watch:
 to begin) and its status, 0 if there was none. The first line has the process id.
@@ -20,13 +23,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kubernetes import client
 from kubernetes.client import ApiException, rest
 
-from elasticdl.master.shell.cluster_master import main
+from elasticdl.kube.manifests.names import ROLE_LABEL, Role
 
 MOUNT = "/benchmark"
 REQUESTS = "requests.jsonl"
 FOLDER = "ELASTICDL_BENCHMARK_FOLDER"  # the variable with that folder, as its process finds it
+LABEL = "benchmark.elasticdl.org/hollow"  # of hollow nodes, and their taint
+NODES = "ELASTICDL_BENCHMARK_NODES"  # the variable that tells a submission the value of that label
 _PATH = re.compile(r"^/apis?/.*?/namespaces/[^/]+/(?P<resource>[a-z]+)(?P<one>/[^/]+)?")
 _VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update"}
 
@@ -69,6 +75,25 @@ def count_requests(path: Path) -> None:
     rest.RESTClientObject.request = counted  # type: ignore[method-assign]
 
 
+class HollowCluster:
+    """See `--cluster_spec`."""
+
+    def with_pod(self, pod: Any) -> Any:
+        (container,) = pod.spec.containers
+        if pod.metadata.labels[ROLE_LABEL] == Role.MASTER:
+            container.command = ["python", "-m", "benchmarks.counted_master", *container.command[3:]]
+            container.env.append(client.V1EnvVar(name=FOLDER, value=MOUNT))
+        else:
+            pod.spec.node_selector = {LABEL: os.environ[NODES]}
+            pod.spec.tolerations = [client.V1Toleration(key=LABEL, operator="Exists")]
+        return pod
+
+
+cluster = HollowCluster()
+
+
 if __name__ == "__main__":
+    from elasticdl.master.shell.cluster_master import main
+
     count_requests(Path(os.environ[FOLDER]) / REQUESTS)
     sys.exit(main())

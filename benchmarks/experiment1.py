@@ -13,30 +13,21 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.figures import Chart, Panel
-from benchmarks.experiments.jobs import JobRun, job_run, write_steps
-from benchmarks.experiments.lab import Lab, job_is_over, open_lab, queue_flags
-from benchmarks.experiments.measures import Change
+from benchmarks.experiments.figures import Panel, draw_gpus
+from benchmarks.experiments.lab import Lab, conducted, job_is_over, queue_flags
+from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, idle_gaps, mean_gpus, work_conserving
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.overlap import (
-    PUBLISHED,
-    TARGETS,
-    Plan,
-    compared,
-    measured,
-    step_gpu_seconds,
-    table,
-    verdicts,
-)
-from benchmarks.experiments.series import GpuSeries
-from benchmarks.experiments.training import Training
+from benchmarks.experiments.pods import GpuSeries
+from benchmarks.experiments.training import JobRun, Training, job_run, write_steps
 from benchmarks.experiments.zoo.step_log import logged_steps
-from benchmarks.harness import describe_machine, machine_facts, show_table
+from benchmarks.harness import show_table
 from benchmarks.processes import Failed
 from elasticdl.common.errors import UserError
 
@@ -62,6 +53,38 @@ GANGS: Mapping[str, str] = {
     OWN_QUEUE: "gangs are placed by a small scheduler of these benchmarks",
     NO_QUEUE: "a gang is placed pod by pod, as there is no --queue",
 }
+Numbers = Mapping[str, Any]
+# Of the report's text; mean and GPU-seconds from the series behind its figure.
+PUBLISHED: Numbers = {
+    "gang": {"makespan": 968, "ends": [465, 968], "mean_gpus": 3.73, "second_waited_for_gpus": 398, "idle_gap": 53},
+    "elastic": {"makespan": 809, "ends": [474, 809], "mean_gpus": 4.65, "second_waited_for_gpus": 0, "idle_gap": 0},
+    "ratio": 0.836,
+    "gpu_seconds_overhead": 0.044,
+}
+TARGETS = {
+    "ratio": ("elastic ends at ... of gang", 0.82),
+    "second_first_step": ("second job's first step after, s", 10.0),
+    "distance": ("above the lower bound", 0.05),
+    "full_length_distance": ("the same at full length, estimated", 0.05),
+    "gpu_seconds_overhead": ("more GPU-seconds than gang", 0.02),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Two jobs, on so many GPUs; ``job_gpu_seconds`` is the work of each without any overhead, ``scale`` times less than
+    was published."""
+
+    gpus: int
+    workers: int
+    second_after: float
+    job_gpu_seconds: float
+    scale: float
+
+    def bound(self) -> float:
+        """When all would be done if no usable GPU were ever free, and nothing took time but the work."""
+        jobs = [Work(submitted, self.job_gpu_seconds, self.workers) for submitted in (0.0, self.second_after)]
+        return max(work_conserving(jobs, self.gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,71 +124,32 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     for name in ("steps", "global_batch_size"):
         if getattr(args, name) < 0:
             raise UserError(f"--{name} {getattr(args, name)}: must be above 0")
-    batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
-    steps = args.steps
-    if not steps and not options.simulated:
+    if not args.steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
-    gpu_seconds = batch * options.seconds_per_sample
-    steps = steps or max(round(args.workers * JOB_SECONDS / options.scale / gpu_seconds), 1)
-    training = Training(str(args.workers), steps, epochs=steps, global_batch=batch, micro_batch=-(-batch // 2))
-    return Setting(
-        options,
-        Plan(args.gpus, args.workers, SECOND_AFTER / options.scale, steps * gpu_seconds, options.scale),
-        training,
-    )
+    batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
+    step = batch * options.seconds_per_sample
+    steps = args.steps or max(round(args.workers * JOB_SECONDS / options.scale / step), 1)
+    plan = Plan(args.gpus, args.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
+    return Setting(options, plan, Training(str(args.workers), steps, steps, batch, -(-batch // 2)))
 
 
 def experiment(setting: Setting) -> None:
-    artefacts = Artefacts(setting.options.out)
-    with artefacts.claimed():
-        conduct(setting, artefacts)
-
-
-def conduct(setting: Setting, artefacts: Artefacts) -> None:
-    options, machine = setting.options, machine_facts()
-    print(describe_machine(machine))
-    print(f"real: {REAL}")
-    print(f"simulated: {simulated(options)}", flush=True)
-    with open_lab(options, setting.plan.gpus) as lab:
-        artefacts.discard(*RESULTS)
+    options, plan = setting.options, setting.plan
+    with conducted(options, plan.gpus, RESULTS, REAL, simulated(options)) as (lab, artefacts):
         data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
-        outcomes = {mode: measure(mode, lab, setting, data) for mode in MODES}
-    numbers = analysed(setting, outcomes)
-    artefacts.summary(summary(setting, numbers, machine))
-    artefacts.figure("gpus", chart(outcomes, setting.plan.gpus).save)
-    show(setting, numbers)
-
-
-def analysed(setting: Setting, outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    """The numbers of each mode. What the work is, real GPUs tell only by doing it."""
-    plan, job = setting.plan, outcomes["gang"].jobs[0]
-    if not setting.options.simulated:
-        plan = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
-    return {mode: measured(plan, outcome.changes, outcome.jobs) for mode, outcome in outcomes.items()}
-
-
-def summary(setting: Setting, numbers: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **numbers,
-        "comparison": compared(**numbers),
-        "targets": TARGETS,
-        "published": PUBLISHED,
-        "plan": asdict(setting.plan),
-        "training": asdict(setting.training),
-        "scale": setting.options.scale,
-        "seed": setting.options.seed,
-        "real": REAL,
-        "simulated": simulated(setting.options),
-        "machine": machine,
-    }
-
-
-def show(setting: Setting, numbers: Mapping[str, Mapping[str, Any]]) -> None:
-    plan = setting.plan
-    title = f"Two jobs of {plan.workers} GPUs on {plan.gpus}; work is {plan.scale:g} times shorter than published"
-    show_table(title, ("", "gang", "elastic", "gang, published", "elastic, published"), table(**numbers))
-    show_table("Targets", ("", "ours", "target", "published", "met"), verdicts(compared(**numbers)))
-    print(f"results: {setting.options.out}")
+        outcomes = {mode: measure(mode, lab, setting, data, artefacts) for mode in MODES}
+        if not options.simulated:  # what the work is, real GPUs tell only by doing it
+            job = outcomes["gang"].jobs[0]
+            plan = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
+        numbers = {mode: measured(plan, outcome.changes, outcome.jobs) for mode, outcome in outcomes.items()}
+        comparison = compared(**numbers)
+        targets = {name: target for name, (_, target) in TARGETS.items()}
+        told = {"comparison": comparison, "targets": targets, "published": PUBLISHED, "plan": asdict(setting.plan)}
+        artefacts.summary({**numbers, **told, "training": asdict(setting.training)})
+        artefacts.figure("gpus", lambda path: draw_gpus(path, panels(outcomes), OWNERS, plan.gpus))
+        title = f"Two jobs of {plan.workers} GPUs on {plan.gpus}; work is {plan.scale:g} times shorter than published"
+        show_table(title, ("", "gang", "elastic", "gang, published", "elastic, published"), table(**numbers))
+        show_table("Targets", ("", "ours", "target", "published", "met"), verdicts(comparison))
 
 
 def simulated(options: Options) -> str:
@@ -175,35 +159,32 @@ def simulated(options: Options) -> str:
     return "nothing" if options.queue != NO_QUEUE else "nothing, but without a --queue a gang is placed pod by pod"
 
 
-def measure(mode: str, lab: Lab, setting: Setting, data: str) -> Outcome:
+def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefacts) -> Outcome:
     """Run both jobs, and take down what happens."""
-    artefacts, plan = Artefacts(setting.options.out), setting.plan
+    plan, training = setting.plan, setting.training
     patience = START_SECONDS + 4 * plan.bound() if setting.options.simulated else 24 * 3600.0
-    flags = flags_of(mode, setting, data)
+    if mode == "gang":
+        flags = [*training.flags(setting.options, data), *queue_flags(setting.options)]
+    else:
+        flags = replace(training, workers=f"1-{plan.workers}").flags(setting.options, data)
     submitted: dict[str, float] = {}
     with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{mode}.csv")) as series:
         for job, after in zip(JOBS, (0.0, plan.second_after), strict=True):
             time.sleep(max(0.0, after - series.now()))
-            submitted[job] = series.now()
-            lab.submit(f"{mode}-{job}", flags)
-            print(f"{mode}: {job} job submitted at {submitted[job]:.1f} s", flush=True)
+            name = f"{mode}-{job}"
+            submitted[name] = series.now()
+            lab.submit(name, flags)
+            print(f"{mode}: {job} job submitted at {submitted[name]:.1f} s", flush=True)
         try:
-            for job in JOBS:
-                name = f"{mode}-{job}"
+            for name in submitted:
                 series.wait(functools.partial(job_is_over, job=name), patience, f"the end of {name}")
-                print(f"{mode}: {job} job over at {series.now():.1f} s", flush=True)
-            runs = [collect(f"{mode}-{job}", submitted[job], lab, artefacts, series.epoch) for job in JOBS]
+                print(f"{name} is over at {series.now():.1f} s", flush=True)
+            runs = [collect(name, at, lab, artefacts, series.epoch) for name, at in submitted.items()]
         except Failed:
-            keep_traces(mode, lab, artefacts)
+            lab.keep_traces(list(submitted), artefacts)
             raise
         write_steps(artefacts.path(f"steps-{mode}.csv"), {job.name: job.steps for job in runs})
         return Outcome(series.changes, runs)
-
-
-def flags_of(mode: str, setting: Setting, data: str) -> list[str]:
-    if mode == "gang":
-        return [*setting.training.flags(setting.options, data), *queue_flags(setting.options)]
-    return replace(setting.training, workers=f"1-{setting.plan.workers}").flags(setting.options, data)
 
 
 def collect(name: str, submitted: float, lab: Lab, artefacts: Artefacts, epoch: float) -> JobRun:
@@ -212,24 +193,115 @@ def collect(name: str, submitted: float, lab: Lab, artefacts: Artefacts, epoch: 
     return job_run(name, submitted, epoch, journal, list(logged_steps(lab.logs(name))))
 
 
-def keep_traces(mode: str, lab: Lab, artefacts: Artefacts) -> None:
-    """Of jobs that did not do as they should; they go with the lab."""
-    for name in (f"{mode}-{job}" for job in JOBS):
-        try:
-            artefacts.path(f"{name}.log").write_text("\n".join(lab.logs(name)))
-            artefacts.journal(f"events-{name}", lab.journal(name))
-        except Failed as error:
-            print(f"warning: {error}", file=sys.stderr)
+# ---- numbers ----
 
 
-def chart(outcomes: Mapping[str, Outcome], gpus: int) -> Chart:
+def step_gpu_seconds(job: JobRun) -> float:
+    """What an ordinary step takes, all its workers together."""
+    pairs = [(before, after) for before, after in pairwise(job.steps) if after.workers == before.workers]
+    return median((after.time - before.time) * after.workers for before, after in pairs) if pairs else 0.0
+
+
+def full_length_distance(plan: Plan, makespan: float, job: JobRun) -> float:
+    """An estimate of how far above the bound an unscaled run would be: what each step takes too long grows with the
+    work, and the rest (starting, joining, ending) does not."""
+    slow = step_gpu_seconds(job) / (plan.job_gpu_seconds / len(job.steps)) - 1
+    rest = makespan - plan.bound() * (1 + slow)
+    return slow + rest / (plan.bound() * plan.scale)
+
+
+def measured(plan: Plan, changes: Sequence[Change], jobs: Sequence[JobRun]) -> dict[str, Any]:
+    """Of one mode; the times of ``jobs`` and ``changes`` count from the same moment. What others have does not count."""
+    changes = [change for change in changes if change.owner in {job.name for job in jobs}]
+    last, second, bound = max(job.ended for job in jobs), jobs[1], plan.bound()
+    makespan = last - jobs[0].submitted
+    paid_until = max(last, *(change.time for change in changes))
+    second_gpus = first_use(changes, second.name)
+    return {
+        "makespan": makespan,
+        "jobs": [_job(job, changes, paid_until) for job in jobs],
+        "mean_gpus": mean_gpus(changes, last),
+        "gpu_seconds": gpu_seconds(changes, paid_until),
+        "second_waited_for_gpus": second_gpus - second.submitted if second_gpus is not None else None,
+        "second_began": second.began - second.submitted,
+        "second_first_step": second.first_step - second.submitted,
+        "idle_gap": max((gap.seconds for gap in idle_gaps(changes, last)), default=0.0),
+        "lower_bound": bound,
+        "distance": makespan / bound - 1,
+        "full_length_distance": full_length_distance(plan, makespan, jobs[0]),
+    }
+
+
+def _job(job: JobRun, changes: Sequence[Change], until: float) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "submitted": job.submitted,
+        "first_gpu": first_use(changes, job.name),
+        "began": job.began,
+        "first_step": job.first_step,
+        "step_gpu_seconds": step_gpu_seconds(job),
+        "ended": job.ended,
+        "steps": len({step.step for step in job.steps}),
+        "gpu_seconds": gpu_seconds(changes, until, job.name),
+        "last_loss": job.steps[-1].loss,
+    }
+
+
+def compared(gang: Numbers, elastic: Numbers) -> dict[str, float]:
+    same = {name: elastic[name] for name in ("second_first_step", "distance", "full_length_distance")}
+    overhead = elastic["gpu_seconds"] / gang["gpu_seconds"] - 1
+    return {"ratio": elastic["makespan"] / gang["makespan"], **same, "gpu_seconds_overhead": overhead}
+
+
+# ---- what people see ----
+
+OWNERS = {"first": "first job", "second": "second job"}
+
+
+def panels(outcomes: Mapping[str, Outcome]) -> list[Panel]:
     ends = {mode: max(job.ended for job in outcome.jobs) for mode, outcome in outcomes.items()}
-    panels = []
+    found = []
     for mode, outcome in outcomes.items():
         named = [replace(change, owner=change.owner.removeprefix(f"{mode}-")) for change in outcome.changes]
         marks = {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]}
-        panels.append(Panel(MODES[mode], named, max(ends.values()), marks))
-    return Chart(panels, {"first": "first job", "second": "second job"}, gpus)
+        found.append(Panel(MODES[mode], named, max(ends.values()), marks))
+    return found
+
+
+def table(gang: Numbers, elastic: Numbers) -> list[tuple[str, ...]]:
+    """Rows of: what, ours gang and elastic, published gang and elastic."""
+    theirs = (PUBLISHED["gang"], PUBLISHED["elastic"])
+
+    def row(title: str, name: str, digits: int = 1) -> tuple[str, ...]:
+        values = [mode.get(name) for mode in (gang, elastic, *theirs)]
+        return (title, *("" if value is None else f"{value:.{digits}f}" for value in values))
+
+    def end(index: int) -> tuple[str, ...]:
+        ours = [f"{mode['jobs'][index]['ended']:.1f}" for mode in (gang, elastic)]
+        return (f"job {index + 1} ended, s", *ours, *(f"{mode['ends'][index]}" for mode in theirs))
+
+    return [
+        row("all done after, s", "makespan"),
+        end(0),
+        end(1),
+        row("second job waited for GPUs, s", "second_waited_for_gpus"),
+        row("... for its first workers to begin, s", "second_began"),
+        row("... for its first step to be done, s", "second_first_step"),
+        row("no GPU in use, longest, s", "idle_gap"),
+        row("GPUs in use, mean", "mean_gpus", 2),
+        row("GPU-seconds", "gpu_seconds", 0),
+        row("lower bound, s", "lower_bound"),
+        row("above it", "distance", 3),
+    ]
+
+
+def verdicts(ours: Mapping[str, float]) -> list[tuple[str, ...]]:
+    """Rows of: what, ours, target, published, whether the target is met."""
+    rows: list[tuple[str, ...]] = []
+    for name, (title, target) in TARGETS.items():
+        theirs = f"{PUBLISHED[name]:.3f}" if name in PUBLISHED else ""
+        rows.append((title, f"{ours[name]:.3f}", f"<= {target:g}", theirs, "yes" if ours[name] <= target else "no"))
+    return rows
 
 
 if __name__ == "__main__":

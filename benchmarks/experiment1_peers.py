@@ -2,9 +2,10 @@
 
     benchmarks/peers/setup.sh            # once, for torchft
     python -m benchmarks.experiment1_peers [--systems elasticdl,torchrun,horovodrun,torchft] [--cycles 3] [--period 20]
+    python -m benchmarks.experiment1_peers --model 1m --workers 3 --seconds_per_sample 0      # as fast as the machine can
 
 Each system by itself, one after another, trains ResNet20 on images of CIFAR-10's shape at the pace of a simulated GPU, 9
-samples per worker and step. In each cycle a worker leaves (SIGTERM, or the notice that the system takes instead), one
+samples per worker and step, or another model. In each cycle a worker leaves (SIGTERM, or the notice that the system takes instead), one
 joins, one is killed (SIGKILL, with whatever stands for its machine), one joins: an event each period, at moments drawn from
 the seed, which are the same for all.
 An event waits until the system is over the one before, that is, until all workers have made three steps together. The
@@ -22,14 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.options import Parser, positive, run, writable
+from benchmarks.experiments.options import Parser, not_negative, positive, run, writable
 from benchmarks.experiments.zoo.pace import VARIABLE
 from benchmarks.harness import Results, busy_cores, describe_machine, names, show_table
-from benchmarks.models import RESNET20, worker_batch
-from benchmarks.peers import SYSTEMS
-from benchmarks.peers.disturbance import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, Planned, rate, schedule, summary
-from benchmarks.peers.port import Peer
-from benchmarks.peers.run import PeerRun
+from benchmarks.models import RESNET20, TORCH_MODELS, worker_batch
+from benchmarks.peers.run import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, PeerRun, Planned, rate, schedule, summary
+from benchmarks.peers.systems import SYSTEMS, Peer
 from benchmarks.processes import Failed, scratch
 from benchmarks.steps import Step
 from elasticdl.common.errors import UserError
@@ -37,20 +36,8 @@ from elasticdl.common.errors import UserError
 SECONDS_PER_SAMPLE = 0.1
 RECOVERED_STEPS = 3
 BUSY_SECONDS = 2.0
-COLUMNS = (
-    "system",
-    "leave, s",
-    "join, s",
-    "kill, s",
-    "redone",
-    "lost",
-    "restarted",
-    "late",
-    "before",
-    "during",
-    "share",
-    "failed",
-)
+PAUSES, COUNTS = ("leave, s", "join, s", "kill, s"), ("redone", "lost", "restarted", "late")
+COLUMNS = ("system", *PAUSES, *COUNTS, "before", "during", "share", "failed")
 NOTE = (
     "pause of the survivors: median (worst); late: events that had to wait for the system; samples/s before the first event, and "
     "during the disturbance; share: of what the workers that were there would have made undisturbed. {batch} samples per worker "
@@ -62,6 +49,7 @@ NOTE = (
 class Setting:
     """What all systems have in common."""
 
+    model: str
     workers: int
     period: float
     plan: Sequence[Planned]
@@ -75,15 +63,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="python -m benchmarks.experiment1_peers", description=__doc__, formatter_class=layout)
+    parser = Parser("experiment1_peers", __doc__)
     known = ",".join(SYSTEMS)
     parser.add_argument("--systems", type=names, default=list(SYSTEMS), help=f"in this order ({known})")
     parser.add_argument("--cycles", type=int, default=3, help="of four events each (3)")
     parser.add_argument("--workers", type=int, default=4, help="before the first event (4)")
     parser.add_argument("--period", type=positive, default=20.0, help="seconds from one event to the next (20)")
-    pace = f"of a simulated GPU ({SECONDS_PER_SAMPLE:g})"
-    parser.add_argument("--seconds_per_sample", type=positive, default=SECONDS_PER_SAMPLE, help=pace)
+    parser.add_argument("--model", choices=TORCH_MODELS, default=RESNET20, help=f"that all train ({RESNET20})")
+    pace = f"of a simulated GPU; 0: none ({SECONDS_PER_SAMPLE:g})"
+    parser.add_argument("--seconds_per_sample", type=not_negative, default=SECONDS_PER_SAMPLE, help=pace)
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the events (0)")
     out = Path("out") / "experiment1_peers"
     parser.add_argument("--out", type=Path, default=out, help=f"folder for the results ({out})")
@@ -108,11 +96,11 @@ def conduct(args: argparse.Namespace, folder: Path) -> None:
     results = Results("experiment1_peers", folder / "peers.jsonl")
     print(describe_machine(results.machine), flush=True)
     plan = schedule(args.cycles, args.period, args.seed)
-    setting = Setting(args.workers, args.period, plan, args.seconds_per_sample)
+    setting = Setting(args.model, args.workers, args.period, plan, args.seconds_per_sample)
     measured = {name: measure(name, setting, results) for name in args.systems}
     numbers = {name: of_system for name, of_system in measured.items() if of_system}
     show_table(f"The same disturbance, {args.workers} workers", COLUMNS, [row(*each) for each in numbers.items()])
-    print(NOTE.format(batch=worker_batch(RESNET20)))
+    print(NOTE.format(batch=worker_batch(args.model)))
     print(f"results: {results.path}")
 
 
@@ -134,11 +122,11 @@ class SystemRun:
         Raises:
             Failed: it does not come through something in time; the time that it was waited for counts.
         """
-        run.start(RESNET20, self._setting.workers)
+        run.start(self._setting.model, self._setting.workers)
         run.settle(RECOVERED_STEPS)
         since = time.monotonic()
         steps = run.settle(RECOVERED_STEPS, self._setting.period)
-        self._undisturbed = rate([step for step in steps if step.time > since], worker_batch(RESNET20))
+        self._undisturbed = rate([step for step in steps if step.time > since], worker_batch(self._setting.model))
         self._begin = before = time.monotonic()
         try:
             for planned in self._setting.plan:
@@ -169,7 +157,8 @@ class SystemRun:
         if not self._end:
             return None
         times = (self._undisturbed, self._begin, self._end)
-        return Course(self._setting.workers, worker_batch(RESNET20), *times, self._happened, steps, failures)
+        batch = worker_batch(self._setting.model)
+        return Course(self._setting.workers, batch, *times, self._happened, steps, failures)
 
 
 def measure(name: str, setting: Setting, results: Results) -> dict[str, Any] | None:

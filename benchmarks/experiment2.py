@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+
+import numpy as np
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.jobs import write_steps
-from benchmarks.experiments.lab import Lab, open_lab
+from benchmarks.experiments.figures import Lines, Panel, draw_gpus
+from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.options import (
     NO_QUEUE,
     Options,
@@ -30,22 +32,16 @@ from benchmarks.experiments.options import (
     require_gpus,
     run,
 )
-from benchmarks.experiments.series import GpuSeries
-from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule
+from benchmarks.experiments.pods import GpuSeries, PodTimes, write_times
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
-from benchmarks.experiments.serving.demand import parse_curve
+from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
 from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
-from benchmarks.experiments.serving.follow import Followed
-from benchmarks.experiments.serving.load import Load, LoadPlan
-from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
-from benchmarks.experiments.serving.picture import Picture
-from benchmarks.experiments.serving.pod_history import PodHistory, since, write_history
-from benchmarks.experiments.serving.records import Records
-from benchmarks.experiments.serving.report import table, verdicts
+from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured, table, verdicts
 from benchmarks.experiments.serving.server import PORT
-from benchmarks.experiments.serving.service import Service
-from benchmarks.experiments.training import Training
-from benchmarks.harness import describe_machine, machine_facts, show_table
+from benchmarks.experiments.serving.service import Load, Records, Service
+from benchmarks.experiments.training import Followed, Training, write_steps
+from benchmarks.harness import show_table
+from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
 from elasticdl.common.errors import UserError
 
@@ -65,17 +61,9 @@ LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
 SHORTEST_EVERY = 1.0
+BINS = 92  # of the load's time, in the figure
 TABLES = ("pods.csv", "requests.csv", "rotation.csv", "steps.csv")
-RESULTS = (
-    *TABLES,
-    "events.jsonl",
-    "scalings.jsonl",
-    "gpus.*",
-    "summary.json",
-    "journal.log",
-    "logs.log",
-    "serving.log",
-)
+RESULTS = (*TABLES, "events.*", "scalings.jsonl", "gpus.*", "summary.json", "logs.log", "serving.log")
 REAL = (
     "API server, scheduler, preemption, Deployment, pods, HTTP, master, rendezvous, Horovod's reductions, the arithmetic of "
     "both models, starting a replica and a worker"
@@ -147,37 +135,32 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
 
 
 def experiment(setting: Setting) -> None:
-    artefacts = Artefacts(setting.options.out)
-    with artefacts.claimed():
-        conduct(setting, artefacts)
-
-
-def conduct(setting: Setting, artefacts: Artefacts) -> None:
-    options, machine = setting.options, machine_facts()
-    print(describe_machine(machine))
-    print(f"real: {REAL}")
-    print(f"simulated: {simulated(setting)}", flush=True)
-    with open_lab(options, setting.gpus) as lab:
-        artefacts.discard(*RESULTS)
+    options = setting.options
+    with conducted(options, setting.gpus, RESULTS, REAL, simulated(setting)) as (lab, artefacts):
         seen = observe(setting, lab, artefacts)
-    numbers = measured(seen)
-    path = artefacts.summary(
-        {
-            **numbers,
-            "targets": TARGETS,
-            "published": PUBLISHED,
-            "setting": {name: value for name, value in asdict(setting).items() if name != "options"},
-            "scale": options.scale,
-            "seed": options.seed,
-            "real": REAL,
-            "simulated": simulated(setting),
-            "machine": machine,
-        }
-    )
-    artefacts.figure("gpus", Picture(seen.changes, seen.requests, seen.end, seen.gpus, APP, JOB).save)
-    show_table(f"Serving and training on {setting.gpus} GPUs", ("", "ours", "published"), table(numbers, setting.gpus))
-    show_table("Targets", ("", "ours", "target", "met"), verdicts(numbers))
-    print(f"results: {path.parent}")
+        numbers = measured(seen)
+        given = {name: value for name, value in asdict(setting).items() if name != "options"}
+        artefacts.summary({**numbers, "targets": TARGETS, "published": PUBLISHED, "setting": given})
+        panel = Panel("", seen.changes, seen.end, {})
+        owners = {JOB: "training", APP: "serving"}
+        artefacts.figure("gpus", lambda path: draw_gpus(path, [panel], owners, seen.gpus, load_of(seen)))
+        columns = ("", "ours", "published")
+        show_table(f"Serving and training on {setting.gpus} GPUs", columns, table(numbers, setting.gpus))
+        show_table("Targets", ("", "ours", "target", "met"), verdicts(numbers))
+
+
+def load_of(seen: Seen) -> list[Lines]:
+    """Requests and their latency, over time."""
+    width = seen.end / BINS
+    ordered = sorted(seen.requests, key=lambda request: request.time)
+    bins = {number: list(group) for number, group in groupby(ordered, lambda request: int(request.time / width))}
+    times = [(number + 0.5) * width for number in bins]
+    parts = {
+        f"p{part}": (times, [float(np.percentile([each.latency for each in group], part)) for group in bins.values()])
+        for part in (50, 99)
+    }
+    rates = [len(group) / width for group in bins.values()]
+    return [Lines("requests/s", {"load": (times, rates)}), Lines("latency, s", parts)]
 
 
 def simulated(setting: Setting) -> str:
@@ -189,24 +172,24 @@ def simulated(setting: Setting) -> str:
 
 def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
     """Both from their start, and what happens while the load lasts."""
-    history = PodHistory(time.time)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(artefacts.folder))
         records = stack.enter_context(Records(artefacts.folder))
-        stack.enter_context(history.watching(lab.core.api_client, lab.namespace))
+        history = stack.enter_context(PodTimes(lab.core, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
         deployment = stack.enter_context(
             deployed(Deployment(lab, setting.request_seconds, setting.serving_model), setting.replicas)
         )
         try:
             followed = begin(setting, lab, processes)
-            service.wait_for(setting.replicas, START_SECONDS, followed.alive)
+            service.wait_for_replicas(setting.replicas, START_SECONDS, followed.raise_if_over)
             followed.wait_for_world(setting.workers, START_SECONDS)
             print("all replicas serve, all workers train: the load begins", flush=True)
             with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")) as series:
                 records.clock = series.now
                 autoscaler = Autoscaler(setting.rule, setting.replicas)
-                service.play(Load(setting.plan, autoscaler, deployment.scale, series.now), followed.alive, LOOK_SECONDS)
+                load = Load(setting.plan, autoscaler, deployment.scale, series.now)
+                service.play(load, followed.raise_if_over, LOOK_SECONDS)
                 replicas = [setting.replicas, *(each.replicas for each in records.scalings)]
                 settle(followed, setting.gpus - replicas[-1])
             followed.stop()
@@ -214,18 +197,19 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
             save_logs(lab, artefacts.path("serving.log"))
             raise
         finally:
-            write_history(artefacts.path("pods.csv"), history.all())
-        artefacts.journal("events", followed.entries())
+            write_times(artefacts.path("pods.csv"), history.all())
+        artefacts.journal("events", followed.journal.read())
     steps = [replace(step, time=step.time - series.epoch) for step in followed.steps()]
     write_steps(artefacts.path("steps.csv"), {JOB: steps})
+    pods = {name: {fact: at - series.epoch for fact, at in times.items()} for name, times in history.all().items()}
     return Seen(
         end=setting.plan.curve.end,
         gpus=setting.gpus,
         changes=from_zero([change for change in series.changes if change.owner in (APP, JOB)]),
         rotations=records.rotations,
         requests=records.requests,
-        pods=since(series.epoch, history.all()),
-        journal=[{**entry, "time": entry["time"] - series.epoch} for entry in followed.entries()],
+        pods=pods,
+        journal=[{**entry, "time": entry["time"] - series.epoch} for entry in followed.journal.read()],
         steps=steps,
         serving=APP,
         training=JOB,
@@ -237,10 +221,10 @@ def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
     data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
     flags = setting.training.flags(setting.options, data)
     if setting.options.simulated:
-        flags += ["--heartbeat_timeout", f"{HEARTBEAT_SECONDS:g}"]
+        flags += flags_of({"heartbeat_timeout": HEARTBEAT_SECONDS})
     lab.submit(JOB, flags)
     followed = Followed(lab, JOB, processes)
-    followed.start()
+    followed.follow_logs()
     return followed
 
 
@@ -249,7 +233,7 @@ def settle(followed: Followed, workers: int) -> None:
     try:
         followed.wait_for_steps(workers, SETTLE_SECONDS)
     except Failed as error:
-        followed.alive()
+        followed.raise_if_over()
         print(f"warning: {error}", file=sys.stderr)
 
 

@@ -14,23 +14,21 @@ import argparse
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Course, Result, Shared
-from benchmarks.experiments.convergence.curves import TABLES, Curve, summarise, table
+from benchmarks.experiments.convergence.curves import COLUMNS, TARGETS, Curve, panels, rows, summarise, tables, verdicts
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
-from benchmarks.experiments.convergence.plot import Accuracies
-from benchmarks.experiments.convergence.report import COLUMNS, TARGETS, rows, verdicts
 from benchmarks.experiments.convergence.settings import Data, Policy
-from benchmarks.experiments.lab import Lab, open_lab
+from benchmarks.experiments.figures import draw_accuracies
+from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.options import ClusterKind, Options, Parser, make_parser, read, run
-from benchmarks.experiments.series import GpuSeries
-from benchmarks.harness import describe_machine, machine_facts, show_table
+from benchmarks.experiments.pods import GpuSeries
+from benchmarks.harness import show_table
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
@@ -52,11 +50,7 @@ def add_options(parser: Parser) -> None:
 class Experiment:
     """What has been done is in --out after each job, so that an interruption leaves it."""
 
-    def __init__(
-        self, jobs: Sequence[Job], recipe: Recipe, artefacts: Artefacts, circumstances: Mapping[str, Any]
-    ) -> None:
-        """``circumstances``: what the summary is to say besides the results."""
-        self._circumstances = circumstances
+    def __init__(self, jobs: Sequence[Job], recipe: Recipe, artefacts: Artefacts) -> None:
         self._jobs = jobs
         self._recipe = recipe
         self._artefacts = artefacts
@@ -106,26 +100,22 @@ class Experiment:
         return [self._curves[job.name] for job in self._jobs if job.name in self._curves]
 
     def _write(self) -> None:
-        curves = self._done()
-        for name in TABLES:
-            self._artefacts.table(name, table(name, curves))
-        self._artefacts.summary(self._summary(curves))
-        self._artefacts.figure("experiment3", Accuracies(curves, TITLES[self._recipe.data]).save)
-
-    def _summary(self, curves: Sequence[Curve]) -> dict[str, Any]:
-        return {
-            "data": self._recipe.data,
+        curves, recipe = self._done(), self._recipe
+        for name, text in tables(curves).items():
+            self._artefacts.text(name, text)
+        facts = {
+            "data": recipe.data,
             "epochs": self._jobs[0].epochs,
             "published_epochs": PUBLISHED_EPOCHS,
-            "training_images": self._recipe.samples,
-            "worker_batch": self._recipe.worker_batch,
-            "global_batch": self._recipe.global_batch,
+            "training_images": recipe.samples,
+            "worker_batch": recipe.worker_batch,
+            "global_batch": recipe.global_batch,
             "jobs_done": len(curves),
             "jobs_planned": len(self._jobs),
-            **summarise(curves),
             "targets": TARGETS,
-            **self._circumstances,
         }
+        self._artefacts.summary({**facts, **summarise(curves)})
+        self._artefacts.figure("experiment3", lambda path: draw_accuracies(path, TITLES[recipe.data], panels(curves)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,27 +128,13 @@ def main(argv: list[str] | None = None) -> int:
 def _run(options: Options, args: argparse.Namespace) -> None:
     options = _with_data(options, args)
     recipe = CIFAR10 if options.training_data else DIGITS
-    jobs = _jobs(recipe, options, args)
-    artefacts = Artefacts(options.out)
-    machine = machine_facts()
-    print(describe_machine(machine))
-    print(f"real: {REAL}")
-    print(f"simulated: {_simulated(options)}", flush=True)
-    real = {"real": REAL, "simulated": _simulated(options)}
-    experiment = Experiment(
-        jobs, recipe, artefacts, {"scale": options.scale, "seed": options.seed, **real, "machine": machine}
-    )
-    with artefacts.claimed(), open_lab(options, MOST * args.at_once) as lab:
-        artefacts.discard(*RESULTS)
+    jobs, simulated = _jobs(recipe, options, args), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
+    with conducted(options, MOST * args.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
+        experiment = Experiment(jobs, recipe, artefacts)
         with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
             shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
             experiment.run(lab, shared, args.at_once)
-    experiment.show()
-    print(f"results: {artefacts.folder}")
-
-
-def _simulated(options: Options) -> str:
-    return SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
+        experiment.show()
 
 
 def _with_data(options: Options, args: argparse.Namespace) -> Options:

@@ -13,29 +13,32 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.elastic_run import Change, ElasticRun
-from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
-from benchmarks.job import ElasticJob, JobSettings
+from benchmarks.harness import Results, Summary, add_out, describe_machine, names, require_known, show_table, summarise
+from benchmarks.ladders import TORCH, Loop, Setting, measure
+from benchmarks.models import RESNET50, TINY, worker_batch
 from benchmarks.processes import Processes, scratch, wait_until
+from benchmarks.rescale import Change, ElasticRun
 from elasticdl.elastic.torch_kit.gpu import GPU, choose_device
 
 PARTS = ("overhead", "rescale", "memory", "state")
-WORKER = "benchmarks.loops.gpu_worker"
 START_SECONDS = 300.0  # imports and the first kernels
 MIB = 1 << 20
+Row = tuple[str, Summary, str]  # what, and in which unit
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``resnet``: the model, samples of a step, pixels; ``seconds`` that each run of it is measured."""
+    """``resnet``: the model; ``seconds`` that each run of it is measured."""
 
-    resnet: tuple[str, int, int]
+    resnet: str
     seconds: float
     rounds: int
     shared: tuple[int, ...]  # workers on the GPU
@@ -45,8 +48,8 @@ class Sizes:
     state: str  # the model whose state is large
 
 
-FULL = Sizes(("resnet50", 256, 224), 20.0, 5, (2, 3), 5, "25m", 50, "126m")
-SMALL = Sizes(("tiny", 4, 32), 0.5, 1, (2,), 1, "1m", 2, "1m")
+FULL = Sizes(RESNET50, 20.0, 5, (2, 3), 5, "25m", 50, "126m")
+SMALL = Sizes(TINY, 0.5, 1, (2,), 1, "1m", 2, "1m")
 
 
 def main() -> int:
@@ -59,20 +62,24 @@ def main() -> int:
     print(describe_machine(results.machine))
     sizes: Sizes = args.sizes
     rng = random.Random(0)
-    measure = {
+    parts: dict[str, Callable[[], list[Row]]] = {
         "overhead": lambda: overhead(sizes),
-        "rescale": lambda: [
-            row for workers in sizes.shared for row in rescale(workers, sizes, sizes.model, rng, results)
-        ],
+        "rescale": lambda: list(
+            chain.from_iterable(rescale(n, sizes, sizes.model, rng, results) for n in sizes.shared)
+        ),
         "memory": lambda: memory(sizes, rng, results),
         "state": lambda: state(sizes, rng, results),
     }
-    rows: list[tuple[str, Summary, str]] = []
+    rows: list[Row] = []
     for part in args.parts:
-        for what, summary, unit in measure[part]():
+        for what, summary, unit in parts[part]():
             results.add("summary", part=part, what=what, value=summary, unit=unit, device=device, small=args.small)
             rows.append((what, summary, unit))
-    show_table(f"{device}: median (range)", ("", "n", "value", "unit"), [show(*row) for row in rows])
+    show_table(
+        f"{device}: median (range)",
+        ("", "n", "value", "unit"),
+        [(what, str(each.n), each.show(2), unit) for what, each, unit in rows],
+    )
     print(f"results: {results.path}")
     return 0
 
@@ -85,8 +92,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--worlds", type=int, help=f"until memory is compared; default: {FULL.worlds}")
     add_out(parser)
     args = parser.parse_args()
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"--parts: {', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
+    require_known(parser, args, {"parts": PARTS})
     args.small = args.small or choose_device().type == "cpu"
     base = asdict(SMALL if args.small else FULL)
     given = {name: value for name in ("rounds", "worlds") if (value := getattr(args, name)) is not None}
@@ -96,60 +102,26 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def show(what: str, summary: Summary, unit: str) -> tuple[str, ...]:
-    return what, str(summary.n), summary.show(2), unit
-
-
 # -- one worker beside plain PyTorch --
 
 
-def overhead(sizes: Sizes) -> list[tuple[str, Summary, str]]:
+def overhead(sizes: Sizes) -> list[Row]:
     """Interleaved; the ratio is that of each round."""
-    runs: dict[str, list[float]] = {"plain": [], "elastic": []}
+    loops = {"plain": Loop("plain", "loop", "alone"), "elastic": Loop("library", "library", options=TORCH)}
+    setting = Setting(sizes.resnet, 1, 10, sizes.seconds, 2 * worker_batch(sizes.resnet))
+    runs: dict[str, list[float]] = {loop: [] for loop in loops}
     for _ in range(sizes.rounds):
-        for loop, seconds in runs.items():
-            found = run_worker(loop, sizes)
-            seconds.append(found["seconds"] / found["steps"])
+        for name, loop in loops.items():
+            runs[name].append(measure(loop, setting).step_ms)
     ratios = [100 * (own / plain - 1) for own, plain in zip(runs["elastic"], runs["plain"], strict=True)]
-    rows = [
-        (f"step of {sizes.resnet[0]}, {loop}", summarise(1e3 * s for s in each), "ms") for loop, each in runs.items()
-    ]
+    rows = [(f"step of {sizes.resnet}, {loop}", summarise(each), "ms") for loop, each in runs.items()]
     return [*rows, ("one worker over plain PyTorch", summarise(ratios), "%")]
-
-
-def run_worker(loop: str, sizes: Sizes) -> dict[str, Any]:
-    """One run of `benchmarks.loops.gpu_worker`; the elastic one as a job of one worker."""
-    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes:
-        model, batch, pixels = sizes.resnet
-        arguments = ["--loop", loop, "--folder", folder, "--model", sizes.state if loop == "state" else model]
-        arguments += [
-            "--batch",
-            str(batch),
-            "--pixels",
-            str(pixels),
-            "--seconds",
-            str(sizes.seconds),
-            "--warm_up",
-            "10",
-        ]
-        if loop == "elastic":
-            program = [sys.executable, "-m", WORKER, *arguments]
-            ElasticJob("gpu", JobSettings("1", program, {"collective": "torch"}), processes).start()
-        else:
-            processes.start_module(loop, WORKER, *arguments)
-        processes.wait_all(START_SECONDS + sizes.seconds)
-        found: dict[str, Any] = json.loads(
-            (Path(folder) / ("state.json" if loop == "state" else "rank-0.json")).read_text()
-        )
-        return found
 
 
 # -- workers that share the GPU --
 
 
-def rescale(
-    workers: int, sizes: Sizes, model: str, rng: random.Random, results: Results
-) -> list[tuple[str, Summary, str]]:
+def rescale(workers: int, sizes: Sizes, model: str, rng: random.Random, results: Results) -> list[Row]:
     """The survivors' pauses when workers come and go."""
     changes: dict[str, list[Change]] = {}
     with scratch(results.path.parent / f"failed-gpu-{model}-{workers}") as processes:
@@ -172,7 +144,7 @@ def start_shared(workers: int, model: str, processes: Processes) -> ElasticRun:
     return run
 
 
-def memory(sizes: Sizes, rng: random.Random, results: Results) -> list[tuple[str, Summary, str]]:
+def memory(sizes: Sizes, rng: random.Random, results: Results) -> list[Row]:
     """What the worker that stays through all worlds holds more in the last than in the first of the same size."""
     with scratch(results.path.parent / "failed-gpu-memory") as processes:
         run = start_shared(2, sizes.model, processes)
@@ -200,9 +172,13 @@ def worlds_of_two(folder: Path) -> list[dict[str, int]]:
 # -- a large state --
 
 
-def state(sizes: Sizes, rng: random.Random, results: Results) -> list[tuple[str, Summary, str]]:
+def state(sizes: Sizes, rng: random.Random, results: Results) -> list[Row]:
     """Commit and checkpoint of one worker alone; the pause when a second one joins it, which receives the state."""
-    found = run_worker("state", sizes)
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes:
+        flags = ["--record", "meter", "--model", sizes.state, "--folder", folder]
+        processes.start_module("state", "benchmarks.loops.gpu_state", "state", *flags)
+        processes.wait_all(START_SECONDS)
+        found: dict[str, Any] = json.loads((Path(folder) / "state.json").read_text())
     results.add("state", **found)
     size = found["state_bytes"] / MIB
     rows = [

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +38,10 @@ class Summary:
 
     def show(self, digits: int = 3) -> str:
         return f"{self.median:.{digits}f} ({self.minimum:.{digits}f}-{self.maximum:.{digits}f})"
+
+    def cells(self, digits: int, factor: float = 1.0) -> list[str]:
+        """Median, p95, least and greatest, for a table."""
+        return [f"{factor * each:.{digits}f}" for each in (self.median, self.p95, self.minimum, self.maximum)]
 
 
 def summarise(values: Iterable[float]) -> Summary:
@@ -147,6 +151,15 @@ def numbers(text: str) -> list[int]:
     if min(values) < 1:
         raise argparse.ArgumentTypeError("give numbers above 0, separated by commas")
     return values
+
+
+def require_known(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, known: Mapping[str, Iterable[str]]
+) -> None:
+    """Ends the program if an option of several names has one that is not known."""
+    for option, these in known.items():
+        if unknown := set(getattr(args, option)) - set(these):
+            parser.error(f"--{option}: {', '.join(sorted(unknown))}: not one of {', '.join(these)}")
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

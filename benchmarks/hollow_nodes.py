@@ -1,6 +1,6 @@
 """Nodes that only report: they say that pods run, and run nothing but the agent's and the worker's side of their streams.
 
-    python -m benchmarks.hollow_nodes KUBECONFIG NAMESPACE JOB NODES
+    python -m benchmarks.hollow_nodes NAMESPACE JOB NODES [CONTEXT]
 
 A stand-in for NODES kubelets and the worker processes of one job, in one process: it registers the nodes, sees by a watch
 which pods are bound to them, reports these as running, and speaks with the job's master as the agent of each and as the worker that the
@@ -26,11 +26,12 @@ from typing import Any
 import grpc
 from kubernetes import client, config
 
-from benchmarks.clusters import GPU
-from benchmarks.scale_host import CHANNELS, Worker
+from benchmarks.counted_master import LABEL
+from benchmarks.simulated import CHANNELS, Worker
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
+from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
 from elasticdl.kube.watch import Receiver, Watch
@@ -38,8 +39,6 @@ from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-LABEL = "benchmark.elasticdl.org/hollow"
-NODES = "ELASTICDL_BENCHMARK_NODES"  # the variable that tells a submission the value of that label
 PODS_PER_NODE = 110  # what a kubelet takes by default
 BEAT_SECONDS = 3.0
 THREADS = 8
@@ -259,12 +258,12 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         print(f"a simulated agent failed: {error!r}", file=sys.stderr, flush=True)
 
 
-async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
+async def serve(namespace: str, job: str, count: str, context: str = "") -> None:
     """Until SIGTERM."""
-    api = config.new_client_from_config(kubeconfig)
+    api = config.new_client_from_config(context=context or None)
     core, stopped = client.CoreV1Api(api), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    nodes, agents = Nodes(core, namespace, count), Agents(core, namespace, job)
+    nodes, agents = Nodes(core, namespace, int(count)), Agents(core, namespace, job)
     kubelet = Kubelet(core, namespace, agents.start, agents.end)
     agents.left = kubelet.left
     watch = Watch(
@@ -296,4 +295,4 @@ def _registered(nodes: Nodes) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    asyncio.run(serve(*sys.argv[1:]))

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import POLL, Failed, Processes, wait_until
 from elasticdl.cli.master_client import connect
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import Entry
+from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.job.spec import WorkerRange
 
 COMMAND = (sys.executable, "-m", "elasticdl.cli")
 
 
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """``program`` is what `elasticdl run` is given; ``options`` its other options, without the dashes."""
-
-    workers: str
-    program: Sequence[str]
-    options: Mapping[str, str]
+def flags_of(options: Mapping[str, object]) -> list[str]:
+    """Options of a command, by their names without the dashes."""
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
 class Journal:
@@ -44,13 +38,16 @@ class Journal:
         if self._path.exists():
             with self._path.open("rb") as lines:
                 lines.seek(self._offset)
-                text = lines.read()
-            whole = text.rpartition(b"\n")[0]
-            if whole:
-                self._offset += len(whole) + 1
-                # What a command prints that follows a journal has its warnings among the entries.
-                self.entries += [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+                whole, newline, _ = lines.read().rpartition(b"\n")
+            self._offset += len(whole) + len(newline)
+            # What a command prints that follows a journal has its warnings among the entries.
+            found = map(parse_entry, whole.decode(errors="replace").splitlines())
+            self.entries += [entry for entry in found if entry]
         return self.entries
+
+    def of(self, event: str) -> list[Entry]:
+        """All of that kind so far."""
+        return [entry for entry in self.read() if entry["event"] == event]
 
     def mark(self) -> int:
         """A place in the journal to search from: its end now."""
@@ -62,8 +59,7 @@ class Journal:
         Raises:
             Failed: it did not come in time, or the job is over.
         """
-        deadline = time.monotonic() + seconds
-        position = start
+        deadline, position = time.monotonic() + seconds, start
         while True:
             entries = self.read()
             for entry in entries[position:]:
@@ -77,22 +73,23 @@ class Journal:
 
 
 class ElasticJob:
-    """One job, in a folder of its own that stands in for the user's state directory."""
+    """One job on this machine, in a folder of its own that stands in for the user's state directory."""
 
-    def __init__(self, name: str, settings: JobSettings, processes: Processes) -> None:
+    def __init__(
+        self, name: str, workers: str, program: Sequence[str], options: Mapping[str, str], processes: Processes
+    ) -> None:
+        """``program`` is what `elasticdl run` is given; ``options`` its other options, without the dashes."""
         self._name = name
-        self._settings = settings
         self._processes = processes
-        self._env = {"ELASTICDL_HOME": str(processes.folder)}
+        flags = flags_of({"job_name": name, "num_workers": workers, **options})
+        self._command = [*COMMAND, "run", *flags, "--", *program]
         self._process: subprocess.Popen[bytes] | None = None
         self.dir = JobDir(processes.folder / "jobs" / name)
         self.journal = Journal(self.dir.journal, self.raise_if_over)
 
     def start(self) -> None:
-        options = {"job_name": self._name, "num_workers": self._settings.workers, **self._settings.options}
-        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
-        command = [*COMMAND, "run", *flags, "--", *self._settings.program]
-        self._process = self._processes.start(self._name, command, self._env)
+        env = {"ELASTICDL_HOME": str(self._processes.folder)}
+        self._process = self._processes.start(self._name, self._command, env)
 
     def scale(self, minimum: int, maximum: int) -> None:
         address = self.dir.read_master()
@@ -110,18 +107,15 @@ class ElasticJob:
             wait_until(lambda: process.poll() is not None, seconds, f"{self._name}: stopping")
 
     def pid_of(self, worker: int) -> int:
-        starts = [e for e in self.journal.read() if e["event"] == "worker_started" and e["worker"] == worker]
-        return int(starts[-1]["pid"])
+        return int([entry for entry in self.journal.of("worker_started") if entry["worker"] == worker][-1]["pid"])
 
     def world(self) -> Entry:
         """The newest world that was formed."""
-        return [entry for entry in self.journal.read() if entry["event"] == "world_formed"][-1]
+        return self.journal.of("world_formed")[-1]
 
     def raise_if_over(self) -> None:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise Failed(f"job {self._name} ended early\n{self._processes.tail(self._name)}\n{self._worker_tails()}")
-
-    def _worker_tails(self) -> str:
-        logs = sorted(self.dir.logs.glob("*.log"))
-        return "\n".join(f"-- {log.name}\n" + "\n".join(log.read_text().splitlines()[-5:]) for log in logs)
+            logs = [self._processes.log_of(self._name), *sorted(self.dir.logs.glob("*.log"))]
+            tails = [f"-- {log.name}\n" + "\n".join(log.read_text().splitlines()[-8:]) for log in logs]
+            raise Failed("\n".join([f"job {self._name} ended early", *tails]))

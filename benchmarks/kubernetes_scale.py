@@ -10,42 +10,41 @@ after the other: nothing for a while; the range grows by a tenth; one pod ends b
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-from kubernetes import client, config
 
-from benchmarks.cluster_job import ClusterJob
-from benchmarks.clusters import Place, add_cluster, end_cleanly, opened
-from benchmarks.counted_master import MOUNT, REQUESTS
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_table, summarise
-from benchmarks.hollow_nodes import NODES, PODS_PER_NODE
-from benchmarks.master_scale import cpu_of, memory_of
+from benchmarks import counted_master
+from benchmarks.counted_master import MOUNT, NODES, REQUESTS
+from benchmarks.experiments.lab import Lab, open_lab
+from benchmarks.experiments.options import Options, Parser, add_cluster, read_cluster, run
+from benchmarks.experiments.training import Followed
+from benchmarks.harness import Results, add_out, describe_machine, show_table, summarise
+from benchmarks.hollow_nodes import PODS_PER_NODE
+from benchmarks.job import flags_of
+from benchmarks.master_scale import add_sizes, cpu_of, memory_of, repeat
 from benchmarks.processes import Failed, Processes, wait_until
+from elasticdl.job.journal import Entry
 from elasticdl.kube.manifests.names import CONTAINER
-from tests.cluster.build import Unavailable
-from tests.cluster.control_plane import ControlPlaneError
 
 JOB = "scale"
 MINUTE = 60.0
 THREADS = 8
-FAILURES = (Failed, Unavailable, ControlPlaneError, client.ApiException, config.ConfigException, OSError)
 REACTIONS = ("start", "grow", "one_end", "deletion")
 ONE_IN = 10  # joins, and is deleted
 TIMEOUT = 600.0
 # The simulated workers share one process, and all of it one machine: none shall be taken for frozen because of that.
 HEARTBEAT_TIMEOUT = 30.0
-CLUSTER_SPEC = Path(__file__).parent / "hollow_cluster.py"
 
 Counts = dict[str, int]
 
@@ -116,53 +115,40 @@ class Requests:
 class Run:
     """One job of ``workers`` workers and then a tenth more."""
 
-    def __init__(self, place: Place, processes: Processes, workers: int) -> None:
-        self._place = place
-        self._processes = processes
+    def __init__(self, lab: Lab, processes: Processes, workers: int) -> None:
+        self._lab = lab
         self._workers = workers
         self._tenth = max(1, workers // ONE_IN)
         self._requests = Requests(processes.folder / REQUESTS)
-        self._job = ClusterJob(JOB, place, processes)
         self._took: dict[str, Counts] = {}
+        nodes = -(-(workers + self._tenth) // PODS_PER_NODE)
+        arguments = [lab.namespace, JOB, str(nodes), lab.options.kube_context]
+        processes.start("nodes", [sys.executable, "-m", "benchmarks.hollow_nodes", *arguments], lab.env)
+        options = {
+            "num_workers": f"{max(1, workers // 2)}-{workers}",
+            "worker_resource_request": "cpu=0.1,memory=1Mi",
+            "heartbeat_timeout": f"{HEARTBEAT_TIMEOUT:g}",
+            "cluster_spec": counted_master.__file__,
+            "volume": f"host_path={processes.folder},mount_path={MOUNT}",
+        }
+        lab.submit(JOB, [*flags_of(options), "--", "simulated"], "run")
+        self._journal = Followed(lab, JOB, processes).journal
 
     def measure(self, steady: float) -> Sample:
         """Raises:
         Failed: something did not come about in time.
         """
-        began, master = self._start()
-        start = self._react("start", began, master, 0.0, self._is_world(self._workers, set()))
-        worlds = sum(entry["event"] == "world_formed" for entry in self._job.journal.read())
-        steady_cpu = self._rest(steady, master)
-        memory = memory_of(master)
-        return Sample(
-            start,
-            self._grow(master),
-            self._end_one(master),
-            self._delete(master),
-            steady_cpu,
-            memory,
-            worlds,
-            self._took,
-        )
-
-    def close(self) -> None:
-        self._job.delete()
-
-    def _start(self) -> tuple[float, psutil.Process]:
-        nodes = -(-(self._workers + self._tenth) // PODS_PER_NODE)
-        arguments = [str(self._place.kubeconfig), self._place.namespace, JOB, str(nodes)]
-        self._processes.start_module("nodes", "benchmarks.hollow_nodes", *arguments)
-        options = {
-            "num_workers": f"{max(1, self._workers // 2)}-{self._workers}",
-            "worker_resource_request": "cpu=0.1,memory=1Mi",
-            "heartbeat_timeout": f"{HEARTBEAT_TIMEOUT:g}",
-            "cluster_spec": str(CLUSTER_SPEC),
-            "volume": f"host_path={self._processes.folder},mount_path={MOUNT}",
-        }
-        self._job.submit(options, ["simulated"])
         wait_until(lambda: self._requests.master() is not None, TIMEOUT, "the master's start")
         began, pid = self._requests.master() or (0.0, 0)
-        return began, psutil.Process(pid)
+        master = psutil.Process(pid)
+        start = self._react("start", began, master, 0.0, self._workers)
+        worlds, steady_cpu, memory = (
+            len(self._journal.of("world_formed")),
+            self._rest(steady, master),
+            memory_of(master),
+        )
+        grow, one_end, deletion = self._grow(master), self._end_one(master), self._delete(master)
+        return Sample(start, grow, one_end, deletion, steady_cpu, memory, worlds, self._took)
 
     def _rest(self, seconds: float, master: psutil.Process) -> float:
         """The master's share of a core while nothing happens."""
@@ -174,121 +160,100 @@ class Run:
         return (cpu_of(master) - cpu) / lasted
 
     def _grow(self, master: psutil.Process) -> Reaction:
-        all_now, cpu = self._workers + self._tenth, cpu_of(master)
-        mark = self._job.journal.mark()
-        workers = f"{max(1, self._workers // 2)}-{all_now}"
-        self._job.command("scale", JOB, workers, "--namespace", self._place.namespace)
-        asked = self._job.journal.wait(lambda entry: entry["event"] == "scale_requested", mark, TIMEOUT, "the request")
-        return self._react("grow", asked["time"], master, cpu, self._is_world(all_now, set()))
+        all_now, cpu, mark = self._workers + self._tenth, cpu_of(master), self._journal.mark()
+        self._lab.elasticdl("scale", JOB, f"{max(1, self._workers // 2)}-{all_now}")
+        asked = self._journal.wait(lambda entry: entry["event"] == "scale_requested", mark, TIMEOUT, "the request")
+        return self._react("grow", asked["time"], master, cpu, all_now)
 
     def _end_one(self, master: psutil.Process) -> Reaction:
-        (victim,) = self._victims(1)
-        state = {"terminated": {"exitCode": 137, "reason": "Error"}}
-        container = {
-            "name": CONTAINER,
-            "image": "hollow",
-            "imageID": "",
-            "restartCount": 0,
-            "ready": False,
-            "state": state,
-        }
-        change = {"status": {"phase": "Failed", "containerStatuses": [container]}}
+        victims = self._victims(1)
+        ((worker, pod),) = victims.items()
+        container = {"name": CONTAINER, "image": "hollow", "imageID": "", "restartCount": 0, "ready": False}
+        container["state"] = {"terminated": {"exitCode": 137, "reason": "Error"}}
+        change: Any = {"status": {"phase": "Failed", "containerStatuses": [container]}}
         began, cpu = time.time(), cpu_of(master)
-        (pod,) = self._pods([victim])
-        self._place.core.patch_namespaced_pod_status(pod, self._place.namespace, change)
-        return self._react("one_end", began, master, cpu, self._is_world(self._workers + self._tenth, {victim}))
+        self._lab.core.patch_namespaced_pod_status(pod, self._lab.namespace, change)
+        return self._react("one_end", began, master, cpu, self._workers + self._tenth, {worker})
 
     def _delete(self, master: psutil.Process) -> Reaction:
         victims = self._victims(self._tenth)
-        pods = self._pods(victims)
         began, cpu = time.time(), cpu_of(master)
+
+        def delete(pod: str) -> None:
+            self._lab.core.delete_namespaced_pod(pod, self._lab.namespace, _preload_content=False)
+
         with ThreadPoolExecutor(THREADS) as threads:
-            list(
-                threads.map(
-                    lambda pod: self._place.core.delete_namespaced_pod(
-                        pod, self._place.namespace, _preload_content=False
-                    ),
-                    pods,
-                )
-            )
-        return self._react("deletion", began, master, cpu, self._is_world(self._workers + self._tenth, set(victims)))
+            list(threads.map(delete, victims.values()))
+        return self._react("deletion", began, master, cpu, self._workers + self._tenth, set(victims))
 
-    def _victims(self, count: int) -> list[int]:
-        """Every so-manieth of the newest world's members."""
-        members = [entry for entry in self._job.journal.read() if entry["event"] == "world_formed"][-1]["members"]
-        return list(members[:: len(members) // count][:count])
-
-    def _pods(self, workers: list[int]) -> list[str]:
-        """The names of those in which they are."""
-        started = {e["worker"]: e["place"] for e in self._job.journal.read() if e["event"] == "worker_started"}
-        return [started[worker] for worker in workers]
-
-    def _is_world(self, size: int, without: set[int]) -> Callable[[dict[str, Any]], bool]:
-        def wanted(entry: dict[str, Any]) -> bool:
-            return bool(
-                entry["event"] == "world_formed"
-                and len(entry["members"]) == size
-                and without.isdisjoint(entry["members"])
-            )
-
-        return wanted
+    def _victims(self, count: int) -> dict[int, str]:
+        """Every so-manieth of the newest world's members, and their pods."""
+        members = self._journal.of("world_formed")[-1]["members"]
+        pods = {entry["worker"]: entry["place"] for entry in self._journal.of("worker_started")}
+        return {worker: pods[worker] for worker in members[:: len(members) // count][:count]}
 
     def _react(
-        self, name: str, cause: float, master: psutil.Process, cpu: float, wanted: Callable[[dict[str, Any]], bool]
+        self,
+        name: str,
+        cause: float,
+        master: psutil.Process,
+        cpu: float,
+        size: int,
+        without: Sequence[int] | set[int] = (),
     ) -> Reaction:
-        def after(entry: dict[str, Any]) -> bool:
-            return bool(entry["time"] > cause) and wanted(entry)
+        """Until there is a world of this size, ``without`` those workers."""
 
-        world = self._job.journal.wait(after, 0, TIMEOUT, f"the world after {name}")["time"]
+        def wanted(entry: Entry) -> bool:
+            answers = entry["event"] == "world_formed" and entry["time"] > cause
+            return bool(answers and len(entry["members"]) == size and not {*without} & {*entry["members"]})
+
+        world = self._journal.wait(wanted, 0, TIMEOUT, f"the world after {name}")["time"]
         self._took[name] = self._requests.counts(cause, time.time())
         first, last = self._requests.creations(cause, world)
         return Reaction(first - cause, last - cause, world - cause, cpu_of(master) - cpu)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=numbers, default=[10, 100, 1000])
-    parser.add_argument("--repetitions", type=int, default=1)
+    parser = Parser("kubernetes_scale", __doc__)
+    add_sizes(parser, repetitions=1)
     parser.add_argument("--steady", type=float, default=MINUTE, help="seconds of nothing but heartbeats")
     add_cluster(parser)
     add_out(parser)
     args = parser.parse_args()
+    return run(parser, lambda: measure_all(args))
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Raises:
+    Failed: a run did; the others were measured.
+    """
+    options = Options(**read_cluster(args))
     results = Results("kubernetes_scale", args.out)
     print(describe_machine(results.machine))
-    end_cleanly()
-    runs: dict[int, list[Sample]] = {workers: [] for workers in args.workers}
-    failed = False
-    for workers in args.workers:
-        for number in range(args.repetitions):
-            before = busy_cores(0.5)
-            try:
-                sample = measure(workers, args)
-            except FAILURES as failure:
-                failed, reason = True, " ".join(str(failure).split())
-                results.add("failure", workers=workers, repetition=number, reason=reason)
-                print(f"{workers} workers: FAILED: {reason}", file=sys.stderr, flush=True)
-                continue
-            runs[workers].append(sample)
-            results.add("run", workers=workers, repetition=number, busy_cores_before=before, **asdict(sample))
-            print(f"{workers} workers: all in a world {sample.start.world:.1f} s after the master's start", flush=True)
+    measured = functools.partial(measure, options=options, steady=args.steady)
+    told = "all in a world {:.1f} s after the master's start".format
+    runs = repeat(args, results, measured, lambda sample: told(sample.start.world))
     report(runs, results)
     print(f"results: {results.path}")
-    return 1 if failed else 0
+    if any(len(samples) < args.repetitions for samples in runs.values()):
+        raise Failed("not all runs came to their end")
 
 
-def measure(workers: int, args: argparse.Namespace) -> Sample:
+def measure(workers: int, options: Options, steady: float) -> Sample:
     """On a cluster of its own, unless one is given: what is left of a thousand pods would slow down the next.
 
     Raises:
-        Failed: something did not come about in time; and all that `opened` raises.
+        Failed: something did not come about in time; and all that `open_lab` raises.
     """
     with (
         tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch,
-        opened(args, {"master": 0}) as place,
-        Processes(Path(scratch), {NODES: place.namespace}) as processes,
-        closing(Run(place, processes, workers)) as run,
+        open_lab(options, 0, {"master": 0}) as opened,
+        Processes(Path(scratch)) as processes,
     ):
-        return run.measure(args.steady)
+        lab = replace(opened, env={**opened.env, NODES: opened.namespace})
+        sample = Run(lab, processes, workers).measure(steady)
+        lab.delete(JOB)
+        return sample
 
 
 def report(runs: Mapping[int, Sequence[Sample]], results: Results) -> None:

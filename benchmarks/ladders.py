@@ -2,139 +2,173 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.job import ElasticJob, flags_of
+from benchmarks.models import worker_batch
+from benchmarks.processes import Failed, Processes
+
+SAMPLES = 8192
+TIMEOUT = 120.0  # beyond the measured seconds: start, imports, warm-up
+ELASTIC = "elastic"
+# How processes that no master leads are started, so that they find each other.
+HOROVODRUN = [str(Path(sys.executable).parent / "horovodrun"), "--gloo", "--network-interface", "lo", "-np"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A program of `benchmarks.loops`; ``name``: which of the loops in it, if it has several."""
+    """One of a program of `benchmarks.loops`; ``way``: elastic, with ``options`` of the job, or how else."""
 
     program: str
-    name: str | None = None
-    elastic: bool = False
-    horovod: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)  # of an elastic job
+    name: str
+    way: str = ELASTIC
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all loops of a ladder have in common; ``warm_up``: steps before the measured ``seconds``; ``samples``: of an epoch."""
+
+    model: str
+    workers: int
+    warm_up: int
+    seconds: float
+    samples: int = SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one loop; times in milliseconds per step, mean over the ranks."""
+
+    samples_per_second: float
+    step_ms: float
+    cpu_ms: float
+    laps_ms: dict[str, float]
+
+
+def measure(loop: Loop, setting: Setting) -> Sample:
+    """Run one loop once.
+
+    Raises:
+        Failed: it did not come to its end.
+    """
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch, Processes(Path(scratch)) as processes:
+        given = {"record": "meter", "model": setting.model, "samples": setting.samples, "warm_up": setting.warm_up}
+        given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": scratch}
+        program = ["-m", f"benchmarks.loops.{loop.program}", loop.name, *flags_of(given)]
+        if loop.way == ELASTIC:
+            command, workers = [sys.executable, *program], str(setting.workers)
+            ElasticJob("throughput", workers, command, loop.options, processes).start()
+        else:
+            start = [sys.executable]
+            if loop.way == "horovod":
+                start = [*HOROVODRUN, str(setting.workers), sys.executable]
+            elif setting.workers > 1:
+                start = [*TORCHRUN, str(setting.workers)]
+            processes.start(loop.name, [*start, *program], {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo"})
+        processes.wait_all(TIMEOUT + setting.seconds)
+        return _read(Path(scratch), setting)
+
+
+def _read(folder: Path, setting: Setting) -> Sample:
+    ranks: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+    if len(ranks) != setting.workers:
+        raise Failed(f"{len(ranks)} of {setting.workers} workers reported")
+    step = statistics.fmean(rank["seconds"] / rank["steps"] for rank in ranks)
+    laps = [rank["laps_ms"] for rank in ranks]
+    return Sample(
+        samples_per_second=setting.workers * worker_batch(setting.model) / step,
+        step_ms=1e3 * step,
+        cpu_ms=statistics.fmean(rank["cpu_ms_per_step"] for rank in ranks),
+        laps_ms={name: statistics.fmean(each[name] for each in laps) for name in laps[0]},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """``references``: those that the others are compared with; ``main``: those that are measured unless told."""
+    """``references``: those that the others are compared with; ``main``: whether it is measured unless told."""
 
     title: str
     framework: str
     workers: int
     references: tuple[str, ...]
-    main: tuple[str, ...]
     loops: Mapping[str, Loop]
+    main: bool = True
 
 
-def _horovod(name: str, env: Mapping[str, str] | None = None) -> Loop:
-    return Loop("plain", name, horovod=True, env=env or {})
-
-
-def _elastic(collective: str, name: str = "elastic") -> Loop:
-    return Loop("elastic", name, elastic=True, options={"collective": collective})
-
-
-PYTORCH = Ladder(
-    "PyTorch, two workers",
-    "torch",
-    workers=2,
-    references=("horovod", "ddp"),
-    main=("elasticdl-torch", "elasticdl-horovod", "horovod", "ddp"),
-    loops={
-        "elasticdl-torch": _elastic("torch"),
-        "elasticdl-horovod": _elastic("horovod"),
-        **{  # to choose the size of a bucket
-            f"elasticdl-{engine}-{size}mb": _elastic(engine, f"elastic-{size}mb")
-            for engine in ("torch", "horovod")
-            for size in (1, 16, 64)
-        },
-        "horovod": _horovod("horovod"),
-        "ddp": Loop("plain", "ddp"),
-        "horovod-grouped": _horovod("horovod-grouped"),
-        "horovod-flat": _horovod("horovod-flat"),
-        "horovod-flat-sleep": _horovod("horovod-flat-sleep"),
-        "horovod-buckets": _horovod("horovod-buckets"),
-        # Only to see what waiting for the background thread costs: an elastic job can't set it.
-        "horovod-flat-0.1ms": _horovod("horovod-flat-sleep", {"HOROVOD_CYCLE_TIME": "0.1"}),
-        "gloo-flat": Loop("plain", "gloo-flat"),
-        "alone": Loop("plain", "alone"),
-    },
-)
-KERAS_ALONE = Ladder(
-    "Keras, one worker",
-    "keras",
-    workers=1,
-    references=("fit", "fit-xla"),
-    main=("keras-1", "keras-1-fit", "keras-1-fit-xla", "fit", "fit-xla"),
-    loops={
-        "keras-1": Loop("keras_elastic", "loop", elastic=True),
-        "keras-1-fit": Loop("keras_elastic", "fit", elastic=True),
-        "keras-1-fit-xla": Loop("keras_elastic", "fit-xla", elastic=True),
-        "fit": Loop("keras_plain", "fit"),
-        "fit-xla": Loop("keras_plain", "fit-xla"),
-    },
-)
-KERAS = Ladder(
-    "Keras, two workers",
-    "keras",
-    workers=2,
-    references=("horovod-tf", "horovod-tf-grouped"),
-    main=("keras-2", "keras-2-fit", "keras-2-torch", "keras-2-fit-torch", "horovod-tf", "horovod-tf-grouped"),
-    loops={
-        "keras-2": Loop("keras_elastic", "loop", elastic=True),
-        "keras-2-fit": Loop("keras_elastic", "fit", elastic=True),
-        "keras-2-torch": Loop("keras_elastic", "loop", elastic=True, options={"collective": "torch"}),
-        "keras-2-fit-torch": Loop("keras_elastic", "fit", elastic=True, options={"collective": "torch"}),
-        "horovod-tf": Loop("keras_plain", "horovod", horovod=True),
-        "horovod-tf-grouped": Loop("keras_plain", "horovod-grouped", horovod=True),
-    },
-)
-TRAINERS = ("loop", "lightning", "transformers")
+TORCH, HOROVOD = {"collective": "torch"}, {"collective": "horovod"}
+TRAINERS = {"loop": "plain", "lightning": "trainers", "transformers": "trainers"}  # and their programs
 
 
 def _trainers(workers: int, reference: str) -> Ladder:
-    elastic = {f"{name}-elastic-{workers}": name for name in TRAINERS}
-    theirs = {f"{name}-{reference}-{workers}": name for name in TRAINERS}
-    return Ladder(
-        f"a plain loop and trainers, {'one worker' if workers == 1 else 'two workers'}",
-        "torch",
-        workers,
-        references=tuple(theirs),
-        main=(),
-        loops={
-            **{
-                name: Loop("trainers_measured", name, elastic=True, options={"collective": "torch"}) for name in elastic
-            },
-            **{name: Loop("trainers_measured", name) for name in theirs},
-        },
-    )
+    theirs = {f"{name}-{reference}-{workers}": Loop(program, name, reference) for name, program in TRAINERS.items()}
+    elastic = {f"{name}-elastic-{workers}": Loop(program, name, options=TORCH) for name, program in TRAINERS.items()}
+    title = f"a plain loop and trainers, {'one worker' if workers == 1 else 'two workers'}"
+    return Ladder(title, "torch", workers, tuple(theirs), elastic | theirs, main=False)
 
 
 def _checks(name: str, framework: str, program: str, loop: str) -> Ladder:
     """What `--check_state epoch` costs, beside `off`."""
     ways = {f"{name}-checked": "epoch", f"{name}-unchecked": "off"}
-    return Ladder(
-        f"the workers compare their states, or do not: {name}, two workers",
-        framework,
+    loops = {each: Loop(program, loop, options={**TORCH, "check_state": how}) for each, how in ways.items()}
+    title = f"the workers compare their states, or do not: {name}, two workers"
+    return Ladder(title, framework, 2, (f"{name}-unchecked",), loops, main=False)
+
+
+LADDERS = (
+    Ladder(
+        "PyTorch, two workers",
+        "torch",
         workers=2,
-        references=(f"{name}-unchecked",),
-        main=(),
+        references=("horovod", "ddp"),
         loops={
-            each: Loop(program, loop, elastic=True, options={"collective": "torch", "check_state": how})
-            for each, how in ways.items()
+            "elasticdl-torch": Loop("library", "library", options=TORCH),
+            "elasticdl-horovod": Loop("library", "library", options=HOROVOD),
+            "horovod": Loop("plain", "loop", "horovod"),
+            "ddp": Loop("plain", "loop", "ddp"),
+            "gloo-flat": Loop("plain", "loop", "gloo-flat"),
         },
-    )
-
-
-CHECKS = (
-    _checks("library", "torch", "elastic", "elastic"),
-    *(_checks(name, "torch", "trainers_measured", f"{name}-elastic-2") for name in TRAINERS),
-    _checks("keras", "keras", "keras_elastic", "fit"),
+    ),
+    Ladder(
+        "Keras, one worker",
+        "keras",
+        workers=1,
+        references=("fit", "fit-xla"),
+        loops={
+            "keras-1": Loop("with_keras", "library"),
+            "keras-1-fit": Loop("with_keras", "fit"),
+            "keras-1-fit-xla": Loop("with_keras", "fit-xla"),
+            "fit": Loop("with_keras", "fit", "alone"),
+            "fit-xla": Loop("with_keras", "fit-xla", "alone"),
+        },
+    ),
+    Ladder(
+        "Keras, two workers",
+        "keras",
+        workers=2,
+        references=("horovod-tf", "horovod-tf-grouped"),
+        loops={
+            "keras-2": Loop("with_keras", "library"),
+            "keras-2-fit": Loop("with_keras", "fit"),
+            "keras-2-torch": Loop("with_keras", "library", options=TORCH),
+            "keras-2-fit-torch": Loop("with_keras", "fit", options=TORCH),
+            "horovod-tf": Loop("with_keras", "horovod", "horovod"),
+            "horovod-tf-grouped": Loop("with_keras", "horovod-grouped", "horovod"),
+        },
+    ),
+    _trainers(1, "alone"),
+    _trainers(2, "ddp"),
+    _checks("library", "torch", "library", "library"),
+    *(_checks(name, "torch", program, name) for name, program in TRAINERS.items()),
+    _checks("keras", "keras", "with_keras", "fit"),
 )
-LADDERS = (PYTORCH, KERAS_ALONE, KERAS, _trainers(1, "alone"), _trainers(2, "ddp"), *CHECKS)
 LOOPS = tuple(name for ladder in LADDERS for name in ladder.loops)
-MAIN_LOOPS = tuple(name for ladder in LADDERS for name in ladder.main)
+MAIN_LOOPS = tuple(name for ladder in LADDERS if ladder.main for name in ladder.loops)

@@ -9,23 +9,27 @@ is lost at once, and the master's CPU time and memory for it.
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
 from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_table, summarise
 from benchmarks.processes import Failed, Processes, wait_until
-from benchmarks.scale_host import LOST_ONE_IN
-from benchmarks.scale_master import SOCKET
+from benchmarks.simulated import LOST_ONE_IN, SOCKET
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 
 TIMEOUT = 120.0
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,34 @@ class Received:
     size: int
 
 
+def add_sizes(parser: argparse.ArgumentParser, repetitions: int) -> None:
+    parser.add_argument("--workers", type=numbers, default=[10, 100, 1000], help="comma-separated (10,100,1000)")
+    parser.add_argument("--repetitions", type=int, default=repetitions, help=f"of each ({repetitions})")
+
+
+def repeat(
+    args: argparse.Namespace, results: Results, measure: Callable[[int], Measured], told: Callable[[Measured], str]
+) -> dict[int, list[Measured]]:
+    """Each number of workers as often as wanted; what fails is recorded, and the rest goes on."""
+    runs: dict[int, list[Measured]] = {workers: [] for workers in args.workers}
+    for workers in args.workers:
+        for number in range(args.repetitions):
+            before = busy_cores(0.5)
+            try:
+                sample: Any = measure(workers)
+            except (Failed, ElasticDLError) as failure:
+                results.add("failure", workers=workers, repetition=number, reason=str(failure))
+                print(f"{workers} workers: FAILED: {failure}", file=sys.stderr, flush=True)
+                continue
+            runs[workers].append(sample)
+            results.add("run", workers=workers, repetition=number, busy_cores_before=before, **asdict(sample))
+            print(f"{workers} workers: {told(sample)}", flush=True)
+    return runs
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=numbers, default=[10, 100, 1000])
-    parser.add_argument("--repetitions", type=int, default=3)
+    add_sizes(parser, repetitions=3)
     parser.add_argument("--hosts", type=int, default=2, help="processes that the simulated workers share")
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of nothing but heartbeats")
     parser.add_argument("--heartbeat_timeout", type=float, default=2.0)
@@ -63,19 +91,8 @@ def main() -> int:
         parser.error(f"--workers: at least {LOST_ONE_IN}, since a tenth is lost")
     results = Results("master_scale", args.out)
     print(describe_machine(results.machine))
-    runs: dict[int, list[Sample]] = {workers: [] for workers in args.workers}
-    for workers in args.workers:
-        for number in range(args.repetitions):
-            before = busy_cores(0.5)
-            try:
-                sample = measure(workers, args)
-            except Failed as failure:
-                results.add("failure", workers=workers, repetition=number, reason=str(failure))
-                print(f"{workers} workers: FAILED: {failure}", flush=True)
-                continue
-            runs[workers].append(sample)
-            results.add("run", workers=workers, repetition=number, busy_cores_before=before, **asdict(sample))
-            print(f"{workers} workers: formed in {sample.form:.2f} s, again in {sample.reform:.2f} s", flush=True)
+    measured = functools.partial(measure, args=args)
+    runs = repeat(args, results, measured, lambda each: f"formed in {each.form:.2f} s, again in {each.reform:.2f} s")
     report(runs, results)
     print(f"results: {results.path}")
     return 0
@@ -89,14 +106,17 @@ def measure(workers: int, args: argparse.Namespace) -> Sample:
         job = JobDir(Path(scratch) / "job")
         job.logs.mkdir(parents=True)
         survivors = workers - sum(len(range(host, workers, args.hosts)[::LOST_ONE_IN]) for host in range(args.hosts))
-        job.spec.write_text(specification(survivors, workers, args.heartbeat_timeout).to_json())
-        process = processes.start_module("master", "benchmarks.scale_master", str(job.path), str(args.hosts))
+        given = {"num_workers": f"{survivors}-{workers}", "heartbeat_timeout": args.heartbeat_timeout}
+        spec = JobSpec.model_validate({**given, "log_level": "WARNING", "command": ["simulated"]})
+        job.spec.write_text(spec.to_json())
+        module = "benchmarks.simulated"
+        process = processes.start_module("master", module, "master", str(job.path), str(args.hosts))
         wait_until((job.path / SOCKET).exists, TIMEOUT, "the master's socket")
         master = psutil.Process(process.pid)
         logs = [Path(scratch) / f"host-{number}.worlds" for number in range(args.hosts)]
         memory, cpu = memory_of(master), cpu_of(master)
         hosts = [
-            processes.start_module(f"host-{number}", "benchmarks.scale_host", str(job.path / SOCKET), str(log))
+            processes.start_module(f"host-{number}", module, "host", str(job.path / SOCKET), str(log))
             for number, log in enumerate(logs)
         ]
         first = wait_for_world(logs, workers, processes)
@@ -115,11 +135,6 @@ def measure(workers: int, args: argparse.Namespace) -> Sample:
             memory=memory_of(master),
             memory_grown=memory_of(master) - memory,
         )
-
-
-def specification(minimum: int, maximum: int, heartbeat_timeout: float) -> JobSpec:
-    given = {"num_workers": f"{minimum}-{maximum}", "heartbeat_timeout": heartbeat_timeout, "log_level": "WARNING"}
-    return JobSpec.model_validate({**given, "command": ["simulated"]})
 
 
 def wait_for_world(logs: list[Path], size: int, processes: Processes) -> list[Received]:
@@ -151,7 +166,7 @@ def memory_of(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
-def report(runs: dict[int, list[Sample]], results: Results) -> None:
+def report(runs: Mapping[int, Sequence[Sample]], results: Results) -> None:
     rows = []
     for workers, samples in runs.items():
         if not samples:
@@ -159,24 +174,21 @@ def report(runs: dict[int, list[Sample]], results: Results) -> None:
         summaries = {field.name: summarise(getattr(s, field.name) for s in samples) for field in fields(Sample)}
         results.add("summary", workers=workers, **summaries)
         median = {name: summary.median for name, summary in summaries.items()}
-        row = [
-            f"{median['form']:.2f}",
-            f"{1e3 * median['form_cpu'] / workers:.1f}",
-            f"{100 * median['steady_cpu']:.0f} %",
-        ]
-        row += [f"{median['reform']:.3f}", f"{1e3 * median['reform_cpu'] / workers:.2f}", f"{median['memory']:.0f}"]
-        rows.append([str(workers), str(len(samples)), *row, f"{1024 * median['memory_grown'] / workers:.0f}"])
-    columns = [
-        "workers",
-        "n",
-        "form s",
-        "CPU ms/worker",
-        "steady CPU",
-        "re-form s",
-        "CPU ms/worker",
-        "MiB",
-        "KiB/worker",
-    ]
+        rows.append(
+            [
+                str(workers),
+                str(len(samples)),
+                f"{median['form']:.2f}",
+                f"{1e3 * median['form_cpu'] / workers:.1f}",
+                f"{100 * median['steady_cpu']:.0f} %",
+                f"{median['reform']:.3f}",
+                f"{1e3 * median['reform_cpu'] / workers:.2f}",
+                f"{median['memory']:.0f}",
+                f"{1024 * median['memory_grown'] / workers:.0f}",
+            ]
+        )
+    forming, reforming = ("form s", "CPU ms/worker", "steady CPU"), ("re-form s", "CPU ms/worker")
+    columns = ("workers", "n", *forming, *reforming, "MiB", "KiB/worker")
     show_table("The master, medians; a tenth of the workers is lost at once", columns, rows)
 
 

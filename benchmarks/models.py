@@ -13,12 +13,13 @@ LAYERS = {
 LARGE = {"126m": (1024, 8192, 8192, 6144, CLASSES)}  # with momentum 1 GB of state; for `benchmarks.gpu` alone
 RESNET20 = "resnet20"  # the model zoo's, for PyTorch, at the pace of a simulated GPU if there is one
 TRANSFORMER = "transformer"  # four layers of 128, for PyTorch
+RESNET50, TINY = "resnet50", "tiny"  # in bf16, with images that are on the device; for `benchmarks.gpu` alone
 TORCH_MODELS = (*LAYERS, RESNET20, TRANSFORMER)
 
 
 def worker_batch(model: str) -> int:
     """Samples per worker and step."""
-    return {RESNET20: 9, TRANSFORMER: 16}.get(model, WORKER_BATCH)
+    return {RESNET20: 9, TRANSFORMER: 16, RESNET50: 256, TINY: 4}.get(model, WORKER_BATCH)
 
 
 def recovery_steps(model: str) -> int:

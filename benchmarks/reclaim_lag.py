@@ -12,6 +12,7 @@ must be right: the times are the watch's, the journal's and the workers' own.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -23,17 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client, config
 
-from benchmarks.cluster_job import ClusterJob, started_in
-from benchmarks.clusters import GPU, KUBECONFIG, Place, add_cluster, end_cleanly, free_gpus, opened, priority_class
+from benchmarks.experiments.lab import Lab, open_lab, refusals
+from benchmarks.experiments.options import ClusterKind, Options, Parser, add_cluster, read_cluster, run
+from benchmarks.experiments.pods import Fact, PodTimes, Times, gpu_capacity, held_gpus
+from benchmarks.experiments.training import Followed
 from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_table, summarise
+from benchmarks.job import flags_of
 from benchmarks.models import LAYERS
-from benchmarks.pod_times import Fact, PodTimes, Times
 from benchmarks.processes import Failed, Processes, wait_until
+from elasticdl.common.errors import UserError
+from elasticdl.job.journal import Entry
+from elasticdl.job.quantities import GPU
 from elasticdl.kube.manifests.names import worker_name
-from tests.cluster.build import Unavailable
-from tests.cluster.control_plane import ControlPlaneError
 
 JOB = NODE = "lag"
 PRIORITY = 1000
@@ -72,35 +75,14 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Intruder:
-    """The pod of higher priority that takes a GPU of a node."""
-
-    place: Place
-    priority_class: str
-    node: str
-
-    def come(self, name: str) -> None:
-        one = {"name": "main", "image": self.place.image, "command": ["sleep", "3600"]}
-        spec = {
-            "restartPolicy": "Never",
-            "priorityClassName": self.priority_class,
-            "nodeSelector": {HOST_LABEL: self.node},
-            "containers": [{**one, "resources": {"limits": {GPU: "1"}}}],
-        }
-        self.place.core.create_namespaced_pod(self.place.namespace, {"metadata": {"name": name}, "spec": spec})
-
-    def go(self, name: str) -> None:
-        self.place.core.delete_namespaced_pod(name, self.place.namespace, grace_period_seconds=1)
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
-    """One job that trains, what happens to the pods, and who disturbs it."""
+    """One job that trains on a node, what happens to the pods, and a pod of higher priority that takes a GPU."""
 
-    job: ClusterJob
+    lab: Lab
+    job: Followed
     times: PodTimes
-    intruder: Intruder
-    workers: int
+    node: str
+    priority_class: str
 
     def disturb(self, number: int, hold: float) -> tuple[Taken, Given]:
         """Take one GPU away and give it back after ``hold`` seconds.
@@ -108,102 +90,90 @@ class Run:
         Raises:
             Failed: something of it did not come in time.
         """
-        since, name = time.time(), f"intruder-{number}"
-        self.intruder.come(name)
-        victim = self._pod(lambda times: times.get(Fact.NOTICE, 0.0) > since, "a worker is told to leave")
+        since, intruder = time.time(), f"intruder-{number}"
+        self._intrude(intruder)
+        victim = self._worker_pod(lambda times: times.get(Fact.NOTICE, 0.0) > since, "a worker is told to leave")
         self._wait(victim, Fact.GONE)
-        self._wait(name, Fact.RUNNING)
+        self._wait(intruder, Fact.RUNNING)
         taken = self._taken(victim)
         time.sleep(hold)
-        self.intruder.go(name)
-        self._wait(name, Fact.GONE)
-        newcomer = self._pod(lambda times: times.get(Fact.RUNNING, 0.0) > since, "a new worker runs")
-        return taken, self._given(newcomer, self.times.of(name)[Fact.ENDED])
+        self.lab.core.delete_namespaced_pod(intruder, self.lab.namespace, grace_period_seconds=1)
+        self._wait(intruder, Fact.GONE)
+        newcomer = self._worker_pod(lambda times: times.get(Fact.RUNNING, 0.0) > since, "a new worker runs")
+        return taken, self._given(newcomer, self.times.all()[intruder][Fact.ENDED])
 
-    def settle(self) -> None:
-        """Wait for the world of all.
-
-        Raises:
-            Failed: it did not come in time.
-        """
-
-        def whole() -> bool:
-            self.job.raise_if_over()
-            worlds = [entry for entry in self.job.journal.read() if entry["event"] == "world_formed"]
-            return bool(worlds) and len(worlds[-1]["members"]) == self.workers
-
-        wait_until(whole, START_SECONDS, f"a world of {self.workers}")
+    def _intrude(self, name: str) -> None:
+        image, gpu = self.lab.options.image, {"limits": {GPU: "1"}}
+        pod: Any = {
+            "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "priorityClassName": self.priority_class,
+                "nodeSelector": {HOST_LABEL: self.node},
+                "containers": [{"name": "main", "image": image, "command": ["sleep", "3600"], "resources": gpu}],
+            },
+        }
+        self.lab.core.create_namespaced_pod(self.lab.namespace, pod)
 
     def _wait(self, pod: str, fact: Fact) -> None:
-        self.times.wait(lambda name, times: name == pod and fact in times, EVENT_SECONDS, f"{pod} is {fact}")
+        self.times.find(lambda name, times: name == pod and fact in times, EVENT_SECONDS, f"{pod} is {fact}")
 
-    def _pod(self, wanted: Callable[[Times], bool], what: str) -> str:
+    def _worker_pod(self, wanted: Callable[[Times], bool], what: str) -> str:
         """The name of the first pod for workers of which it is so."""
         prefix = worker_name(JOB, 0).removesuffix("0")
-        return self.times.wait(lambda name, times: name.startswith(prefix) and wanted(times), EVENT_SECONDS, what)
+        return self.times.find(lambda name, times: name.startswith(prefix) and wanted(times), EVENT_SECONDS, what)
 
     def _worker(self, pod: str) -> int:
         """The last that was started there, so far."""
-        self.job.journal.wait(started_in(pod), 0, START_SECONDS, f"a worker is started in {pod}")
-        return int([entry for entry in self.job.journal.read() if started_in(pod)(entry)][-1]["worker"])
+
+        def started(entry: Entry) -> bool:
+            return bool(entry["event"] == "worker_started" and entry["place"] == pod)
+
+        self.job.journal.wait(started, 0, START_SECONDS, f"a worker is started in {pod}")
+        return int([entry for entry in self.job.journal.read() if started(entry)][-1]["worker"])
+
+    def _mark(self, name: str, worker: int, seconds: float) -> float:
+        """When a worker printed the first such mark (`benchmarks.loops.records.Marks`)."""
+        found: list[float] = []
+
+        def printed() -> bool:
+            said = (line.partition("| ")[2] for line in self.job.log_lines())
+            marks = (json.loads(text) for text in said if text.startswith('{"mark"'))
+            found.extend(mark["time"] for mark in marks if (mark["mark"], mark["worker"]) == (name, worker))
+            return bool(found)
+
+        wait_until(printed, seconds, f"the {name.replace('_', ' ')} of worker {worker}")
+        return found[0]
 
     def _taken(self, pod: str) -> Taken:
-        times, victim = self.times.of(pod), self._worker(pod)
-        step, left = (self.job.mark(name, victim, EVENT_SECONDS)["time"] for name in ("last_step", "left"))
+        times, victim = self.times.all()[pod], self._worker(pod)
+        step, left = (self._mark(name, victim, EVENT_SECONDS) for name in ("last_step", "left"))
         notice, ended, gone = times[Fact.NOTICE], times[Fact.ENDED], times[Fact.GONE]
         return Taken(step - notice, left - step, ended - left, gone - ended, gone - notice)
 
     def _given(self, pod: str, freed: float) -> Given:
         newcomer = self._worker(pod)
 
-        def ready(entry: dict[str, Any]) -> bool:
+        def ready(entry: Entry) -> bool:
             return bool(entry["event"] == "worker_ready" and entry["worker"] == newcomer)
 
         warm = self.job.journal.wait(ready, 0, START_SECONDS, f"worker {newcomer} is ready")["time"]
-        step = self.job.mark("first_step", newcomer, START_SECONDS)["time"]
-        times = self.times.of(pod)
+        step = self._mark("first_step", newcomer, START_SECONDS)
+        times = self.times.all()[pod]
         bound, running = times[Fact.BOUND], times[Fact.RUNNING]
         return Given(bound - freed, running - bound, warm - running, step - warm, step - freed)
 
 
 def main() -> int:
-    args = parse()
-    results = Results("reclaim_lag", args.out)
-    print(describe_machine(results.machine))
-    end_cleanly()
-    samples: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-    try:
-        with opened(args, {NODE: args.workers}) as place:
-            check_node(place, args)
-            with priority_class(place, PRIORITY) as urgent, running(place, urgent, args) as run:
-                measure(run, args, results, samples)
-    except (Failed, Unavailable, ControlPlaneError, client.ApiException, config.ConfigException, OSError) as error:
-        reason = " ".join(str(error).split())
-        results.add("failure", reason=reason)
-        print(f"reclaim_lag: {reason}", file=sys.stderr)
-    report(samples, results)
-    print(f"results: {results.path}")
-    return 0 if len(samples["given"]) == args.repetitions else 1
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("reclaim_lag", __doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--model", choices=list(LAYERS), default="1m")
-    parser.add_argument(
-        "--step",
-        type=float,
-        default=0.1,
-        help="seconds that a step takes at least, so that workers without GPUs leave the machine time for the newcomer",
-    )
+    step = "seconds that a step takes at least, so that workers without GPUs leave the machine time for the newcomer"
+    parser.add_argument("--step", type=float, default=0.1, help=step)
     parser.add_argument("--settle", type=float, default=2.0, help="seconds of training before each disturbance")
-    parser.add_argument(
-        "--hold",
-        type=float,
-        default=5.0,
-        help="seconds, half as long to half as long again, for which the GPU is taken away",
-    )
+    hold = "seconds, half as long to half as long again, for which the GPU is taken away"
+    parser.add_argument("--hold", type=float, default=5.0, help=hold)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--node", default=NODE, help="of the given cluster")
     add_cluster(parser)
@@ -211,56 +181,72 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.workers < 2:
         parser.error("--workers: at least 2, since one is taken away")
-    return args
+    return run(parser, lambda: measure(args))
 
 
-def check_node(place: Place, args: argparse.Namespace) -> None:
+def measure(args: argparse.Namespace) -> None:
     """Raises:
-    Failed: its free GPUs are not as many as there are to be workers.
+    UserError: there is no such cluster, or its node has other free GPUs.
+    Failed: it did not come to its end; what was measured before is in the results.
     """
-    if args.cluster == KUBECONFIG and (free := free_gpus(place.core, args.node)) != args.workers:
-        raise Failed(f"node {args.node} has {free} free GPUs: give --workers {free}, or another --node")
+    options = Options(**read_cluster(args))
+    results = Results("reclaim_lag", args.out)
+    print(describe_machine(results.machine))
+    samples: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    rng = random.Random(args.seed)
+    try:
+        with open_lab(options, args.workers, {NODE: args.workers}) as lab, running(lab, args) as course:
+            for number in range(args.repetitions):
+                course.job.wait_for_world(args.workers, START_SECONDS)
+                time.sleep(args.settle * (0.5 + rng.random()))
+                before = busy_cores(0.2)
+                found: tuple[Taken | Given, ...] = course.disturb(number, args.hold * (0.5 + rng.random()))
+                for kind, sample in zip(KINDS, found, strict=True):
+                    samples[kind].append(sample)
+                    results.add("lag", event=kind, repetition=number, busy_cores_before=before, **asdict(sample))
+                    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in asdict(sample).items())
+                    print(f"{kind} #{number + 1}: {parts} s", flush=True)
+    except Failed as failure:
+        results.add("failure", reason=str(failure))
+        raise
+    finally:
+        report(samples, results)
 
 
 @contextmanager
-def running(place: Place, urgent: str, args: argparse.Namespace) -> Iterator[Run]:
-    """The job, deleted at the end."""
-    times = PodTimes(time.time)
-    with (
-        tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch,
-        Processes(Path(scratch)) as processes,
-        times.watching(place.api, place.namespace),
-    ):
-        template = Path(scratch) / "template.yaml"
+def running(lab: Lab, args: argparse.Namespace) -> Iterator[Run]:
+    """The job, deleted at the end.
+
+    Raises:
+        UserError: the node's free GPUs are not as many as there are to be workers.
+    """
+    if lab.options.cluster is ClusterKind.KUBECONFIG and (free := free_gpus(lab, args.node)) != args.workers:
+        raise UserError(f"node {args.node} has {free} free GPUs: give --workers {free}, or another --node")
+    times = PodTimes(lab.core, lab.namespace)
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes, times:
+        template = Path(folder) / "template.yaml"
         template.write_text(yaml.safe_dump({"spec": {"nodeSelector": {HOST_LABEL: args.node}}}))
-        options = {
+        given = {
             "num_workers": f"1-{args.workers}",
             "worker_resource_request": "cpu=0.1,memory=256Mi,gpu=1",
-            "pod_template": str(template),
+            "pod_template": template,
         }
-        job = ClusterJob(JOB, place, processes)
-        program = ["python", "-m", "benchmarks.loops.marked_steps", "--model", args.model, "--step", str(args.step)]
-        job.submit(options, program)
+        program = ["python", "-m", "benchmarks.loops.library", "library", "--record", "marks"]
+        program += flags_of({"model": args.model, "step": args.step, "folder": "/tmp"})
+        lab.submit(JOB, [*flags_of(given), "--", *program], "run")
+        job = Followed(lab, JOB, processes)
         job.follow_logs()
-        yield Run(job, times, Intruder(place, urgent, args.node), args.workers)
-        job.delete()
+        yield Run(lab, job, times, args.node, lab.make_priority_class(JOB, PRIORITY))
+        lab.delete(JOB)
 
 
-def measure(run: Run, args: argparse.Namespace, results: Results, samples: dict[str, list[Any]]) -> None:
-    """Raises:
-    Failed: it did not come to its end; ``samples`` has what was measured before.
-    """
-    rng = random.Random(args.seed)
-    for number in range(args.repetitions):
-        run.settle()
-        time.sleep(args.settle * (0.5 + rng.random()))
-        before = busy_cores(0.2)
-        found: tuple[Taken | Given, ...] = run.disturb(number, args.hold * (0.5 + rng.random()))
-        for kind, sample in zip(KINDS, found, strict=True):
-            samples[kind].append(sample)
-            results.add("lag", event=kind, repetition=number, busy_cores_before=before, **asdict(sample))
-            parts = ", ".join(f"{name.replace('_', ' ')} {seconds:.2f}" for name, seconds in asdict(sample).items())
-            print(f"{kind} #{number + 1}: {parts} s", flush=True)
+def free_gpus(lab: Lab, node: str) -> int:
+    """Of a node, those that no pod has."""
+    with refusals(f"look at node {node}"):
+        listed: Any = lab.core.list_pod_for_all_namespaces(
+            field_selector=f"spec.nodeName={node}", _preload_content=False
+        )
+        return gpu_capacity(lab.core).get(node, 0) - sum(map(held_gpus, json.loads(listed.data)["items"]))
 
 
 def report(samples: dict[str, list[Any]], results: Results) -> None:
@@ -269,15 +255,9 @@ def report(samples: dict[str, list[Any]], results: Results) -> None:
             continue
         summaries = {part.name: summarise(getattr(each, part.name) for each in found) for part in fields(KINDS[kind])}
         results.add("summary", event=kind, **summaries)
-        rows = [
-            [
-                name.replace("_", " "),
-                str(part.n),
-                *(f"{value:.2f}" for value in (part.median, part.p95, part.minimum, part.maximum)),
-            ]
-            for name, part in summaries.items()
-        ]
+        rows = [[name.replace("_", " "), str(part.n), *part.cells(2)] for name, part in summaries.items()]
         show_table(TITLES[kind], ["seconds", "n", "median", "p95", "min", "max"], rows)
+    print(f"results: {results.path}")
 
 
 if __name__ == "__main__":

@@ -3,33 +3,198 @@
     python -m benchmarks.rescale [--repetitions 10] [--workers 2,3,4,5] [--models 1m,2.6m,25m]
                                  [--events grow,sigterm,sigkill,sigstop] [--frameworks torch,keras]
                                  [--collectives horovod,torch]
-                                 [--peers torchrun,horovodrun,torchft | none]
 
-With N workers, grow is N-1 to N and every other event N to N-1. Peers, which train with PyTorch, go through the same with
-the same models.
+With N workers, grow is N-1 to N and every other event N to N-1. `benchmarks.experiment1_peers` has other frameworks go through
+the like.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import random
+import signal
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
-from benchmarks.elastic_run import EVENTS, PROGRAMS, Change, ElasticRun
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, names, numbers
+from benchmarks.harness import (
+    Results,
+    add_out,
+    busy_cores,
+    describe_machine,
+    names,
+    numbers,
+    require_known,
+    show_table,
+    summarise,
+)
+from benchmarks.job import ElasticJob, flags_of
+from benchmarks.loops.records import traces_path
 from benchmarks.models import LAYERS
-from benchmarks.peers import PEERS
-from benchmarks.peers.port import PeerChange
-from benchmarks.peers.run import run_peer
-from benchmarks.processes import Failed, Processes, scratch
-from benchmarks.rescale_tables import Key, show_comparison, show_elastic, show_peers
+from benchmarks.processes import Failed, Processes, scratch, wait_until
+from benchmarks.steps import Gap, StepLogs, gap_between, split_at
+from elasticdl.job.event_catalogue import PAUSE_PARTS
+from elasticdl.job.journal import Entry
 
 COLLECTIVES = ("horovod", "torch")
+SIGNALS = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
+EVENTS = ("grow", *SIGNALS)
+GROWING = ("grow", "rejoin")
+PROGRAMS = {
+    "torch": ("benchmarks.loops.library", "library"),
+    "keras": ("benchmarks.loops.with_keras", "library"),
+    "loop": ("benchmarks.loops.plain", "loop"),
+    "lightning": ("benchmarks.loops.trainers", "lightning"),
+    "transformers": ("benchmarks.loops.trainers", "transformers"),
+}
+SETTLED_STEPS = 5
+START_SECONDS = 180.0  # to import, warm up and join, several at once
+EVENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """What is measured: an event, the larger number of workers, a model, with which framework, and what sums gradients."""
+
+    event: str
+    workers: int
+    model: str
+    framework: str
+    collective: str
+
+    def __str__(self) -> str:
+        fewer = self.workers - 1
+        way = f"{fewer}->{self.workers}" if self.event in GROWING else f"{self.workers}->{fewer}"
+        return " ".join((self.framework, self.collective, self.model, self.event, way))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of workers. ``parts``: of each survivor's pause, as it reported them to the master.
+
+    ``traces``: of each function by any survivor since it started, which has then trained in ``worlds_seen`` worlds.
+    """
+
+    event: str
+    before: int
+    after: int
+    gap: Gap
+    parts: tuple[dict[str, float], ...]
+    torn: int
+    worlds: int  # formed on the way; 1 unless something else happened meanwhile
+    traces: dict[str, int]
+    worlds_seen: int
+
+
+class ElasticRun:
+    """One job with ``workers`` workers, from which one is taken, and to which one is added."""
+
+    def __init__(self, framework: str, model: str, workers: int, processes: Processes, options: dict[str, str]) -> None:
+        """``options``: further ones of the job, by name."""
+        program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "steps"]
+        program += flags_of({"model": model, "folder": processes.folder})
+        self._job = ElasticJob("rescale", f"1-{workers}", program, options, processes)
+        self._workers = workers
+        self._folder = processes.folder
+        self._logs = StepLogs(processes.folder)
+
+    def start(self) -> None:
+        self._job.start()
+        self._wait_for_world(0, self._workers, START_SECONDS)
+
+    def stop(self) -> None:
+        self._job.stop()
+
+    def repeat(self, event: str, number: int, settle: float, rng: random.Random) -> list[Change]:
+        """Provoke the event once, and let the job grow back: two changes.
+
+        Raises:
+            Failed: the job did not come through in time.
+        """
+        world = self._settle(self._workers, settle, rng)
+        mark, now = self._job.journal.mark(), time.monotonic()
+        if event == "grow":
+            self._job.scale(1, self._workers - 1)
+        else:
+            os.kill(self._job.pid_of(world["members"][number % self._workers]), SIGNALS[event])
+        fewer = self._wait_for_world(mark, self._workers - 1, EVENT_SECONDS)
+        lost = self._collect("scale-down" if event == "grow" else event, world, fewer, mark, now)
+        if event == "grow":
+            fewer = self._settle(self._workers - 1, settle, rng)
+            mark = self._job.journal.mark()
+            self._job.scale(1, self._workers)
+        return [lost, self._regrow("grow" if event == "grow" else "rejoin", fewer, mark)]
+
+    def _regrow(self, event: str, fewer: Entry, mark: int) -> Change:
+        """Wait until a newcomer has been let in; counted from when the members were told of it."""
+        more = self._wait_for_world(mark, self._workers, START_SECONDS)
+        told = [each for each in self._job.journal.of("change_announced") if each["world"] == more["world"] - 1]
+        since = (told[-1] if told else more)["time"] - time.time() + time.monotonic()
+        return self._collect(event, fewer, more, self._job.journal.entries.index(more), since)
+
+    def _wait_for_world(self, mark: int, size: int, seconds: float) -> Entry:
+        def formed(entry: Entry) -> bool:
+            return bool(entry["event"] == "world_formed" and len(entry["members"]) == size)
+
+        return self._job.journal.wait(formed, mark, seconds, f"a world of {size}")
+
+    def _settle(self, size: int, seconds: float, rng: random.Random) -> Entry:
+        """Wait until the newest world has this size and has trained for a while; then for a random part of a step."""
+
+        def steady() -> bool:
+            self._job.raise_if_over()
+            world = self._job.world()
+            if len(world["members"]) != size or time.time() - world["time"] < seconds:
+                return False
+            self._logs.read()
+            pids = [self._job.pid_of(worker) for worker in world["members"]]
+            return all(self._logs.count(pid, str(world["world"])) >= SETTLED_STEPS for pid in pids)
+
+        wait_until(steady, START_SECONDS, f"steady training with {size} workers")
+        world = self._job.world()
+        steps = self._logs.steps[self._job.pid_of(world["members"][0])]
+        time.sleep(rng.random() * (steps[-1].time - steps[-2].time))
+        return world
+
+    def _collect(self, event: str, old: Entry, new: Entry, mark: int, since: float) -> Change:
+        """What the survivors report of the change from ``old`` to ``new``, and what their step logs say of it."""
+        survivors = [worker for worker in old["members"] if worker in new["members"]]
+        pauses = [self._pause_of(worker, new["world"], mark) for worker in survivors]
+        pids = [self._job.pid_of(worker) for worker in survivors]
+        wait_until(lambda: self._has_stepped(pids, old["world"]), EVENT_SECONDS, "a step after the change")
+        halves = []
+        for pid in pids:
+            steps = self._logs.steps[pid]
+            halves.append(split_at(steps, since, [int(step.world) > old["world"] for step in steps]))
+        files = [path for pid in pids if (path := traces_path(self._folder, pid)).exists()]
+        traced: list[dict[str, int]] = [json.loads(path.read_text()) for path in files]
+        return Change(
+            event=event,
+            before=len(old["members"]),
+            after=len(new["members"]),
+            gap=gap_between(halves, since),
+            parts=tuple({part: pause[part] for part in (*PAUSE_PARTS, "total")} for pause in pauses),
+            torn=max(pause["steps_torn"] for pause in pauses),
+            worlds=max(pause["world"] for pause in pauses) - old["world"],
+            traces={name: max(counts[name] for counts in traced) for name in (traced[0] if traced else ())},
+            worlds_seen=max(len({step.world for step in self._logs.steps[pid]}) for pid in pids),
+        )
+
+    def _pause_of(self, worker: int, world: int, mark: int) -> Entry:
+        def wanted(entry: Entry) -> bool:
+            return bool(entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world)
+
+        return self._job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
+
+    def _has_stepped(self, pids: Collection[int], old_world: int) -> bool:
+        steps = self._logs.read()
+        return all(int(steps[pid][-1].world) > old_world for pid in pids)
 
 
 def main() -> int:
@@ -38,13 +203,10 @@ def main() -> int:
     print(describe_machine(results.machine))
     changes: dict[Key, list[Change]] = defaultdict(list)
     failures: dict[Key, int] = defaultdict(int)
-    measured = itertools.product(args.frameworks, args.models, args.workers, args.events, args.collectives)
-    for framework, model, workers, event, collective in measured:
-        measure(Key(event, workers, model, framework, collective), args, results, changes, failures)
-    show_elastic(changes, failures, results)
-    peers = measure_peers(args, results)
-    show_peers(peers, results)
-    show_comparison(changes, peers, results)
+    measured = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
+    for each in measured:
+        measure(Key(*each), args, results, changes, failures)
+    report(changes, failures, results)
     print(f"results: {results.path}")
     return 0
 
@@ -59,26 +221,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"none, or some of {','.join(PEERS)}")
-    parser.add_argument("--peer_workers", type=numbers, default=[3])
-    parser.add_argument("--peer_models", type=names, help="default: as --models")
-    parser.add_argument("--peer_repetitions", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments within a step at which events come")
     add_out(parser)
     args = parser.parse_args()
-    args.peers = [] if args.peers in ("", "none") else names(args.peers)
-    args.peer_models = args.peer_models or args.models
-    models = [*args.models, *args.peer_models]
-    allowed = (
-        (args.events, EVENTS),
-        (models, LAYERS),
-        (args.frameworks, PROGRAMS),
-        (args.collectives, COLLECTIVES),
-        (args.peers, PEERS),
-    )
-    for given, known in allowed:
-        if unknown := set(given) - set(known):
-            parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
+    known = {"events": EVENTS, "models": LAYERS, "frameworks": PROGRAMS, "collectives": COLLECTIVES}
+    require_known(parser, args, known)
     if min(args.workers) < 2:
         parser.error("--workers: at least 2, since one is taken away")
     return args
@@ -93,21 +240,29 @@ def measure(
 ) -> None:
     """All repetitions of one event in one job; a job that fails is recorded, and a new one goes on in its place."""
     rng, number = random.Random(args.seed), 0
+    options = {"collective": key.collective}
+    if key.event == "sigstop":
+        options["heartbeat_timeout"] = str(args.heartbeat_timeout)
     while number < args.repetitions:
+        keep = results.path.parent / f"failed-{'-'.join(map(str, asdict(key).values()))}-{time.time():.0f}"
         try:
-            with scratch(keep_at(results, key)) as processes:
-                run = elastic_run(key, args, processes)
+            with scratch(keep) as processes:
+                run = ElasticRun(key.framework, key.model, key.workers, processes, options)
                 run.start()
-                for number in range(number, args.repetitions):  # noqa: B020 (a new job goes on where the last one failed)
+                while number < args.repetitions:
                     before = busy_cores(0.2)
                     for change in run.repeat(key.event, number, args.settle, rng):
                         changed = replace(key, event=change.event)
                         changes[changed].append(change)
                         fields = {"repetition": number, "provoked": key.event, "busy_cores_before": before}
                         results.add("change", **{**asdict(key), **asdict(change)}, **fields)
-                        say(changed, number, change)
+                        pauses = ", ".join(_ms(pause) for pause in change.gap.pauses)
+                        print(
+                            f"{changed} #{number + 1}: pauses {pauses} ms, step {_ms(change.gap.ordinary)} ms",
+                            flush=True,
+                        )
+                    number += 1
                 run.stop()
-                return
         except Failed as failure:
             failures[key] += 1
             results.add("failure", **asdict(key), reason=str(failure))
@@ -115,49 +270,38 @@ def measure(
             number += 1
 
 
-def elastic_run(key: Key, args: argparse.Namespace, processes: Processes) -> ElasticRun:
-    options = {"collective": key.collective}
-    if key.event == "sigstop":
-        options["heartbeat_timeout"] = str(args.heartbeat_timeout)
-    return ElasticRun(key.framework, key.model, key.workers, processes, options)
-
-
-def say(key: Key, number: int, change: Change) -> None:
-    pauses = ", ".join(f"{1e3 * pause:.0f}" for pause in change.gap.pauses)
-    print(f"{key} #{number + 1}: pauses {pauses} ms, step {1e3 * change.gap.ordinary:.0f} ms", flush=True)
-
-
-def keep_at(results: Results, key: Key) -> Path:
-    """Where the logs of what fails go: beside the results."""
-    return (
-        results.path.parent
-        / f"failed-{key.framework}-{key.collective}-{key.event}-{key.workers}-{key.model}-{time.time():.0f}"
-    )
-
-
-def measure_peers(args: argparse.Namespace, results: Results) -> dict[tuple[str, Key], list[PeerChange]]:
-    found: dict[tuple[str, Key], list[PeerChange]] = defaultdict(list)
-    for name in args.peers:
-        peer = PEERS[name]()
-        if reason := peer.missing():
-            print(f"{name}: not installed: {reason}")
-            results.add("peer_missing", peer=name, reason=reason)
+def report(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int], results: Results) -> None:
+    rows, splits = [], []
+    for key in sorted({*changes, *failures}, key=lambda key: (key.framework, key)):
+        samples, failed = changes.get(key, ()), failures.get(key, 0)
+        if not samples:
+            rows.append([str(key), "0", *("-" * 9), str(failed)])
             continue
-        for model in args.peer_models:
-            for workers in args.peer_workers:
-                key = Key("", workers, model)
-                try:
-                    with scratch(keep_at(results, key)) as processes:
-                        for change in run_peer(peer, model, workers, args.peer_repetitions, processes):
-                            found[name, Key(change.event, workers, model)].append(change)
-                            results.add("peer_change", peer=name, model=model, workers=workers, **asdict(change))
-                            print(
-                                f"{name} {change.event} {model} {workers}: {max(change.gap.pauses):.2f} s", flush=True
-                            )
-                except Failed as failure:
-                    results.add("peer_failure", peer=name, model=model, workers=workers, reason=str(failure))
-                    print(f"{name} {model} {workers}: FAILED: {failure}", flush=True)
-    return found
+        pause = summarise(chain.from_iterable(change.gap.pauses for change in samples))
+        reported = summarise(part["total"] for change in samples for part in change.parts)
+        parts = {name: summarise(part[name] for change in samples for part in change.parts) for name in PAUSE_PARTS}
+        step = summarise(change.gap.ordinary for change in samples)
+        counts = {name: sum(getattr(change.gap, name) for change in samples) for name in ("redone", "lost")}
+        counts["torn"] = sum(change.torn for change in samples)
+        traces = {name: max(change.traces[name] for change in samples) for name in samples[0].traces}
+        fields = {"repetitions": len(samples), "failed": failed, "pause": pause, "reported": reported, "step": step}
+        fields |= {"traces": traces, "worlds_seen": max(change.worlds_seen for change in samples)}
+        results.add("summary", **asdict(key), **fields, parts=parts, **counts)
+        shown = [
+            *pause.cells(0, 1e3),
+            _ms(step.median),
+            *map(str, counts.values()),
+            str(max(traces.values(), default="-")),
+        ]
+        rows.append([str(key), str(len(samples)), *shown, str(failed)])
+        splits.append([str(key), *(_ms(parts[name].median) for name in PAUSE_PARTS), _ms(reported.median)])
+    columns = ["event", "n", "median", "p95", "min", "max", "step", "redone", "lost", "torn", "traces", "failed"]
+    show_table("Pause of the survivors, ms (step logs, less an ordinary step)", columns, rows)
+    show_table("Where it goes, ms (medians, as reported)", ["event", *PAUSE_PARTS, "total"], splits)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}"
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
-from benchmarks.job import COMMAND, ElasticJob, JobSettings
-from benchmarks.loops.startlog import FOLDER
+from benchmarks.job import COMMAND, ElasticJob
 from benchmarks.processes import ROOT, Failed, Processes, wait_until
+from benchmarks.rescale import PROGRAMS
 from elasticdl.common.tether import tethered
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, read_journal
@@ -47,10 +47,10 @@ class OneWorker:
     """A job whose only worker is killed again and again."""
 
     def __init__(self, framework: str, method: str, processes: Processes) -> None:
-        program = [sys.executable, "-m", f"benchmarks.loops.start_{framework}"]
-        name = f"{framework}-{method}"
+        program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "start", "--model", "1m"]
+        program += ["--samples", "1024", "--folder", str(processes.folder)]
         self._folder = processes.folder
-        self._job = ElasticJob(name, JobSettings("1", program, {"start_method": method}), processes)
+        self._job = ElasticJob(f"{framework}-{method}", "1", program, {"start_method": method}, processes)
         self._job.start()
         self._worker = -1
         self.measure_next()
@@ -79,10 +79,7 @@ class OneWorker:
 
 
 def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
-    with (
-        tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch,
-        Processes(Path(scratch), {FOLDER: scratch}) as processes,
-    ):
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes:
         jobs = {method: OneWorker(framework, method, processes) for method in METHODS}
         starts: dict[str, list[Start]] = {method: [] for method in METHODS}
         for _ in range(repetitions):

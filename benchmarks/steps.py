@@ -55,9 +55,9 @@ class StepLogs:
                 steps += [_parse(line) for line in whole.decode().splitlines()]
         return self.steps
 
-    def count(self, pid: int, world: str, after: float = 0.0) -> int:
+    def count(self, pid: int, world: str) -> int:
         """Steps that this process has made in this world."""
-        return sum(step.world == world and step.time > after for step in reversed(self.steps.get(pid, [])))
+        return sum(step.world == world for step in self.steps.get(pid, []))
 
     def active(self, size: int, after: float, count: int) -> set[int]:
         """Processes that made at least so many steps in a world of this size since then, one of them the last."""
@@ -86,16 +86,6 @@ def split_at(steps: Sequence[Step], event: float, is_new: Iterable[bool]) -> tup
         if new and step.time > event:
             return list(steps[:index]), list(steps[index:])
     return list(steps), []
-
-
-def measure(survivors: Sequence[Sequence[Step]], event: float, world: str) -> Gap:
-    """The gap between the steps before and those in ``world``, for each survivor's steps.
-
-    Raises:
-        ValueError: a survivor has no step before, or none after.
-    """
-    halves = [split_at(steps, event, [step.world == world for step in steps]) for steps in survivors]
-    return gap_between(halves, event)
 
 
 def gap_between(halves: Sequence[tuple[list[Step], list[Step]]], event: float) -> Gap:

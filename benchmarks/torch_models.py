@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.experiments.zoo.pace import at_pace
-from benchmarks.models import CLASSES, LARGE, LAYERS, RESNET20, TRANSFORMER, worker_batch
+from benchmarks.models import CLASSES, LARGE, LAYERS, RESNET20, RESNET50, TINY, TRANSFORMER, worker_batch
 from model_zoo.cifar10 import resnet20_torch
 
 ALL_LAYERS = LAYERS | LARGE
@@ -34,6 +34,8 @@ def make_dataset(name: str, samples: int) -> TensorDataset:
         images = row.unfold(0, values, 1).view(samples, *IMAGE)  # windows of one row: as many as wanted, in no memory
     elif name == TRANSFORMER:
         images = torch.randint(0, WORDS, (samples, TOKENS), generator=generator)
+    elif name in (RESNET50, TINY):
+        images = torch.arange(samples) % (2 * worker_batch(name))  # the numbers of images that the model has
     else:
         images = torch.randn(samples, ALL_LAYERS[name][0], generator=generator)
     return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))
@@ -55,6 +57,8 @@ def _make_bare(name: str) -> torch.nn.Module:
         return resnet20_torch.custom_model()
     if name == TRANSFORMER:
         return _Transformer()
+    if name in (RESNET50, TINY):
+        return _OnDevice(name)
     layers: list[torch.nn.Module] = []
     for inputs, outputs in pairwise(ALL_LAYERS[name]):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
@@ -97,20 +101,32 @@ class Bottleneck(torch.nn.Module):
         return result
 
 
-def make_resnet50(*, small: bool = False) -> torch.nn.Module:
-    """For 1,000 classes 25,557,032 parameters, as torchvision's. ``small``: a quarter of the width, one block a stage."""
-    stem, blocks = (16, (1, 1, 1, 1)) if small else (64, (3, 4, 6, 3))
-    layers: list[torch.nn.Module] = [*_convolution(3, stem, 7, 2), torch.nn.ReLU(inplace=True)]
-    layers.append(torch.nn.MaxPool2d(3, 2, 1))
-    inputs = stem
-    for stage, count in enumerate(blocks):
-        for block in range(count):
-            width = stem << stage
-            layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
-            inputs = 4 * width
-    return torch.nn.Sequential(
-        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000)
-    )
+class _OnDevice(torch.nn.Module):
+    """ResNet-50 in bf16, which is given numbers of images that are on the device: no loader of either loop's decides.
+
+    As torchvision's it has 25,557,032 parameters. The tiny one has a quarter of the width, and one block a stage.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        stem, blocks, pixels = (16, (1, 1, 1, 1), 32) if name == TINY else (64, (3, 4, 6, 3), 224)
+        layers = [*_convolution(3, stem, 7, 2), torch.nn.ReLU(inplace=True), torch.nn.MaxPool2d(3, 2, 1)]
+        inputs = stem
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                width = stem << stage
+                layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
+                inputs = 4 * width
+        layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000)]
+        self.layers = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images = torch.randn(2 * worker_batch(name), 3, pixels, pixels).to(memory_format=torch.channels_last)
+        self.register_buffer("images", images, persistent=False)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        images = self.get_buffer("images")
+        with torch.autocast(images.device.type, torch.bfloat16):
+            classes: torch.Tensor = self.layers(images[numbers])
+        return classes.float()
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[torch.nn.Module]:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from elasticdl.job.journal import Entry, dump_entry, plain
 
 @dataclass(frozen=True, slots=True)
 class Artefacts:
+    """``circumstances``: what a summary says besides the results."""
+
     folder: Path
+    circumstances: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -40,14 +43,20 @@ class Artefacts:
         return self.folder / name
 
     def journal(self, name: str, entries: Iterable[Entry]) -> None:
-        self._write(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries).encode())
+        self.text(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries))
 
-    def table(self, name: str, text: str) -> None:
-        self._write(name, text.encode())
-
-    def summary(self, content: Mapping[str, Any]) -> Path:
+    def summary(self, content: Mapping[str, Any]) -> None:
         """Numbers are kept to a ten-thousandth."""
-        return self._write("summary.json", (json.dumps(plain(_rounded(content)), indent=1) + "\n").encode())
+        whole = plain(_rounded({**content, **self.circumstances}))
+        self.text("summary.json", json.dumps(whole, indent=1) + "\n")
+
+    def text(self, name: str, text: str) -> None:
+        self._replace(name, lambda path: path.write_bytes(text.encode()))
+
+    def figure(self, name: str, save: Callable[[Path], None]) -> None:
+        """``save`` writes to the path that it is given, in the format of its ending."""
+        for ending in ("svg", "pdf", "png"):
+            self._replace(f"{name}.{ending}", save)
 
     def discard(self, *patterns: str) -> None:
         """Results of an earlier run would pass for those of this one, if it is interrupted. Not before it can begin."""
@@ -55,27 +64,13 @@ class Artefacts:
             for path in self.folder.glob(pattern):
                 path.unlink()
 
-    def figure(self, name: str, save: Callable[[Path], None]) -> None:
-        """``save`` writes to the path that it is given, in the format of its ending."""
-        for ending in ("svg", "pdf", "png"):
-            self._replace(f"{name}.{ending}", save)
-
-    def _write(self, name: str, content: bytes) -> Path:
-        return self._replace(name, lambda path: _put(path, content))
-
-    def _replace(self, name: str, write: Callable[[Path], None]) -> Path:
-        target = self.folder / name
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         scratch = self.folder / f".{os.getpid()}.{name}"
         try:
             write(scratch)
-            scratch.replace(target)
+            scratch.replace(self.folder / name)
         finally:
             scratch.unlink(missing_ok=True)
-        return target
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def _rounded(value: Any) -> Any:

@@ -10,14 +10,11 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from benchmarks.experiments.nodes import gpu_capacity
-from benchmarks.experiments.pods import Pod, Pods, PodWatch, held_gpus, is_over, owner_of, wanted_gpus
+from benchmarks.experiments.pods import Pod, Pods, PodWatch, gpu_capacity, held_gpus, is_over, owner_of, wanted_gpus
 from elasticdl.kube.client import ANSWER_SECONDS
 
 SCHEDULER = "volcano"
@@ -62,27 +59,19 @@ def _fit(group: Sequence[Pod], free: Counter[str]) -> dict[str, str]:
     return nodes
 
 
-class GangScheduler:
+class GangScheduler(PodWatch):
     """Serves one namespace while its context lasts. Only pods of this namespace may hold GPUs."""
 
     def __init__(self, core: client.CoreV1Api, namespace: str) -> None:
+        super().__init__(core, namespace)
         self._core = core
         self._namespace = namespace
         self._bound: dict[str, str] = {}  # by uid: the watch tells it a moment later
-        self._watch = PodWatch(core, namespace, self.consider)
 
-    def __enter__(self) -> Self:
-        self._watch.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._watch.__exit__(kind, error, trace)
-
-    def consider(self, pods: Pods) -> None:
-        """Bind what can be bound, in the watch's thread; what can't is tried again with the next change of any pod."""
-        known = [self._as_bound(pod) for pod in _by_age(pods)]
+    def see(self, pods: Pods) -> None:
+        """Bind what can be bound; what can't is tried again with the next change of any pod."""
+        by_age = sorted(pods.values(), key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+        known = [self._as_bound(pod) for pod in by_age]
         if not any(_is_of_a_group(pod) and not pod["spec"].get("nodeName") for pod in known):
             return
         try:
@@ -108,7 +97,3 @@ class GangScheduler:
     def _as_bound(self, pod: Pod) -> Pod:
         node = self._bound.get(pod["metadata"]["uid"])
         return {**pod, "spec": {**pod["spec"], "nodeName": node}} if node else pod
-
-
-def _by_age(pods: Pods) -> list[Pod]:
-    return sorted(pods.values(), key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))

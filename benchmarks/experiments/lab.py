@@ -27,10 +27,12 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
+from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.gang import QUEUE, GangScheduler
-from benchmarks.experiments.nodes import gpu_capacity
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, ClusterKind, Options
-from benchmarks.experiments.pods import Pods, held_gpus, is_over, owner_of, role_of
+from benchmarks.experiments.pods import Pods, gpu_capacity, held_gpus, is_over, owner_of, role_of
+from benchmarks.harness import describe_machine, machine_facts
+from benchmarks.job import COMMAND
 from benchmarks.processes import ROOT, Failed, wait_until
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
@@ -51,7 +53,6 @@ class Lab:
     options: Options
     core: client.CoreV1Api
     namespace: str
-    image: str
     folder: Path  # on tier 1 the pods see it under the same path
     env: Mapping[str, str]  # with which commands find the cluster
     _jobs: list[str] = field(default_factory=list)
@@ -63,30 +64,30 @@ class Lab:
         context = self.options.kube_context
         return ["--namespace", self.namespace, *(["--kube_context", context] if context else [])]
 
-    def elasticdl(self, *arguments: str, seconds: float = COMMAND_SECONDS) -> str:
+    def elasticdl(self, command: str, *arguments: str) -> str:
         """Run a command as a user does; what it prints.
 
         Raises:
             Failed: it ended with another code than 0, or not in time; the last line that it said.
         """
-        command = [sys.executable, "-m", "elasticdl.cli", *arguments, *self.place_flags]
-        shown = f"elasticdl {' '.join(arguments[:2])}"
+        whole = [*COMMAND, command, *self.place_flags, *arguments]
+        shown = f"elasticdl {' '.join([command, *arguments[:1]])}"
         try:
             done = subprocess.run(
-                command, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+                whole, env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Failed(f"{shown}: not done within {seconds:g} s") from None
+            raise Failed(f"{shown}: not done within {COMMAND_SECONDS:g} s") from None
         if done.returncode:
             said = (done.stderr or done.stdout).strip().splitlines() or ["nothing was said"]
             raise Failed(f"{shown} ended with {done.returncode}: {said[-1]}")
         return done.stdout
 
-    def submit(self, name: str, flags: Sequence[str]) -> None:
-        """`elasticdl train --detach`, with the image and the volume of this cluster."""
+    def submit(self, name: str, flags: Sequence[str], command: str = "train") -> None:
+        """`elasticdl train --detach`, or run, with the image and the volume of this cluster."""
         self._jobs.append(name)
         volume = ["--volume", self.options.volume] if self.options.volume else []
-        self.elasticdl("train", "--job_name", name, "--image", self.image, "--detach", *volume, *flags)
+        self.elasticdl(command, "--job_name", name, "--image", self.options.image, "--detach", *volume, *flags)
 
     def delete(self, name: str) -> None:
         self.elasticdl("delete", name)
@@ -97,6 +98,15 @@ class Lab:
 
     def logs(self, name: str) -> list[str]:
         return self.elasticdl("logs", name).splitlines()
+
+    def keep_traces(self, names: Sequence[str], artefacts: Artefacts) -> None:
+        """Of jobs that did not do as they should; they go with the lab."""
+        for name in names:
+            try:
+                artefacts.text(f"{name}.log", "\n".join(self.logs(name)))
+                artefacts.journal(f"events-{name}", self.journal(name))
+            except Failed as error:
+                print(f"warning: {error}", file=sys.stderr)
 
     def training_data(self, samples: int) -> str:
         """Where the pods find CIFAR-10: the real one in a given cluster, a stand-in of so many samples on tier 1."""
@@ -110,7 +120,7 @@ class Lab:
         """Its name, which is made the lab's own, as such classes belong to the whole cluster."""
         own = f"{name}-{self.namespace}"
         api = client.SchedulingV1Api(self.core.api_client)
-        with _refusals("make a PriorityClass"):
+        with refusals("make a PriorityClass"):
             api.create_priority_class(client.V1PriorityClass(metadata=client.V1ObjectMeta(name=own), value=value))
         self._classes.append(own)
         return own
@@ -135,8 +145,29 @@ def job_is_over(pods: Pods, job: str) -> bool:
 
 
 @contextmanager
-def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
-    """A lab with so many free GPUs.
+def conducted(
+    options: Options, gpus: int, results: Sequence[str], real: str, simulated: str
+) -> Iterator[tuple[Lab, Artefacts]]:
+    """An experiment in a lab of its own; says what of it is real. ``results``: what an earlier one has left.
+
+    Raises:
+        UserError: there is no such lab, or another experiment writes there; nothing was started.
+        Failed: the cluster did not come up, or does not answer.
+    """
+    machine = machine_facts()
+    facts = {"scale": options.scale, "seed": options.seed, "real": real, "simulated": simulated, "machine": machine}
+    artefacts = Artefacts(options.out, facts)
+    with artefacts.claimed():
+        print(f"{describe_machine(machine)}\nreal: {real}\nsimulated: {simulated}", flush=True)
+        with open_lab(options, gpus) as lab:
+            artefacts.discard(*results)
+            yield lab, artefacts
+    print(f"results: {options.out}")
+
+
+@contextmanager
+def open_lab(options: Options, gpus: int, nodes: Mapping[str, int] | None = None) -> Iterator[Lab]:
+    """A lab with so many free GPUs. ``nodes``: those of a cluster that is started, with their GPUs.
 
     Raises:
         UserError: there is no such cluster, or it has too few GPUs, or others use them; nothing was started.
@@ -145,15 +176,18 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        kubeconfig = stack.enter_context(_tier1(gpus)) if options.cluster is ClusterKind.TIER1 else None
+        size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
+        nodes = nodes or {f"n{number}": size for number in range(gpus // size)}
+        kubeconfig = stack.enter_context(_tier1(nodes)) if options.cluster is ClusterKind.TIER1 else None
         core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
-        with _refusals("look at the cluster's nodes and pods"):
+        with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
         namespace = stack.enter_context(_namespace(options, core, stays=kubeconfig is None))
         if options.queue == OWN_QUEUE:
             stack.enter_context(GangScheduler(core, namespace))
-        image = options.image or "local/host"  # on tier 1 any name does
-        lab = Lab(options, core, namespace, image, folder, _environment(folder, kubeconfig))
+        own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, **own, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
+        lab = Lab(options, core, namespace, folder, env)
         if kubeconfig is None:
             stack.callback(lab.close)
         yield lab
@@ -169,7 +203,9 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
     """Raises:
     UserError: the cluster has fewer, or others have them.
     """
-    total, pods = sum(gpu_capacity(core).values()), _items(core.list_pod_for_all_namespaces)
+    total = sum(gpu_capacity(core).values())
+    listed: Any = core.list_pod_for_all_namespaces(_preload_content=False)
+    pods = json.loads(listed.data)["items"]
     if total < wanted:
         raise UserError(f"the cluster has {total} GPUs ({GPU}) on nodes that take pods; the experiment needs {wanted}")
     holders = {"{namespace}/{name}".format_map(pod["metadata"]): held_gpus(pod) for pod in pods}
@@ -181,13 +217,8 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
         )
 
 
-def _items(listing: Callable[..., Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(listing(_preload_content=False).data)["items"]
-    return found
-
-
 @contextmanager
-def _tier1(gpus: int) -> Iterator[Path]:
+def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
     """The kubeconfig of a cluster that is started here."""
     # Only here: whoever has a cluster need not have what builds one.
     from tests.cluster.build import BuildError, Unavailable
@@ -195,9 +226,8 @@ def _tier1(gpus: int) -> Iterator[Path]:
     from tests.cluster.control_plane import ControlPlaneError
     from tests.cluster.programs import find_programs
 
-    size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
     try:
-        cluster = Cluster(find_programs(), {f"n{number}": size for number in range(gpus // size)})
+        cluster = Cluster(find_programs(), nodes)
         cluster.start()
     except (Unavailable, BuildError) as error:
         raise UserError(f"--cluster tier1: {error}") from error
@@ -213,63 +243,42 @@ def _tier1(gpus: int) -> Iterator[Path]:
 def _namespace(options: Options, core: client.CoreV1Api, *, stays: bool) -> Iterator[str]:
     """The given one, or one that is made; in a cluster that ``stays`` it is removed again."""
     if options.namespace:
-        with _refusals(f"look at the pods of namespace {options.namespace}"):
-            _require_namespace(core, options.namespace)
+        with refusals(f"look at namespace {options.namespace}"):
+            if not _is_there(core.read_namespace, options.namespace):
+                raise UserError(f"there is no namespace {options.namespace} in the cluster: choose another --namespace")
         yield options.namespace
         return
     name = f"experiment-{secrets.token_hex(4)}"
-    with _refusals("make a namespace (or give one with --namespace)"):
+    with refusals("make a namespace (or give one with --namespace)"):
         core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
     try:
-        wait_until(lambda: _has_account(core, name), ACCOUNT_SECONDS, f"the default account of namespace {name}")
+        account = core.read_namespaced_service_account  # until it is there no pod is taken
+        what = f"the default account of namespace {name}"
+        wait_until(lambda: _is_there(account, "default", name), ACCOUNT_SECONDS, what)
         yield name
     finally:
         if stays:
             with _said(f"namespace {name}"):
                 core.delete_namespace(name)
-                wait_until(lambda: _is_gone(core, name), GONE_SECONDS, f"namespace {name}: its removal")
+                what = f"namespace {name}: its removal"
+                wait_until(lambda: not _is_there(core.read_namespace, name), GONE_SECONDS, what)
 
 
-def _require_namespace(core: client.CoreV1Api, name: str) -> None:
-    core.list_namespaced_pod(name, limit=1)  # of a namespace that is not there it is an empty list
+def _is_there(read: Callable[..., object], *names: str) -> bool:
+    """Whoever may not look has to take it for granted."""
+    time.sleep(0.1)  # a request each 10 ms would be rude
     try:
-        core.read_namespace(name)
+        read(*names)
     except client.ApiException as error:
-        if error.status == 404:
-            raise UserError(f"there is no namespace {name} in the cluster: choose another --namespace") from error
-        if error.status != 403:  # whoever may not look has to do without being told
+        if error.status not in (403, 404):
             raise
-
-
-def _has_account(core: client.CoreV1Api, namespace: str) -> bool:
-    """Until then no pod is taken."""
-    try:
-        core.read_namespaced_service_account("default", namespace)
-    except client.ApiException as error:
-        if error.status != 404:
-            raise
-        return False
+        return bool(error.status == 403)
     return True
 
 
-def _is_gone(core: client.CoreV1Api, namespace: str) -> bool:
-    time.sleep(0.2)  # a request each 10 ms would be rude
-    try:
-        core.read_namespace(namespace)
-    except client.ApiException as error:
-        if error.status == 404:
-            return True
-        raise
-    return False
-
-
-def _environment(folder: Path, kubeconfig: Path | None) -> dict[str, str]:
-    own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **own, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
-
-
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def refusals(what: str) -> Iterator[None]:
+    """What a cluster answers, as errors of ours."""
     try:
         yield
     except client.ApiException as error:

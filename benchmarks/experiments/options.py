@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks.processes import ROOT, Failed
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.job.folders import require_writable
 from elasticdl.job.quantities import parse_queue, parse_volumes
 
 OWN_QUEUE = "own"
 NO_QUEUE = "none"
 SHORTEST_PACE = 1e-6
+HOST_IMAGE = "local/host"  # on tier 1 any name does
 
 
 class ClusterKind(StrEnum):
@@ -26,22 +27,22 @@ class ClusterKind(StrEnum):
     KUBECONFIG = "kubeconfig"  # yours, with real GPUs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """``seconds_per_sample`` is what a simulated GPU takes; 0: the workers have real ones."""
 
     cluster: ClusterKind
-    scale: float
-    seed: int
-    out: Path
     namespace: str
     kube_context: str
     image: str
     repository: str
     volume: str
-    training_data: str
-    queue: str
-    seconds_per_sample: float
+    out: Path = Path("out")
+    scale: float = 1.0
+    seed: int = 0
+    training_data: str = ""
+    queue: str = NO_QUEUE
+    seconds_per_sample: float = 0.0
 
     @property
     def simulated(self) -> bool:
@@ -51,15 +52,49 @@ class Options:
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, without the usage."""
 
+    def __init__(self, name: str, description: str | None) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"python -m benchmarks.{name}", description=description, formatter_class=layout)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The cluster that is meant; returns the group of options for a given one."""
+    parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
+    given = parser.add_argument_group("with --cluster kubeconfig")
+    given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
+    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
+    given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
+    given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
+    given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
+    return given
+
+
+def read_cluster(args: argparse.Namespace, *needed: str) -> dict[str, Any]:
+    """What `add_cluster` has added, as fields of the options. ``needed``: what else a given cluster needs."""
+    kind = ClusterKind(args.cluster)
+    tier1 = kind is ClusterKind.TIER1
+    given = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
+    if tier1 and (wrong := next((name for name in given if getattr(args, name, "")), "")):
+        raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
+    for name in () if tier1 else ("image", *needed):
+        if not getattr(args, name):
+            raise UserError(f"--cluster kubeconfig needs --{name}")
+    return {
+        "cluster": kind,
+        "namespace": args.namespace,
+        "kube_context": args.kube_context,
+        "image": args.image or HOST_IMAGE,
+        "repository": str(ROOT) if tier1 else args.repository,
+        "volume": _parsed("volume", args.volume, parse_volumes),
+    }
+
+
 def make_parser(name: str, description: str | None, scale: float, seconds_per_sample: float) -> Parser:
     """``scale`` and ``seconds_per_sample`` are the defaults; what else an experiment takes, it adds."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=f"python -m benchmarks.{name}", description=description, formatter_class=layout)
-    parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
+    parser = Parser(name, description)
     parser.add_argument("--scale", type=positive,
         help=f"how many times shorter than published (tier1: {scale:g}, kubeconfig: 1)")  # fmt: skip
     parser.add_argument("--seed", type=natural, default=0, help="of everything that is drawn (0)")
@@ -67,12 +102,7 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     parser.add_argument("--seconds_per_sample", type=not_negative,
         help=f"of a simulated GPU; 0: real ones (tier1: {seconds_per_sample:g}, kubeconfig: 0)")  # fmt: skip
     parser.set_defaults(tier1_scale=scale, tier1_seconds=seconds_per_sample)
-    given = parser.add_argument_group("with --cluster kubeconfig")
-    given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
-    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
-    given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
-    given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
-    given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
+    given = add_cluster(parser)
     given.add_argument("--training_data", default="", help="CIFAR-10 as the pods see it")
     given.add_argument(
         "--queue",
@@ -109,31 +139,20 @@ def run(parser: Parser, work: Callable[[], None]) -> int:
 
 
 def _checked(args: argparse.Namespace) -> Options:
-    kind = ClusterKind(args.cluster)
-    tier1 = kind is ClusterKind.TIER1
-    given = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
-    if tier1 and (wrong := next((name for name in given if getattr(args, name)), "")):
-        raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
-    for name in () if tier1 else ("image", "training_data"):
-        if not getattr(args, name):
-            raise UserError(f"--cluster kubeconfig needs --{name}")
-    pace = args.seconds_per_sample
+    cluster = read_cluster(args, "training_data")
+    tier1, pace = cluster["cluster"] is ClusterKind.TIER1, args.seconds_per_sample
     if pace is None:
         pace = args.tier1_seconds if tier1 else 0.0
     if 0 < pace < SHORTEST_PACE:
         raise UserError(f"--seconds_per_sample {pace:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs")
+    queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
     return Options(
-        cluster=kind,
+        **cluster,
         scale=args.scale or (args.tier1_scale if tier1 else 1.0),
         seed=args.seed,
         out=writable(args.out),
-        namespace=args.namespace,
-        kube_context=args.kube_context,
-        image=args.image,
-        repository=str(ROOT) if tier1 else args.repository,
-        volume=_volume(args.volume),
         training_data=args.training_data,
-        queue=_queue(args.queue, OWN_QUEUE if tier1 else NO_QUEUE),
+        queue=queue if queue in (OWN_QUEUE, NO_QUEUE) else _parsed("queue", queue, parse_queue),
         seconds_per_sample=pace,
     )
 
@@ -146,32 +165,19 @@ def require_gpus(options: Options) -> None:
         raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
 
 
-def _volume(text: str) -> str:
+def _parsed(name: str, text: str, parse: Callable[[str], object]) -> str:
+    """The text, if it can be parsed."""
     try:
-        parse_volumes(text)
+        parse(text)
     except ValueError as error:
-        raise UserError(f"--volume {text}: {error}") from None
+        raise UserError(f"--{name} {text}: {error}") from None
     return text
-
-
-def _queue(text: str, default: str) -> str:
-    if text and text not in (OWN_QUEUE, NO_QUEUE):
-        try:
-            parse_queue(text)
-        except ValueError as error:
-            raise UserError(f"--queue {text}: {error}") from None
-    return text or default
 
 
 def writable(folder: Path) -> Path:
     """Made if need be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"--out {folder}: {error.strerror}; it must be a folder that can be written") from None
+    require_writable("--out", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
 

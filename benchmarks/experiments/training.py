@@ -1,20 +1,32 @@
-"""A training of ResNet20 as the options of `elasticdl train`."""
+"""Trainings in an experiment: the options of `elasticdl train`, following one, and what became of it."""
 
 from __future__ import annotations
 
+import csv
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.options import Options
 from benchmarks.experiments.zoo.pace import VARIABLE
+from benchmarks.experiments.zoo.step_log import LoggedStep, logged_steps
+from benchmarks.job import COMMAND, Journal, flags_of
+from benchmarks.processes import Failed, Processes, wait_until
+from elasticdl.job.journal import Entry
 
 MODEL = "benchmarks.experiments.zoo.resnet20"
 # One thread each: on a machine with fewer cores than workers more would only be in each other's way.
 THREADS = "OMP_NUM_THREADS=1"
+END_SECONDS = 60.0
+LOOK_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """``workers`` as in 4 or 1-4. The global batch is the same however many there are."""
+    """Of ResNet20. ``workers`` as in 4 or 1-4. The global batch is the same however many there are."""
 
     workers: str
     steps: int
@@ -37,4 +49,117 @@ class Training:
         }
         if options.simulated:
             given["envs"] = f"{VARIABLE}={options.seconds_per_sample:g},{THREADS}"
-        return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        return flags_of(given)
+
+
+class Followed:
+    """A job that was submitted, followed by the commands that a user follows it with; they end with ``processes``."""
+
+    def __init__(self, lab: Lab, name: str, processes: Processes) -> None:
+        self._lab = lab
+        self._processes = processes
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self.name = name
+        self.journal = Journal(processes.log_of("events"), self.raise_if_over)
+        self._follow("events", "--json")
+
+    def follow_logs(self) -> None:
+        """So that there are steps, and whatever else the workers print."""
+        self._follow("logs")
+
+    def log_lines(self) -> list[str]:
+        """Those that are whole, so far."""
+        path = self._processes.log_of("logs")
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return text.rpartition("\n")[0].splitlines()
+
+    def steps(self) -> list[LoggedStep]:
+        return sorted(logged_steps(self.log_lines()), key=lambda step: step.time)
+
+    def raise_if_over(self) -> None:
+        """Raises:
+        Failed: nothing is followed any more; the job is over, or its master can't be found.
+        """
+        for name, process in self._started.items():
+            if process.poll() is not None:
+                raise Failed(f"job {self.name} is over; its {name}:\n{self._processes.tail(name)}")
+
+    def wait_for_world(self, workers: int, seconds: float) -> None:
+        """Raises:
+        Failed: so many workers did not come together in time.
+        """
+
+        def formed() -> bool:
+            self.raise_if_over()
+            return [len(entry["members"]) for entry in self.journal.of("world_formed")][-1:] == [workers]
+
+        wait_until(formed, seconds, f"a world of {workers} workers")
+
+    def wait_for_steps(self, workers: int, seconds: float) -> None:
+        """Until so many workers make them.
+
+        Raises:
+            Failed: they did not in time.
+        """
+
+        def made() -> bool:
+            time.sleep(LOOK_SECONDS)  # the logs are long
+            self.raise_if_over()
+            return [step.workers for step in self.steps()[-1:]] == [workers]
+
+        wait_until(made, seconds, f"steps of {workers} workers")
+
+    def stop(self) -> None:
+        """The job, by the command; returns when the followers have seen its end.
+
+        Raises:
+            Failed: it did not end in time.
+        """
+        self._lab.elasticdl("stop", self.name)
+        ended = self._started.values()
+        wait_until(lambda: all(process.poll() is not None for process in ended), END_SECONDS, f"the end of {self.name}")
+
+    def _follow(self, what: str, *flags: str) -> None:
+        command = [*COMMAND, what, self.name, "--follow", *flags, *self._lab.place_flags]
+        self._started[what] = self._processes.start(what, command, self._lab.env)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job in seconds since the experiment began; ``steps`` in the order of their making."""
+
+    name: str
+    submitted: float  # when the command was typed
+    began: float  # when the first workers were together
+    ended: float
+    steps: tuple[LoggedStep, ...]
+
+    @property
+    def first_step(self) -> float:
+        """When it was done."""
+        return self.steps[0].time
+
+
+def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry], steps: Sequence[LoggedStep]) -> JobRun:
+    """``epoch``: when the experiment began, in seconds since 1970.
+
+    Raises:
+        Failed: the job did not succeed, or did not log its steps.
+    """
+    ends = [entry for entry in journal if entry["event"] == "job_finished"]
+    if not ends or ends[-1]["phase"] != "succeeded":
+        raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
+    if not steps:
+        raise Failed(f"job {name} has no steps in its logs")
+    began = next(entry["time"] for entry in journal if entry["event"] == "world_formed")
+    own = sorted((LoggedStep(s.step, s.time - epoch, s.workers, s.loss) for s in steps), key=lambda step: step.time)
+    return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
+
+
+def write_steps(path: Path, jobs: Mapping[str, Sequence[LoggedStep]]) -> None:
+    """Each job's, in the order of their making."""
+    with path.open("w", newline="") as lines:
+        table = csv.writer(lines)
+        table.writerow(("time", "owner", "step", "workers", "loss"))
+        for name, steps in jobs.items():
+            table.writerows((f"{s.time:.3f}", name, s.step, s.workers, f"{s.loss:.6f}") for s in steps)

@@ -16,9 +16,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.faults.catalogue import BY_NAME, FAULTS, Fault
-from benchmarks.faults.run import Finding, find
-from benchmarks.harness import Results, add_out, describe_machine, names, show_table
+from benchmarks.faults.run import BY_NAME, FAULTS, Fault, Finding, failed, find
+from benchmarks.harness import Results, add_out, describe_machine, names, require_known, show_table
 from benchmarks.processes import ROOT, Failed, scratch
 from benchmarks.storm.__main__ import NAMESPACES
 from tests.cluster.processes import Leashed
@@ -35,15 +34,7 @@ def main() -> int:
     findings = [measure(fault, limits, args, results) for fault in FAULTS if fault.name in args.faults]
     columns = ("fault", "after, s", "limit, s", "named", "what was told", "what was done")
     rows = [
-        (
-            f.words,
-            f"{f.after:.1f}",
-            _limit(BY_NAME[f.fault], limits),
-            "rightly" if f.right else "WRONGLY",
-            f.told,
-            f.done,
-        )
-        for f in findings
+        (f.words, f"{f.after:.1f}", _limit(BY_NAME[f.fault], limits), _verdict(f), f.told, f.done) for f in findings
     ]
     show_table(f"Faults in a job of {args.workers} workers", columns, rows)
     print(f"results: {results.path}")
@@ -62,8 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT)
     add_out(parser)
     args = parser.parse_args()
-    if unknown := set(args.faults) - set(every):
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
+    require_known(parser, args, {"faults": every})
     if args.workers < 2:
         parser.error(f"--workers {args.workers}: at least 2, so that somebody waits")
     return args
@@ -79,17 +69,18 @@ def measure(fault: Fault, limits: dict[str, float], args: argparse.Namespace, re
             else:
                 finding = find(fault, limits, args.workers, args.collective, processes)
     except Failed as failure:
-        finding = Finding(fault.name, fault.words, float("nan"), False, str(failure).splitlines()[0], "", ())
-    setting = {
-        "workers": args.workers,
-        "collective": args.collective,
-        "limit": fault.limit,
-        "seconds": _limit(fault, limits),
-    }
-    results.add("fault", **asdict(finding), **setting)
-    right = "rightly" if finding.right else "WRONGLY"
-    print(f"{fault.name}: named after {finding.after:.1f} s, {right}: {finding.told}; {finding.done}", flush=True)
+        finding = failed(fault, failure)
+    setting = {"workers": args.workers, "collective": args.collective, "limit": fault.limit}
+    results.add("fault", **asdict(finding), **setting, seconds=_limit(fault, limits))
+    print(
+        f"{fault.name}: named after {finding.after:.1f} s, {_verdict(finding)}: {finding.told}; {finding.done}",
+        flush=True,
+    )
     return finding
+
+
+def _verdict(finding: Finding) -> str:
+    return "rightly" if finding.right else "WRONGLY"
 
 
 def _limit(fault: Fault, limits: dict[str, float]) -> str:

@@ -11,11 +11,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.faults.catalogue import BY_NAME
-from benchmarks.faults.run import Finding
+from benchmarks.faults.run import BY_NAME, Finding, failed
 from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.network import MASTER, Network
+from benchmarks.storm.surroundings import MASTER, Network
 from elasticdl.job.journal import Entry
 from elasticdl.job.spec import WorkerRange
 
@@ -62,7 +61,7 @@ def main(folder: str, finding: str) -> int:
     try:
         found = find(Path(folder))
     except Failed as failure:
-        found = Finding(FAULT.name, FAULT.words, float("nan"), False, str(failure).splitlines()[0], "", ())
+        found = failed(FAULT, failure)
     Path(finding).write_text(json.dumps(asdict(found)))
     return 0
 

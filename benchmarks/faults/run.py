@@ -1,4 +1,4 @@
-"""One fault in one job: begun, noticed, told by whom and where, and what was done."""
+"""Which faults there are, and one of them in one job: begun, noticed, told by whom and where, and what was done."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from benchmarks.faults.catalogue import Fault, Way
-from benchmarks.job import COMMAND, ElasticJob, JobSettings
-from benchmarks.processes import Processes, wait_until
+from benchmarks.job import COMMAND, ElasticJob
+from benchmarks.processes import Failed, Processes, wait_until
 from elasticdl.job.event_catalogue import standing
 from elasticdl.job.journal import Entry
 
@@ -26,6 +26,53 @@ DONE_SECONDS = 60.0
 LOOK_SECONDS = 60.0
 # Of a process that is throttled: it runs for so long, and is stopped for the rest of the period.
 PERIOD, SHARE = 0.1, 0.15
+
+
+class Way(StrEnum):
+    """By which entry of the journal a fault is noticed."""
+
+    STUCK = "worker_stuck"
+    SLOW = "worker_slow"
+    ENDED = "worker_left"  # the job ends by an error that says it
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``named``: what `where` (or the phase, of a slow worker) has to hold. ``limit``: which option says when it is noticed at
+    the earliest. ``outside``: what befalls the process; else the program has it itself."""
+
+    name: str
+    words: str
+    named: str
+    limit: str = "progress_timeout"
+    way: Way = Way.STUCK
+    outside: str = ""
+    loader_processes: int = 0
+    seconds: float = 0.0  # of the limit, if another than usual
+
+
+FAULTS = (
+    Fault("wait_for_a_lock", "a lock that its holder waits for", "in wait_for_a_lock"),
+    Fault(
+        "load_behind_a_lock", "deadlock in the processes that load data", "in train", loader_processes=1, seconds=30.0
+    ),
+    Fault("skip_a_collective", "a rank skips a collective", "waits for all workers at elastic.mean()", way=Way.ENDED),
+    Fault("spin", "while True: pass", "in spin"),
+    Fault("hold_pythons_lock", "C code that keeps Python's lock", "in hold_pythons_lock", "heartbeat_timeout"),
+    Fault("hang_in_c", "C code that hangs without the lock", "in hang_in_c"),
+    Fault("search_for_ever", "a regular expression without end", "in search_for_ever", "heartbeat_timeout"),
+    Fault("compile_for_ever", "a compiler process without end", "in compile_for_ever"),
+    Fault("read_from_a_dead_mount", "a read from a file system that is gone", "in read_from_a_dead_mount"),
+    Fault("receive_for_ever", "a storage server that says nothing more", "in receive_for_ever"),
+    Fault("swallow_errors", "an error that is swallowed and tried again", "in swallow_errors"),
+    Fault("print_into_a_full_pipe", "stdout is a full pipe", "in print_into_a_full_pipe"),
+    Fault("touch_memory_that_never_comes", "swapped out to a dead disk", "in touch_memory_that_", "heartbeat_timeout"),
+    Fault("stop", "SIGSTOP", "stopped (state T)", "heartbeat_timeout", outside="stop"),
+    Fault("cut_off", "no packet passes between two workers", "all members wait", seconds=6.0, outside="cut"),
+    Fault("throttle", "processor time of 15 %", "compute", "", Way.SLOW, outside="throttle"),
+    Fault("load_slowly", "a slow disk", "data", "", Way.SLOW),
+)
+BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +90,11 @@ class Finding:
     shown: Mapping[str, str] = field(default_factory=dict)
 
 
+def failed(fault: Fault, failure: Failed) -> Finding:
+    """Nothing was noticed."""
+    return Finding(fault.name, fault.words, float("nan"), False, str(failure).splitlines()[0], "", ())
+
+
 def find(
     fault: Fault, limits: dict[str, float], workers: int, collective: str, processes: Processes, *, look: bool = False
 ) -> Finding:
@@ -54,7 +106,7 @@ def find(
     program = [sys.executable, "-m", "benchmarks.faults.program", str(folder), fault.name, str(VICTIM)]
     program += ["--loader_processes", str(fault.loader_processes)]
     options = {"collective": collective, **{name: f"{seconds:g}" for name, seconds in limits.items()}}
-    job = ElasticJob("faults", JobSettings(str(workers), program, options), processes)
+    job = ElasticJob("faults", str(workers), program, options, processes)
     job.start()
     formed = job.journal.wait(lambda e: e["event"] == "world_formed", 0, START_SECONDS, "a first world")
     job.journal.wait(lambda e: e["event"] == "epoch_finished", 0, START_SECONDS, "a first epoch")
@@ -83,11 +135,9 @@ def find(
 
 
 def _print(command: str, processes: Processes) -> str:
-    environment = {**processes.env, "ELASTICDL_HOME": str(processes.folder)}
+    env = {**processes.env, "ELASTICDL_HOME": str(processes.folder)}
     asked = [*COMMAND, command, "faults"]
-    return subprocess.run(
-        asked, env=environment, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True
-    ).stdout
+    return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True).stdout
 
 
 def _tells(fault: Fault, entry: Entry) -> bool:

@@ -1,12 +1,10 @@
-"""The loops that `benchmarks.throughput` compares with: no elasticity, one way of reducing gradients each."""
+"""The loop of every tutorial with PyTorch: alone, elastic, and with the usual ways of reducing gradients."""
 
 from __future__ import annotations
 
 import functools
-import os
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -15,217 +13,136 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.loops.meter import Meter
-from benchmarks.loops.options import parse_measured
+from benchmarks.loops.records import Team, Work, run, team_of_job
 from benchmarks.models import worker_batch
-from benchmarks.torch_models import make_dataset, make_model, make_optimizer
+from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
+from elasticdl.elastic.torch_kit.gpu import choose_device, wait_for
+
+
+def team_of_torch() -> Team:
+    def agree(number: int) -> int:
+        told = torch.tensor([number])
+        dist.broadcast(told, 0)
+        return int(told)
+
+    return Team(agree, dist.get_rank, lambda: ("1", dist.get_world_size()))
 
 
 @dataclass(slots=True)
 class Setup:
-    """What differs between the loops."""
+    """What differs between the ways. ``passes_by``: whether a step was made before, and is only caught up with."""
 
-    model: torch.nn.Module
-    update: Callable[[], object]
-    reduce: Callable[[], object]
-    zero: Callable[[], object]
-    agree: Callable[[int], int]
-
-
-def alone(name: str) -> Setup:
-    """No reduction at all: what is left to be had."""
-    model = make_model(name)
-    optimizer = make_optimizer(model)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=os.environ["BENCHMARK_STORE"], rank=rank, world_size=size)
-    return Setup(model, optimizer.step, lambda: None, optimizer.zero_grad, _agree_by_torch)
+    model: Any
+    optimizer: Any
+    loader: Any
+    team: Team = field(default_factory=Team)
+    device: torch.device = field(default_factory=functools.partial(torch.device, "cpu"))
+    reduce: Callable[[], object] | None = None
+    update: Callable[[], object] | None = None
+    zero: Callable[[], object] | None = None
+    passes_by: Callable[[], bool] = bool
 
 
-def ddp(name: str) -> Setup:
-    setup = alone(name)
-    setup.model = torch.nn.parallel.DistributedDataParallel(setup.model)
-    return setup
+def alone(work: Work) -> Setup:
+    """On the GPU, if there is one."""
+    device = choose_device()
+    model = make_model(work.model).to(device)
+    loader = _loader(work, None)
+    return Setup(model, make_optimizer(model), loader, Team(settle=functools.partial(wait_for, device)), device=device)
 
 
-def gloo_flat(name: str) -> Setup:
+def elastic(work: Work) -> Setup:
+    import elasticdl.elastic.torch as library
+
+    if work.record.warm:
+        warm_up(work.model)
+    model = make_model(work.model)
+    model, optimizer, loader = library.prepare(model, make_optimizer(model), _loader(work, None))
+    work.record.watch_checks()
+    return Setup(model, optimizer, loader, team_of_job(library.context), passes_by=library.catching_up)
+
+
+def ddp(work: Work) -> Setup:
+    dist.init_process_group("gloo")
+    model = make_model(work.model)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    team = team_of_torch()
+    return Setup(parallel, make_optimizer(model), _loader(work, team), team)
+
+
+def gloo_flat(work: Work) -> Setup:
     """torch's Gloo on one flat bucket after the backward pass: the engine of DDP without its overlap."""
-    setup = alone(name)
-    flat = _flatten_gradients(setup.model)
-    setup.reduce, setup.zero = lambda: dist.all_reduce(flat), flat.zero_
-    return setup
-
-
-def horovod(name: str) -> Setup:
-    """The plainest Horovod loop: a tensor at a time."""
-    return _horovod(name)
-
-
-def horovod_grouped(name: str) -> Setup:
-    """All gradients in one group."""
-    return _horovod(name, num_groups=1)
-
-
-def horovod_flat(name: str) -> Setup:
-    """One flat bucket, reduced after the backward pass."""
-    return _horovod_flat(name, _spin)
-
-
-def horovod_flat_sleep(name: str) -> Setup:
-    """The same, but sleeping where Horovod spins."""
-    return _horovod_flat(name, _sleep)
-
-
-def horovod_buckets(name: str) -> Setup:
-    """A flat bucket per layer, each reduced while the backward pass goes on."""
-    import horovod.torch as hvd
-
-    setup = _horovod_flat(name, _sleep)
-    handles: list[int] = []
-
-    def launch(number: int, bucket: torch.Tensor) -> None:
-        handles.append(hvd.allreduce_async_(bucket, op=hvd.Sum, name=f"bucket.{number}"))
-
-    def reduce() -> None:
-        for handle in handles:
-            _sleep(handle)
-        handles.clear()
-
-    layers = [layer for layer in setup.model.modules() if isinstance(layer, torch.nn.Linear)]
-    for number, layer in enumerate(layers):
-        _Bucket(list(layer.parameters()), functools.partial(launch, number))
-    setup.reduce = reduce
-    return setup
-
-
-def _horovod_flat(name: str, wait: Callable[[int], object]) -> Setup:
-    import horovod.torch as hvd
-
-    hvd.init()
-    model = make_model(name)
-    optimizer = make_optimizer(model)
-    flat = _flatten_gradients(model)
-
-    def reduce() -> None:
-        wait(hvd.allreduce_async_(flat, op=hvd.Sum, name="flat"))
-
-    return Setup(model, optimizer.step, reduce, flat.zero_, _agree_by_horovod)
-
-
-def _spin(handle: int) -> None:
-    import horovod.torch as hvd
-
-    hvd.synchronize(handle)
-
-
-def _sleep(handle: int) -> None:
-    import horovod.torch as hvd
-
-    began = time.monotonic()
-    while not hvd.poll(handle):
-        time.sleep(min(max((time.monotonic() - began) / 16, 50e-6), 1e-3))
-    hvd.synchronize(handle)
-
-
-class _Bucket:
-    """The gradients of one layer as one flat tensor; launched once a backward pass has made all of them."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], launch: Callable[[torch.Tensor], None]) -> None:
-        first = parameters[0].grad
-        assert first is not None
-        size = sum(parameter.numel() for parameter in parameters)
-        self._flat = torch.as_strided(first, (size,), (1,), first.storage_offset())
-        self._launch = launch
-        self._count = self._missing = len(parameters)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-
-    def _ready(self, _: torch.Tensor) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._missing = self._count
-            self._launch(self._flat)
-
-
-def _horovod(name: str, **options: Any) -> Setup:
-    import horovod.torch as hvd
-
-    hvd.init()
-    model = make_model(name)
-    optimizer = hvd.DistributedOptimizer(
-        make_optimizer(model), named_parameters=model.named_parameters(), op=hvd.Average, **options
-    )
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    def update() -> None:
-        with optimizer.skip_synchronize():
-            optimizer.step()
-
-    return Setup(model, update, optimizer.synchronize, optimizer.zero_grad, _agree_by_horovod)
-
-
-def _flatten_gradients(model: torch.nn.Module) -> torch.Tensor:
-    """Make every gradient a view into one tensor, and return that."""
+    dist.init_process_group("gloo")
+    model, team = make_model(work.model), team_of_torch()
     parameters = list(model.parameters())
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
     views = torch.split(flat, [parameter.numel() for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):
         parameter.grad = view.view_as(parameter)
-    return flat
+    reduce = functools.partial(dist.all_reduce, flat)
+    return Setup(model, make_optimizer(model), _loader(work, team), team, reduce=reduce, zero=flat.zero_)
 
 
-def _agree_by_torch(number: int) -> int:
-    told = torch.tensor([number])
-    dist.broadcast(told, 0)
-    return int(told)
-
-
-def _agree_by_horovod(number: int) -> int:
+def horovod(work: Work) -> Setup:
+    """The plainest Horovod loop: a tensor at a time."""
     import horovod.torch as hvd
 
-    return int(hvd.broadcast(torch.tensor([number]), 0, name="steps"))
+    hvd.init()
+    model = make_model(work.model)
+    parameters = model.named_parameters()
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), named_parameters=parameters, op=hvd.Average)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def agree(number: int) -> int:
+        return int(hvd.broadcast(torch.tensor([number]), 0, name="steps"))
+
+    def update() -> None:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    team = Team(agree, hvd.rank, lambda: ("1", hvd.size()))
+    return Setup(model, optimizer, _loader(work, team), team, reduce=optimizer.synchronize, update=update)
 
 
-LOOPS = {
-    "alone": alone,
-    "ddp": ddp,
-    "gloo-flat": gloo_flat,
-    "horovod": horovod,
-    "horovod-grouped": horovod_grouped,
-    "horovod-flat": horovod_flat,
-    "horovod-flat-sleep": horovod_flat_sleep,
-    "horovod-buckets": horovod_buckets,
-}
+def _loader(work: Work, team: Team | None) -> DataLoader[Any]:
+    """All of each batch; a rank's share of it, where the ranks share it by themselves."""
+    data, batch = make_dataset(work.model, work.samples), worker_batch(work.model)
+    if team is None:
+        return DataLoader(data, batch_size=work.workers * batch, shuffle=True)
+    _, size = team.world()
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=size, rank=team.rank())
+    return DataLoader(data, batch_size=batch, sampler=sampler)
 
 
-def batches(loader: DataLoader[Any], sampler: DistributedSampler[Any]) -> Iterator[Any]:
-    for epoch in count():
-        sampler.set_epoch(epoch)
-        yield from loader
+WAYS = {"alone": alone, "elastic": elastic, "ddp": ddp, "gloo-flat": gloo_flat, "horovod": horovod}
 
 
-def main() -> None:
-    args = parse_measured(LOOPS)
+def loop(work: Work) -> None:
     torch.set_num_threads(1)
-    setup = LOOPS[args.loop](args.model)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dataset = make_dataset(args.model, args.samples)
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=size, rank=rank)
-    loader = DataLoader(dataset, batch_size=worker_batch(args.model), sampler=sampler)
-    meter = Meter(args.warm_up, args.seconds, setup.agree)
-    meter.begin()
-    for images, labels in batches(loader, sampler):
-        meter.lap("load")
-        setup.zero()
-        cross_entropy(setup.model(images), labels).backward()  # type: ignore[no-untyped-call]
-        meter.lap("compute")
-        setup.reduce()
-        meter.lap("reduce")
-        setup.update()
-        meter.lap("update")
-        if meter.done():
-            break
-    meter.write(args.folder, rank)
+    record, setup = work.record, WAYS[work.way](work)
+    model, optimizer = setup.model, setup.optimizer
+    zero, update = setup.zero or optimizer.zero_grad, setup.update or optimizer.step
+    number = 0
+    for _ in count():
+        for images, labels in setup.loader:
+            if record.team is None:  # a job has its place once training has begun
+                record.begin(setup.team)
+            record.lap("load")
+            zero()
+            cross_entropy(model(images.to(setup.device)), labels.to(setup.device)).backward()  # type: ignore[no-untyped-call]
+            record.lap("compute")
+            if setup.reduce:
+                setup.reduce()
+                record.lap("reduce")
+            update()
+            record.lap("update")
+            number += 1
+            if setup.passes_by():
+                continue
+            record.made(number)
+            if record.over():
+                return
 
 
 if __name__ == "__main__":
-    main()
+    run({"loop": loop})

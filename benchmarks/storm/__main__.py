@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
+from benchmarks.experiments.options import Parser
 from benchmarks.harness import RESULTS, add_out
 from benchmarks.processes import ROOT
 from elasticdl.common.errors import UserError
@@ -31,44 +31,32 @@ from tests.cluster.processes import Leashed
 NAMESPACES = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--net", "--mount")
 TRIAL_SECONDS = 20.0
 CLEAN_UP_SECONDS = 60.0
-USERS_MISTAKE, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        _refuse(message)
-
-
-def parse() -> argparse.Namespace:
-    parser = _Parser(
-        prog="python -m benchmarks.storm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(parser: Parser) -> argparse.Namespace:
     parser.add_argument("--disturbances", type=int, default=100, help="how many (100)")
     parser.add_argument("--seed", type=int, default=1, help="of what happens, when, to whom and for how long (1)")
     add_out(parser)
     args = parser.parse_args()
     if args.disturbances < 1:
-        _refuse(f"--disturbances {args.disturbances}: must be at least 1")
+        parser.error(f"--disturbances {args.disturbances}: must be at least 1")
     args.out = (args.out or RESULTS / f"storm-{time.strftime('%Y-%m-%d-%H%M%S')}.jsonl").absolute()
     if args.out.is_dir():
-        _refuse(f"--out {args.out}: is a folder; give a file")
+        parser.error(f"--out {args.out}: is a folder; give a file")
     try:
         require_writable("--out", args.out.parent)
     except UserError as error:
-        _refuse(str(error))
+        parser.error(str(error))
     return args
 
 
-def _refuse(message: str) -> NoReturn:
-    print(f"python -m benchmarks.storm: {message}", file=sys.stderr)
-    sys.exit(USERS_MISTAKE)
-
-
 def main() -> int:
-    args = parse()
+    parser = Parser("storm", __doc__)
+    args = parse(parser)
     tried = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
     if tried.returncode:
-        _refuse(f"needs network and mount namespaces, which this machine refuses: {tried.stderr.strip()}")
+        parser.error(f"needs network and mount namespaces, which this machine refuses: {tried.stderr.strip()}")
     folder = Path(tempfile.mkdtemp(prefix="elasticdl-storm-"))
     (folder / "tmp").mkdir()
     command = [*NAMESPACES, sys.executable, "-m", "benchmarks.storm.inside"]

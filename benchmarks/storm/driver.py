@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.processes import Failed
-from benchmarks.storm.disk import Disk
 from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
-from benchmarks.storm.network import MASTER, Network
 from benchmarks.storm.schedule import Disturbance, Kind, Moment
+from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import check_journal
 from elasticdl.cli.commands.jobs import parse_workers
 

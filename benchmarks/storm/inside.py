@@ -10,26 +10,26 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 
 from benchmarks.harness import Results, describe_machine
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.disk import Disk
 from benchmarks.storm.driver import RANGES, Driver, Story
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.network import MASTER, Network
-from benchmarks.storm.report import ProgressLine, history, show
+from benchmarks.storm.report import history, show
 from benchmarks.storm.schedule import schedule
+from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
 from elasticdl.job.journal import Entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
 GONE_SECONDS = 10.0
+LINE_SECONDS = 10.0  # between two lines that tell how far it is
 KEPT = ("jobs", "record", "losses")
 INTERRUPTED = 130
 
@@ -50,18 +50,12 @@ class Run:
         began = time.monotonic()
         with Processes(self._folder) as processes:
             network = Network(HOSTS, processes)
-            with self._disk() as disk:
-                job = LastingJob(
-                    self._folder,
-                    self._epochs,
-                    RANGES[-1],
-                    network.hosts,
-                    MASTER,
-                    disk.folder / "checkpoints",
-                )
+            with closing(Disk(self._folder / "disk")) as disk:
+                checkpoints = disk.folder / "checkpoints"
+                job = LastingJob(self._folder, self._epochs, RANGES[-1], network.hosts, MASTER, checkpoints)
                 try:
                     self._disturb(job, network, disk)
-                    _check_checkpoints(disk.folder / "checkpoints", job.steps)
+                    _check_checkpoints(checkpoints, job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
                 except (Failed, Wrong) as failure:
                     self._tell(failure, job)
@@ -72,18 +66,21 @@ class Run:
         return True
 
     def _disturb(self, job: LastingJob, network: Network, disk: Disk) -> None:
-        story = self._story
-        with ExitStack() as ends:
-            line = ends.enter_context(ProgressLine(self._count))
+        story, shown = self._story, time.monotonic()
 
-            def progress() -> None:
-                line.show(story.counts.total(), lambda: f"{len(job.world()['members'])} workers, step {job.step()}")
+        def progress() -> None:
+            nonlocal shown
+            if time.monotonic() - shown > LINE_SECONDS:
+                shown, done = time.monotonic(), f"{story.counts.total()}/{self._count} disturbances"
+                print(f"{done}, {len(job.world()['members'])} workers, step {job.step()}", flush=True)
 
-            driver = Driver(job, network, disk, story, progress)
-            ends.callback(driver.close)
+        driver = Driver(job, network, disk, story, progress)
+        try:
             job.pace(0.0)
             job.start_master()
             driver.run(schedule(self._seed, self._count))
+        finally:
+            driver.close()
         story.tell("the storm is over")
         job.finish()
 
@@ -126,14 +123,6 @@ class Run:
         print(*lines, sep="\n")
         done = f"after {self._story.counts.total()} of {self._count} disturbances"
         print(f"seed {self._seed}: FAILED {done}: {failure}\nlogs, journal, losses and record: {keep}", flush=True)
-
-    @contextmanager
-    def _disk(self) -> Iterator[Disk]:
-        disk = Disk(self._folder / "disk")
-        try:
-            yield disk
-        finally:
-            disk.close()
 
 
 def _moment_of(failure: Failed | Wrong, journal: Sequence[Entry], story: Story) -> float:

@@ -111,8 +111,7 @@ class LastingJob:
 
     def world(self) -> Entry:
         """The newest world that was formed."""
-        entries = reversed(self.journal.read())
-        return next((entry for entry in entries if entry["event"] == "world_formed"), NO_WORLD)
+        return (self.journal.of("world_formed") or [NO_WORLD])[-1]
 
     def workers(self) -> dict[int, Placed]:
         """All whose processes are there, as far as a master has noted."""

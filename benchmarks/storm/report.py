@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.harness import Results, show_table
 from benchmarks.storm.driver import Brought, Line, Story
@@ -19,8 +16,6 @@ from elasticdl.job.journal import Entry
 
 BEFORE, AFTER = 15.0, 10.0  # seconds of history around a failure
 LINES = 80
-REFRESH_SECONDS = 0.2
-LINE_SECONDS = 10.0  # between two lines where there is no terminal
 WIDTH = 160
 
 
@@ -80,9 +75,7 @@ def history(story: Story, journal: Iterable[Entry], moment: float) -> list[str]:
     """What was done and what the job says happened around a moment."""
     told = [entry for entry in journal if entry["event"] not in ("checkpoint", "evaluation", "epoch_finished")]
     lines = [*story.lines, *(Line(entry["time"], _describe(entry)) for entry in told)]
-    near = sorted(
-        (line for line in lines if moment - BEFORE <= line.time <= moment + AFTER), key=lambda line: line.time
-    )
+    near = [line for line in sorted(lines, key=lambda line: line.time) if -BEFORE <= line.time - moment <= AFTER]
     return [f"{line.time - moment:+8.3f} s  {line.text[:WIDTH]}" for line in near[-LINES:]]
 
 
@@ -91,33 +84,3 @@ def _describe(entry: Entry) -> str:
         return f"    pause: worker {entry['worker']}, world {entry['world']}, {entry['kind']}, {entry['total']:.2f} s"
     fields = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in ("time", "event"))
     return f"    {entry['event']}: {fields}"
-
-
-class ProgressLine:
-    """How far the storm is: a line that changes on a terminal, else one now and then."""
-
-    def __init__(self, total: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-        self._bar = Progress(*columns, console=Console(), transient=True)
-        self._task = self._bar.add_task("storm", total=total)
-        self._total = total
-        self._every = REFRESH_SECONDS if self._bar.console.is_terminal else LINE_SECONDS
-        self._shown = time.monotonic()
-
-    def show(self, done: int, describe: Callable[[], str]) -> None:
-        """May be called as often as one likes."""
-        if time.monotonic() - self._shown < self._every:
-            return
-        self._shown = time.monotonic()
-        if self._bar.console.is_terminal:
-            self._bar.update(self._task, completed=done, description=describe())
-        else:
-            print(f"{done}/{self._total} disturbances, {describe()}", flush=True)
-
-    def __enter__(self) -> ProgressLine:
-        if self._bar.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

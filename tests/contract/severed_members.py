@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.processes import Processes
-from benchmarks.storm.network import Network
+from benchmarks.storm.surroundings import Network
 from elasticdl.elastic.core.interruptions import WorldBroken
 from tests.contract.collective_members import DEADLINE, Group, MemberProcess
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import Processes
-from benchmarks.storm.disk import Disk
-from benchmarks.storm.network import MASTER, Network
+from benchmarks.storm.surroundings import MASTER, Disk, Network
 
 LISTEN = """
 import socket, sys

@@ -12,7 +12,7 @@ from kubernetes import client
 from test_benchmarks_tiny import run, summaries
 
 from benchmarks.counted_master import verb_and_resource
-from benchmarks.pod_times import Fact, PodTimes, facts_of
+from benchmarks.experiments.pods import Fact, PodTimes, facts_of
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -31,9 +31,10 @@ def node(own_cluster):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_reclaim_lag(own_cluster, node, tmp_path):
+def test_reclaim_lag(own_cluster, node, tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    where = ["--cluster", "kubeconfig", "--kubeconfig", str(own_cluster.kubeconfig), "--node", node]
+    where = ["--cluster", "kubeconfig", "--image", "local/host", "--node", node]
+    monkeypatch.setenv("KUBECONFIG", str(own_cluster.kubeconfig))
     arguments = ["--workers", str(GPUS), "--repetitions", "1", "--settle", "0.1", "--hold", "0.1"]
     found = {
         entry["event"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "reclaim_lag", *where, *arguments))
@@ -49,8 +50,9 @@ def test_reclaim_lag(own_cluster, node, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_kubernetes_scale(own_cluster, tmp_path):
-    where = ["--cluster", "kubeconfig", "--kubeconfig", str(own_cluster.kubeconfig)]
+def test_kubernetes_scale(own_cluster, tmp_path, monkeypatch):
+    where = ["--cluster", "kubeconfig", "--image", "local/host"]
+    monkeypatch.setenv("KUBECONFIG", str(own_cluster.kubeconfig))
     entries = run(tmp_path / "out.jsonl", "kubernetes_scale", *where, "--workers", "10", "--steady", "1")
     (sample,) = [entry for entry in entries if entry["kind"] == "run"]
     requests = sample["requests"]
@@ -93,24 +95,27 @@ def pod(*, node: bool, state: str, deleted: bool) -> dict:
 
 
 def test_the_facts_of_a_pod_from_its_creation_to_its_end():
-    assert facts_of("ADDED", pod(node=False, state="none", deleted=False)) == {Fact.CREATED}
-    assert facts_of("MODIFIED", pod(node=True, state="waiting", deleted=False)) == {Fact.CREATED, Fact.BOUND}
-    running = facts_of("MODIFIED", pod(node=True, state="running", deleted=False))
+    assert facts_of(pod(node=False, state="none", deleted=False)) == {Fact.CREATED}
+    assert facts_of(pod(node=True, state="waiting", deleted=False)) == {Fact.CREATED, Fact.BOUND}
+    running = facts_of(pod(node=True, state="running", deleted=False))
     assert running == {Fact.CREATED, Fact.BOUND, Fact.RUNNING}
-    assert facts_of("MODIFIED", pod(node=True, state="running", deleted=True)) - running == {Fact.NOTICE}
-    ended = facts_of("MODIFIED", pod(node=True, state="terminated", deleted=True))
+    assert facts_of(pod(node=True, state="running", deleted=True)) - running == {Fact.NOTICE}
+    ended = facts_of(pod(node=True, state="terminated", deleted=True))
     assert ended == {Fact.CREATED, Fact.BOUND, Fact.NOTICE, Fact.ENDED}
-    assert facts_of("DELETED", pod(node=True, state="running", deleted=True)) >= {Fact.ENDED, Fact.GONE}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["waiting", "running", "terminated"]), st.booleans()), min_size=1))
 def test_a_fact_has_the_time_at_which_it_was_first_seen(changes):
     clock = itertools.count(1.0)
-    times = PodTimes(lambda: next(clock))
+    core = client.CoreV1Api(client.ApiClient(client.Configuration(host="https://nobody.invalid")))
+    times = PodTimes(core, "n", lambda: next(clock))
     first: dict[Fact, float] = {}
     for number, (state, deleted) in enumerate(changes, 1):
         seen = pod(node=True, state=state, deleted=deleted)
-        times.changed("MODIFIED", seen)
-        for fact in facts_of("MODIFIED", seen):
+        times.see({"one": seen})
+        for fact in facts_of(seen):
             first.setdefault(fact, float(number))
-    assert times.of("one") == first
+    assert times.all()["one"] == first
+    times.see({})
+    first = {Fact.ENDED: len(changes) + 1.0, Fact.GONE: len(changes) + 1.0} | first
+    assert times.all()["one"] == first

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from benchmarks.experiments.series import read_series
+from benchmarks.experiments.pods import read_series
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 

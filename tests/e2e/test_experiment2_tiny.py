@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from benchmarks.experiments.series import read_series
+from benchmarks.experiments.pods import read_series
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
@@ -58,7 +58,7 @@ def test_serving_takes_a_gpu_from_training_and_gives_it_back(experiment, own_clu
     assert experiment.returncode == 0, said + complaints
     assert "a request a replica 0.05 s" in said
     out = tmp_path / "out"
-    made = {"gpus.csv", "gpus.pdf", "gpus.png", "gpus.svg", "summary.json", "events.jsonl", "journal.log", "logs.log"}
+    made = {"gpus.csv", "gpus.pdf", "gpus.png", "gpus.svg", "summary.json", "events.jsonl", "events.log", "logs.log"}
     made |= {"pods.csv", "requests.csv", "rotation.csv", "scalings.jsonl", "steps.csv"}
     assert {path.name for path in out.iterdir()} == made
     scalings = [json.loads(line) for line in (out / "scalings.jsonl").read_text().splitlines()]

@@ -35,7 +35,7 @@ def lab(own_cluster, namespace, tmp_path):
     options, _ = read(make_parser("experiment3", None, 1, 0), ["--out", str(tmp_path / "out")])
     own = {"KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     core = client.CoreV1Api(own_cluster.client())
-    return Lab(options, core, namespace, own_cluster.image, tmp_path, {**os.environ, **own})
+    return Lab(options, core, namespace, tmp_path, {**os.environ, **own})
 
 
 def test_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_path):

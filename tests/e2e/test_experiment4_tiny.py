@@ -32,7 +32,7 @@ def lab(own_cluster, namespace, tmp_path):
     options, _ = read(parser, ["--out", str(tmp_path / "out")])
     own = {"KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     core = client.CoreV1Api(own_cluster.client())
-    return Lab(options, core, namespace, own_cluster.image, tmp_path, {**os.environ, **own})
+    return Lab(options, core, namespace, tmp_path, {**os.environ, **own})
 
 
 def test_all_jobs_make_their_steps_and_are_measured(lab):

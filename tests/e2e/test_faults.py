@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.faults.catalogue import BY_NAME
-from benchmarks.faults.run import find
+from benchmarks.faults.run import BY_NAME, find
 from benchmarks.processes import scratch
 
 LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}

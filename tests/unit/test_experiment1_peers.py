@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import experiment1_peers
 from benchmarks.experiments.zoo.pace import VARIABLE
 from benchmarks.models import RESNET20, worker_batch
-from benchmarks.peers.disturbance import (
+from benchmarks.peers.run import (
     JITTER,
     JOIN,
     KILL,
@@ -22,14 +22,14 @@ from benchmarks.peers.disturbance import (
     SIGNALS,
     Course,
     Happened,
+    PeerChange,
+    PeerRun,
     mean_workers,
     rate,
     schedule,
     summary,
     useful_steps,
 )
-from benchmarks.peers.port import PeerChange
-from benchmarks.peers.run import PeerRun
 from benchmarks.processes import Processes
 from benchmarks.steps import Gap, Step
 from benchmarks.torch_models import make_dataset, make_model

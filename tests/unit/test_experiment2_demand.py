@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule, rate_before
-from benchmarks.experiments.serving.demand import HEADROOM, PUBLISHED, arrivals, parse_curve
-from benchmarks.experiments.serving.load import LoadPlan, scalings
+from benchmarks.experiments.serving.demand import (
+    HEADROOM,
+    PUBLISHED,
+    Autoscaler,
+    LoadPlan,
+    Rule,
+    arrivals,
+    parse_curve,
+    rate_before,
+    scalings,
+)
 
 RULE = Rule(per_replica=4.0, least=1, most=7, patience=3)
 

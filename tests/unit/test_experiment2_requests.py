@@ -7,15 +7,11 @@ import threading
 from contextlib import asynccontextmanager
 from itertools import count
 
-from benchmarks.experiments.serving import requests
-from benchmarks.experiments.serving.autoscaler import Autoscaler, Rule
-from benchmarks.experiments.serving.demand import parse_curve
-from benchmarks.experiments.serving.load import Images, Load, LoadPlan, scalings
-from benchmarks.experiments.serving.model import PIXELS
-from benchmarks.experiments.serving.records import Records
-from benchmarks.experiments.serving.requests import Frontend, new_session
-from benchmarks.experiments.serving.rotation import Rotation, ready_addresses
-from benchmarks.experiments.serving.server import Replica
+from benchmarks.experiments.serving import frontend as requests
+from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve, scalings
+from benchmarks.experiments.serving.frontend import Frontend, Rotation, new_session, ready_addresses
+from benchmarks.experiments.serving.server import PIXELS, Replica
+from benchmarks.experiments.serving.service import Images, Load, Records
 
 IMAGE = bytes(PIXELS)
 HOSTS = [f"127.0.0.{number}" for number in range(11, 15)]

@@ -42,7 +42,7 @@ class FakeCourse:
 def test_what_is_done_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment3, "Course", FakeCourse)
     monkeypatch.setattr(FakeCourse, "error", KeyboardInterrupt())
-    experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path), {"seed": 0})
+    experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path, {"seed": 0}))
     with pytest.raises(KeyboardInterrupt):
         experiment.run(None, Shared(tmp_path, Path("/there")), at_once=2)
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from benchmarks.experiments.convergence import resnet20
-from benchmarks.experiments.convergence.exact import GRID, LIMIT, TERMS, add_exactly
-from benchmarks.experiments.convergence.hold import Hold, go_file, held_file
 from benchmarks.experiments.convergence.plan import CIFAR10, Job, Kind
-from benchmarks.experiments.convergence.settings import VARIABLE, Policy
+from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, Hold, add_exactly
+from benchmarks.experiments.convergence.settings import VARIABLE, Policy, go_file, held_file
 from model_zoo.cifar10.generate import generate
 
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import experiment4
+from benchmarks.experiment4 import Completed, Outcome, compared, measured
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.sharing import bound
-from benchmarks.experiments.sharing.adaptdl_rule import RESTART_FACTOR, Candidate, allocate
-from benchmarks.experiments.sharing.outcome import Completed, compared, measured
-from benchmarks.experiments.sharing.policies import candidate
+from benchmarks.experiments.sharing.policies import RESTART_FACTOR, Candidate, allocate, candidate
 from benchmarks.experiments.sharing.workload import KINDS, PlannedJob, draw_jobs
 
 
@@ -80,7 +79,7 @@ def test_outcome_counts_from_each_submission():
         Completed(PlannedJob("a", 0, 100, kind), 0.0, 60.0, 2),
         Completed(PlannedJob("b", 10, 50, kind), 10.0, 40.0, 1),
     ]
-    found = measured(jobs, [Change(5.0, "a", 4), Change(60.0, "a", 0)])
+    found = measured(Outcome(jobs, [Change(5.0, "a", 4), Change(60.0, "a", 0)]))
     assert (found["mean_completion"], found["makespan"], found["worlds"]) == (45.0, 60.0, 3)
     assert found["goodput"] == pytest.approx(150 * 0.48 / 60)
     assert found["gpu_seconds"] == pytest.approx(220.0)

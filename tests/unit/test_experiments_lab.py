@@ -16,8 +16,7 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.gang import SCHEDULER, SIZE, GangScheduler, place
 from benchmarks.experiments.lab import job_is_over, require_free_gpus
 from benchmarks.experiments.options import make_parser, read
-from benchmarks.experiments.pods import held_gpus
-from benchmarks.experiments.series import GpuSeries, read_series
+from benchmarks.experiments.pods import GpuSeries, held_gpus, read_series
 from benchmarks.experiments.zoo.pace import VARIABLE, at_pace, updated_at_pace
 from benchmarks.experiments.zoo.step_log import StepLog, logged_steps
 from benchmarks.processes import Failed
@@ -259,10 +258,10 @@ def test_a_gang_gets_no_gpus_of_a_lost_node():
     }
     core = FakeCore([node("a", 3), lost])
     scheduler = GangScheduler(core, "n")
-    scheduler.consider(pods)
+    scheduler.see(pods)
     assert core.bound == []
     pods["x1"]["status"]["phase"] = "Succeeded"
-    scheduler.consider(pods)
+    scheduler.see(pods)
     assert core.bound == [("y0", "a"), ("y1", "a")]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.jobs import JobRun, job_run
+from benchmarks.experiment1 import Plan, compared, measured, table, verdicts
 from benchmarks.experiments.measures import (
     Change,
     Span,
@@ -20,7 +20,7 @@ from benchmarks.experiments.measures import (
     spans,
     work_conserving,
 )
-from benchmarks.experiments.overlap import Plan, compared, measured, table, verdicts
+from benchmarks.experiments.training import JobRun, job_run
 from benchmarks.experiments.zoo.step_log import LoggedStep
 from benchmarks.processes import Failed
 

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.convergence.hold import go_file, held_file
 from benchmarks.experiments.convergence.plan import Change, Job, Recipe
-from benchmarks.experiments.convergence.settings import VARIABLE, Step, read_steps, recorded
+from benchmarks.experiments.convergence.settings import VARIABLE, Step, go_file, held_file, read_steps, recorded
 from benchmarks.experiments.lab import Lab
-from benchmarks.experiments.training import THREADS
-from benchmarks.job import COMMAND, Journal
+from benchmarks.experiments.training import THREADS, Followed
+from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
 from elasticdl.job.journal import Entry
 
@@ -73,12 +72,15 @@ class Course:
         folder.chmod(0o777)  # pods of another user write there, too
         job.settings(self._recipe).write(folder)
         self._lab.submit(job.name, self._flags(job, folder.name))
-        running = _Running(job, folder, self._lab, processes, self._given_up)
+        running = _Running(job, folder, Followed(self._lab, job.name, processes), self._given_up)
         workers = [job.first_workers, *(change.workers for change in job.changes)]
         for before, change in zip(workers, job.changes, strict=False):
             self._change(running, change, change.workers - before)
-        running.wait_for_end()
-        journal = tuple(running.journal.entries)
+        running.wait("job_finished")
+        (end,) = running.followed.journal.of("job_finished")
+        if end["phase"] != "succeeded":
+            raise Failed(f"job {job.name} {end['phase']}: {end['reason']}")
+        journal = tuple(running.followed.journal.entries)
         require_plan(job, journal)
         return Result(job, tuple(read_steps(folder)), journal)
 
@@ -96,52 +98,34 @@ class Course:
             **({"volume": self._shared.volume} if self._shared.volume else {}),
             **job.batch_flags(self._recipe),
         }
-        return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        return flags_of(given)
 
     def _change(self, running: _Running, change: Change, newcomers: int) -> None:
-        running.wait_until_held(change.step - 1)
-        mark = running.journal.mark()
+        held = change.step - 1
+        running.wait_until(held_file(running.folder, held).exists, f"step {held}")
+        mark = running.followed.journal.mark()
         self._lab.elasticdl("scale", running.job.name, str(change.workers))
-        running.wait_for("worker_ready", newcomers, mark)  # else those who are late would get a world of their own
-        running.wait_for("change_announced", 1, mark)
-        go_file(running.folder, change.step - 1).touch()
-        running.wait_for("world_formed", 1, mark)
+        running.wait("worker_ready", newcomers, mark)  # else those who are late would get a world of their own
+        running.wait("change_announced", 1, mark)
+        go_file(running.folder, held).touch()
+        running.wait("world_formed", 1, mark)
 
 
 class _Running:
     """A job that trains, as its folder and its journal show it."""
 
-    def __init__(self, job: Job, folder: Path, lab: Lab, processes: Processes, given_up: threading.Event) -> None:
+    def __init__(self, job: Job, folder: Path, followed: Followed, given_up: threading.Event) -> None:
         self.job = job
         self.folder = folder
+        self.followed = followed
         self._given_up = given_up
-        context = ["--kube_context", lab.options.kube_context] if lab.options.kube_context else []
-        command = [*COMMAND, "events", job.name, "--json", "--follow", "--namespace", lab.namespace, *context]
-        self._follower = processes.start(job.name, command, lab.env)
-        self._processes = processes
-        self.journal = Journal(processes.log_of(job.name), self._raise_if_over)
 
-    def wait_until_held(self, step: int) -> None:
-        self._wait(lambda: held_file(self.folder, step).exists(), f"step {step}")
-
-    def wait_for(self, event: str, count: int, start: int) -> None:
+    def wait(self, event: str, count: int = 1, start: int = 0) -> None:
         """Until the journal has so many from its entry ``start`` on."""
-        self._wait(lambda: sum(each["event"] == event for each in self.journal.read()[start:]) >= count, event)
+        journal = self.followed.journal
+        self.wait_until(lambda: sum(each["event"] == event for each in journal.read()[start:]) >= count, event)
 
-    def wait_for_end(self) -> None:
-        """Raises:
-        Failed: the job did not succeed.
-        """
-        self._wait(lambda: self._end() is not None, "the end")
-        end = self._end()
-        assert end is not None
-        if end["phase"] != "succeeded":
-            raise Failed(f"job {self.job.name} {end['phase']}: {end['reason']}")
-
-    def _end(self) -> Entry | None:
-        return next((each for each in reversed(self.journal.read()) if each["event"] == "job_finished"), None)
-
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
+    def wait_until(self, done: Callable[[], bool], what: str) -> None:
         """Raises:
         Failed: no step was made for long; or the job is over, or given up.
         """
@@ -149,17 +133,16 @@ class _Running:
         while not done():
             if (now := recorded(self.folder)) > seen:
                 seen, deadline = now, time.monotonic() + QUIET_SECONDS
-            over = self._follower.poll() is not None
-            if over and not done():
-                self._raise_if_over()
+            try:
+                self.followed.raise_if_over()
+            except Failed:
+                if done():  # by what was said last
+                    return
+                raise
             if time.monotonic() > deadline:
                 raise Failed(f"job {self.job.name}: {what}: neither this nor a step within {QUIET_SECONDS:g} s")
             if self._given_up.wait(POLL):
                 raise Failed(f"job {self.job.name}: given up before this: {what}")
-
-    def _raise_if_over(self) -> None:
-        if self._follower.poll() is not None:
-            raise Failed(f"job {self.job.name} can't be followed any more:\n{self._processes.tail(self.job.name)}")
 
 
 def require_plan(job: Job, journal: Sequence[Entry]) -> None:

@@ -1,18 +1,19 @@
-"""Numbers from what the jobs recorded. Pure."""
+"""Numbers and tables from what the jobs recorded. Pure."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
 
 from benchmarks.experiments.convergence.course import Result
 from benchmarks.experiments.convergence.plan import Kind
 from benchmarks.experiments.convergence.settings import Policy
+from benchmarks.experiments.figures import Band
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,6 @@ class Curve:
             raise ValueError(f"job {result.job.name}: evaluated after the epochs {list(found)} of {result.job.epochs}")
         job, losses, workers = result.job, (each.loss for each in steps), (each.workers for each in steps)
         return cls(job.policy, job.kind, job.seed, tuple(found.values()), tuple(losses), tuple(workers))
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Over the seeds, epoch by epoch."""
-
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
 
 def band(curves: Iterable[Curve]) -> Band:
@@ -138,22 +130,70 @@ def _group(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-Row = tuple[Any, ...]
-TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Curve], Iterable[Row]]]] = {
-    "accuracy.csv": (("epoch", "accuracy"), lambda curve: enumerate(curve.accuracies, 1)),
-    "losses.csv": (
-        ("step", "workers", "loss"),
-        lambda curve: zip(range(1, len(curve.losses) + 1), curve.workers, curve.losses, strict=True),
-    ),
-}
+def tables(curves: Sequence[Curve]) -> dict[str, str]:
+    """As CSV, a row for each job and epoch or step; numbers as they are, so that they can be compared."""
+    epochs = (((curve, n, accuracy) for n, accuracy in enumerate(curve.accuracies, 1)) for curve in curves)
+    steps = (
+        ((curve, n, *each) for n, each in enumerate(zip(curve.workers, curve.losses, strict=True), 1))
+        for curve in curves
+    )
+    return {
+        "accuracy.csv": _table(("epoch", "accuracy"), chain.from_iterable(epochs)),
+        "losses.csv": _table(("step", "workers", "loss"), chain.from_iterable(steps)),
+    }
 
 
-def table(name: str, curves: Iterable[Curve]) -> str:
-    """One of ``TABLES`` as CSV, a row for each job and epoch or step; numbers as they are, so that they can be compared."""
-    columns, rows = TABLES[name]
+def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("policy", "workers_of_job", "seed", *columns))
-    for curve in curves:
-        writer.writerows((curve.policy, curve.kind, curve.seed, *row) for row in rows(curve))
+    writer.writerows((curve.policy, curve.kind, curve.seed, *row) for curve, *row in rows)
     return text.getvalue()
+
+
+# What the mean of a batch's losses, summed in another order, may differ by in single precision.
+ROUNDING = 1e-6
+TARGETS = {"batch_loss_difference": ROUNDING, "rate_gap": "spread of the seeds"}
+TITLES = {Policy.BATCH: "fixed batch", Policy.RATE: "learning rate x workers"}
+COLUMNS = ("policy", "workers", "seeds", "steps", "mean accuracy after each epoch", "last, mean", "lowest", "highest")
+
+
+def rows(curves: Sequence[Curve]) -> list[tuple[str, ...]]:
+    """One of each policy and kind of which there are jobs."""
+    groups = ((policy, kind, chosen(curves, policy, kind)) for policy in Policy for kind in Kind)
+    return [_row(TITLES[policy], kind, group) for policy, kind, group in groups if group]
+
+
+def _row(policy: str, kind: Kind, group: Sequence[Curve]) -> tuple[str, ...]:
+    over = band(group)
+    steps = sorted({len(curve.losses) for curve in group})
+    made = f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}"
+    epochs = " ".join(f"{each:.3f}" for each in over.mean)
+    last = [f"{values[-1]:.4f}" for values in (over.mean, over.low, over.high)]
+    return (policy, str(kind), str(len(group)), made, epochs, *last)
+
+
+def verdicts(curves: Sequence[Curve]) -> list[tuple[str, ...]]:
+    """Rows of: what, ours, target, whether the target is met."""
+    found: list[tuple[str, ...]] = []
+    fixed, rated = ([each for each in curves if each.policy is policy] for policy in (Policy.BATCH, Policy.RATE))
+    if (apart := difference(fixed)) is not None:
+        met = "yes" if apart.loss <= ROUNDING and apart.accuracy == 0 else "no"
+        what = "fixed batch: largest difference of a step's loss"
+        found.append((what, f"{apart.loss:.2g}", f"<= {ROUNDING:g}", met))
+        found.append(("... of an epoch's accuracy", f"{apart.accuracy:.2g}", "0", met))
+    if (judged := verdict(rated)) is not None:
+        what = "learning rate x workers: elastic's last accuracy from the nearer fixed one"
+        met = "yes" if judged.within else "no"
+        found.append((what, f"{judged.gap:.4f}", f"<= {judged.spread:.4f}, the spread", met))
+    return found
+
+
+def panels(curves: Sequence[Curve]) -> Mapping[str, Mapping[str, Band]]:
+    """What the figure shows: a panel for each policy, and in it a band for each kind of job."""
+    names = {Kind.TWO: "2 workers", Kind.FOUR: "4 workers", Kind.ELASTIC: "elastic, 2-4 workers"}
+    found = {
+        TITLES[policy]: {name: band(group) for kind, name in names.items() if (group := chosen(curves, policy, kind))}
+        for policy in (Policy.RATE, Policy.BATCH)
+    }
+    return {title: bands for title, bands in found.items() if bands}

@@ -7,15 +7,24 @@ random, so that equal batches are equal whoever trains them.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from benchmarks.experiments.convergence.exact import add_exactly
-from benchmarks.experiments.convergence.hold import Hold
-from benchmarks.experiments.convergence.settings import Data, Policy, Settings, Step, shared_folder
+from benchmarks.experiments.convergence.settings import (
+    Data,
+    Policy,
+    Settings,
+    Step,
+    go_file,
+    held_file,
+    shared_folder,
+)
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from model_zoo.cifar10 import resnet20_torch
 from model_zoo.cifar10.recipe import learning_rate
@@ -25,12 +34,35 @@ from model_zoo.cifar10.resnet20_torch import optimizer as optimizer
 from model_zoo.digits.data import read_split
 
 SIDE = 32
+MANTISSA = 24  # bits of a float32
+TERMS = 16  # of gradients whose sum is exact
+GRID = 2.0**-20
+LIMIT = GRID * 2**MANTISSA / TERMS  # each is a part of the mean over the batch: gradients never come near
+HOLD_SECONDS = 280.0  # a worker that makes no progress for 300 is taken to be stuck
+POLL = 0.02
 
 
 def custom_model() -> torch.nn.Module:
     model = resnet20_torch.custom_model()
     model.register_forward_pre_hook(_channels_last)
     return add_exactly(model) if Settings.read(os.environ).policy is Policy.BATCH else model
+
+
+def add_exactly(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, whose gradients are rounded before they are accumulated, so that their sum does not depend on the order.
+
+    Floating-point addition is not associative: cut among three workers instead of two, the same micro-batches give a sum that
+    differs in its last bit, and training makes any difference grow. To tell that apart from a different *computation*, each
+    micro-batch's gradient is brought to a multiple of ``GRID``, within ``LIMIT``. Then every sum of up to ``TERMS`` of them
+    is exact in single precision, so workers that make the same steps make them to the bit.
+    """
+    for parameter in model.parameters():
+        parameter.register_hook(_on_grid)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _on_grid(gradient: torch.Tensor) -> torch.Tensor:
+    return (gradient / GRID).round_().mul_(GRID).clamp_(-LIMIT, LIMIT)
 
 
 def _channels_last(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -71,6 +103,35 @@ class Record(Callback):
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         if self._rank == 0:
             Step(step, self._size, logs["loss"], logs["learning_rate"]).append(shared_folder(os.environ))
+
+
+class Hold(Callback):
+    """In a worker: waits after each of these steps until the driver says go, so that each world begins at a known step.
+
+    A change of workers takes effect after the step that follows its announcement, whenever that comes. So the workers wait at
+    the end of a step; the driver sees that, asks for the change, waits until the master has announced it, and says go:
+    the next step is the last one of the old world.
+    """
+
+    def __init__(self, folder: Path, steps: Sequence[int], seconds: float = HOLD_SECONDS) -> None:
+        self._folder = folder
+        self._steps = frozenset(steps)
+        self._seconds = seconds
+        self._rank = 0
+
+    def on_world_change(self, size: int, rank: int) -> None:
+        self._rank = rank
+
+    def on_train_batch_end(self, step: int, logs: Logs) -> None:
+        if step not in self._steps:
+            return
+        if self._rank == 0:
+            held_file(self._folder, step).touch()
+        deadline = time.monotonic() + self._seconds
+        while not go_file(self._folder, step).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"held after step {step}: no go from the driver within {self._seconds:g} s")
+            time.sleep(POLL)
 
 
 def callbacks() -> list[Callback]:

@@ -1,9 +1,8 @@
-"""What a job's workers are told, in a file of a folder that they share with the driver; importable without a framework."""
+"""What a job's workers and the driver tell each other, by files in a folder that they share; importable without a framework."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -68,12 +67,8 @@ class Step:
 
     def append(self, folder: Path) -> None:
         """One write, as whoever is rank 0 in the next world goes on with the file."""
-        line = (json.dumps(asdict(self)) + "\n").encode()
-        file = os.open(folder / _STEPS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        with (folder / _STEPS).open("ab", buffering=0) as lines:
+            lines.write((json.dumps(asdict(self)) + "\n").encode())
 
 
 def read_steps(folder: Path) -> Iterator[Step]:
@@ -88,3 +83,13 @@ def recorded(folder: Path) -> int:
     """Bytes; grows with each step."""
     path = folder / _STEPS
     return path.stat().st_size if path.exists() else 0
+
+
+def held_file(folder: Path, step: int) -> Path:
+    """Is there once the workers wait after this step."""
+    return folder / f"held-{step}"
+
+
+def go_file(folder: Path, step: int) -> Path:
+    """Is there once they may go on."""
+    return folder / f"go-{step}"

@@ -1,12 +1,18 @@
-"""How many requests come when. Pure: the same curve and the same seed give the same arrivals."""
+"""How many requests come when, and how many replicas that takes. Pure: the same curve and the same seed give the same.
+
+The autoscaler's rule is that of Kubernetes' HorizontalPodAutoscaler: up at once; down only to the most that was recommended of
+late, so that a short lull does not cost a replica. A rate within the tolerance of what the present replicas are for
+changes nothing.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 # Of the series behind the published figure: GPUs that serving had, by seconds; the last is the end.
 PUBLISHED = "0:2,63:3,162:7,230:5,330:3,400:2,460"
@@ -60,3 +66,93 @@ def arrivals(curve: Curve, per_replica: float, rng: random.Random) -> Iterator[f
     while (time := time + rng.expovariate(most)) < curve.end:
         if rng.random() * most < curve.rate(time, per_replica):
             yield time
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``per_replica``: requests a second; ``patience``: how many recommendations a step down waits for."""
+
+    per_replica: float
+    least: int
+    most: int
+    patience: int
+    tolerance: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    rule: Rule
+    replicas: int
+    recommended: tuple[int, ...] = ()  # of late, the newest last
+
+    def look(self, rate: float) -> tuple[Autoscaler, str]:
+        """The autoscaler after a look at the rate, and why its replicas are others now; empty: they are not."""
+        rule = self.rule
+        wanted = self._wanted(rate)
+        recommended = (*self.recommended, wanted)[-rule.patience :]
+        lasting = len(recommended) == rule.patience and max(recommended) < self.replicas
+        settled = wanted if wanted > self.replicas else max(recommended) if lasting else self.replicas
+        after = replace(self, replicas=settled, recommended=recommended)
+        if settled == self.replicas:
+            return after, ""
+        return after, f"{rate:.1f} requests/s, {rule.per_replica:g} a replica"
+
+    def _wanted(self, rate: float) -> int:
+        rule = self.rule
+        if abs(rate / (rule.per_replica * self.replicas) - 1) <= rule.tolerance:
+            return self.replicas
+        return min(max(math.ceil(rate / rule.per_replica), rule.least), rule.most)
+
+
+def rate_before(arrivals: Sequence[float], now: float, window: float) -> float:
+    """Requests a second in the window that ends now, of those that have come, in order."""
+    span = min(window, now)
+    return sum(1 for time in reversed(arrivals) if now - span < time <= now) / span if span > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The autoscaler wants another number of replicas."""
+
+    time: float
+    rate: float
+    before: int
+    replicas: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """``every``: seconds between two looks of the autoscaler, at the rate within ``window``."""
+
+    curve: Curve
+    every: float
+    window: float
+    seed: int
+
+
+def moments(plan: LoadPlan, per_replica: float) -> Iterator[tuple[float, bool]]:
+    """When something is due, in order, and whether that is a request (else a look)."""
+    requests = ((time, True) for time in arrivals(plan.curve, per_replica, random.Random(plan.seed)))
+    looks = ((number * plan.every, False) for number in range(1, int(plan.curve.end / plan.every) + 1))
+    return heapq.merge(requests, looks)
+
+
+def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
+    """What the autoscaler will decide."""
+    came: list[float] = []
+    for time, is_request in moments(plan, autoscaler.rule.per_replica):
+        if is_request:
+            came.append(time)
+        else:
+            autoscaler, scaling = look(autoscaler, came, time, plan.window)
+            if scaling:
+                yield scaling
+
+
+def look(
+    autoscaler: Autoscaler, came: Sequence[float], time: float, window: float
+) -> tuple[Autoscaler, Scaling | None]:
+    rate = rate_before(came, time, window)
+    after, reason = autoscaler.look(rate)
+    return after, Scaling(time, rate, autoscaler.replicas, after.replicas, reason) if reason else None

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
-from urllib3.exceptions import HTTPError
 
-from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.lab import Lab, refusals
 from benchmarks.experiments.options import ClusterKind
 from benchmarks.experiments.serving.server import FINISH_SECONDS, HEALTH, LINGER_SECONDS, PORT
+from benchmarks.job import flags_of
 from benchmarks.processes import Failed
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.job.quantities import GPU
 
 APP = "serving"
@@ -33,35 +34,32 @@ class Deployment:
 
     def scale(self, replicas: int) -> None:
         """Raises:
-        Failed: the cluster refused, or does not answer.
+        ElasticDLError, Failed: the cluster refused, or does not answer.
         """
-        api = client.AppsV1Api(self.lab.core.api_client)
-        self._call(api.patch_namespaced_deployment_scale, APP, self.lab.namespace, {"spec": {"replicas": replicas}})
+        change = {"spec": {"replicas": replicas}}
+        with refusals(f"scale Deployment {APP}"):
+            self._api.patch_namespaced_deployment_scale(APP, self.lab.namespace, change, _request_timeout=30.0)
 
     def make(self, replicas: int) -> None:
         """Raises:
-        Failed: the cluster refused, or does not answer.
+        ElasticDLError, Failed: the cluster refused, or does not answer.
         """
-        priority_class = self.lab.make_priority_class(APP, PRIORITY)
-        api = client.AppsV1Api(self.lab.core.api_client)
-        self._call(api.create_namespaced_deployment, self.lab.namespace, self._manifest(replicas, priority_class))
+        manifest = self._manifest(replicas, self.lab.make_priority_class(APP, PRIORITY))
+        with refusals(f"make Deployment {APP}"):
+            self._api.create_namespaced_deployment(self.lab.namespace, manifest, _request_timeout=30.0)
 
     def remove(self) -> None:
         """Its pods go with it.
 
         Raises:
-            Failed: the cluster refused, or does not answer.
+            ElasticDLError, Failed: the cluster refused, or does not answer.
         """
-        api = client.AppsV1Api(self.lab.core.api_client)
-        self._call(api.delete_namespaced_deployment, APP, self.lab.namespace, propagation_policy="Foreground")
+        with refusals(f"remove Deployment {APP}"):
+            self._api.delete_namespaced_deployment(APP, self.lab.namespace, propagation_policy="Foreground")
 
-    def _call(self, method: Any, *arguments: Any, **options: Any) -> None:
-        try:
-            method(*arguments, **options, _request_timeout=30.0)
-        except client.ApiException as error:
-            raise Failed(f"Deployment {APP}: {error.status} {error.reason}") from error
-        except (OSError, HTTPError) as error:
-            raise Failed(f"Deployment {APP}: the cluster does not answer: {error}") from error
+    @property
+    def _api(self) -> Any:
+        return client.AppsV1Api(self.lab.core.api_client)
 
     def _manifest(self, replicas: int, priority_class: str) -> dict[str, Any]:
         labels = {"app": APP}
@@ -69,13 +67,12 @@ class Deployment:
         own = not self.model and self.lab.options.cluster is not ClusterKind.TIER1
         model = self.model or (f"{OWN_FOLDER}/model" if own else str(self.lab.folder / "model"))
         options = {"model": model, "seed": str(self.lab.options.seed), "seconds": f"{self.seconds:g}"}
-        flags = [part for name, value in options.items() for part in (f"--{name}", value)]
         threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS") if self.seconds else ()
         env = {"PYTHONPATH": self.lab.options.repository, "TF_CPP_MIN_LOG_LEVEL": "2", **dict.fromkeys(threads, "1")}
         container = {
             "name": "server",
-            "image": self.lab.image,
-            "command": ["python", "-m", "benchmarks.experiments.serving.server", *flags],
+            "image": self.lab.options.image,
+            "command": ["python", "-m", "benchmarks.experiments.serving.server", *flags_of(options)],
             "env": [
                 {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                 *({"name": name, "value": value} for name, value in env.items()),
@@ -110,7 +107,7 @@ def deployed(deployment: Deployment, replicas: int) -> Iterator[Deployment]:
     finally:
         try:
             deployment.remove()
-        except Failed as error:
+        except (ElasticDLError, Failed) as error:
             print(f"warning: could not be removed: {error}", file=sys.stderr)
 
 
@@ -118,13 +115,10 @@ def save_logs(lab: Lab, path: Path) -> None:
     """The last lines of each replica that is still there."""
     said: list[str] = []
     try:
-        pods: Any = lab.core.list_namespaced_pod(lab.namespace, label_selector=f"app={APP}")
-        for name in [pod.metadata.name for pod in pods.items]:
-            said += [f"-- {name}", lab.core.read_namespaced_pod_log(name, lab.namespace, tail_lines=LOG_LINES)]
-    except (
-        client.ApiException,
-        OSError,
-        HTTPError,
-    ) as error:  # something has failed already: that is what is to be told
+        with refusals("look at the replicas' logs"):
+            pods: Any = lab.core.list_namespaced_pod(lab.namespace, label_selector=f"app={APP}")
+            for name in [pod.metadata.name for pod in pods.items]:
+                said += [f"-- {name}", lab.core.read_namespaced_pod_log(name, lab.namespace, tail_lines=LOG_LINES)]
+    except (ElasticDLError, Failed) as error:  # something has failed already: that is what is to be told
         said.append(str(error))
     path.write_text("\n".join(said) + "\n")

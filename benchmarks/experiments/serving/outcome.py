@@ -1,4 +1,4 @@
-"""Experiment 2 in numbers. Pure: all times are seconds since the load began."""
+"""Experiment 2 in numbers, and as tables beside what was published. Pure: all times are seconds since the load began."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.experiments.measures import Change, gpu_seconds, mean_gpus
-from benchmarks.experiments.serving.records import Request
+from benchmarks.experiments.pods import Fact, Times
+from benchmarks.experiments.serving.service import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
-from benchmarks.pod_times import Fact, Times
 from elasticdl.job.journal import Entry
 from elasticdl.kube.manifests.names import worker_name
 
-BatchShape = Mapping[str, Any]
-
+Numbers = Mapping[str, Any]
 # Of the series behind its figure; the lags of its three releases of GPUs: 19 to 25, 18 to 24, and 23 s.
-PUBLISHED: BatchShape = {"mean_gpus": 7.72, "utilisation": 0.965, "gpus": 8, "reclaim_for_training": "18-25"}
-TARGETS: BatchShape = {"utilisation": 0.98, "reclaim": 5.0}
+PUBLISHED: Numbers = {"mean_gpus": 7.72, "utilisation": 0.965, "gpus": 8, "reclaim_for_training": "18-25"}
+TARGETS: Numbers = {"utilisation": 0.98, "reclaim": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +37,37 @@ class Seen:
     serving: str  # the owner's name, with which those of its pods begin
     training: str
 
+    def told(self, event: str) -> list[Entry]:
+        return [entry for entry in self.journal if entry["event"] == event]
 
-@dataclass(frozen=True, slots=True)
-class ForServing:
-    """From a replica's creation by the Deployment until it runs on a GPU that was taken away."""
-
-    at: float
-    pod: str
-    leave: float  # until the scheduler has bound it: a worker was told to leave, has left, and its GPU was free
-    start: float  # until its process runs
-
-    @property
-    def total(self) -> float:
-        return self.leave + self.start
+    def pods_of(self, owner: str) -> list[tuple[str, Times]]:
+        """Those that use the owner's GPUs."""
+        start = worker_name(owner, 0).removesuffix("0") if owner == self.training else f"{owner}-"
+        return [(name, times) for name, times in self.pods.items() if name.startswith(start)]
 
 
 @dataclass(frozen=True, slots=True)
-class ForTraining:
-    """From the end of a replica, which frees a GPU, to the first step with the worker that takes it."""
+class Lag:
+    """From ``at`` until a pod has its GPU and uses it, in parts that follow each other.
+
+    For serving, from a replica's creation by the Deployment: *leave* until the scheduler has bound it (a worker was told to leave,
+    has left, and its GPU was free), *start* until its process runs. For training, from the end of a replica, which frees a GPU:
+    *scheduler* until the worker's pod is bound, *start* until its process runs, *warm_up* until it is ready (imports, the
+    model, a step on data that is thrown away), *join* until the first step of its first world is done.
+    """
 
     at: float
     pod: str
-    scheduler: float  # until the worker's pod is bound
-    start: float  # until its process runs
-    warm_up: float  # until it is ready: imports, the model, a step on data that is thrown away
-    join: float  # until the first step of its first world is done
+    parts: Mapping[str, float]
 
     @property
     def total(self) -> float:
-        return self.scheduler + self.start + self.warm_up + self.join
+        return sum(self.parts.values())
 
 
 def measured(seen: Seen) -> dict[str, Any]:
     for_serving, for_training = lags_for_serving(seen), lags_for_training(seen)
-    mean = mean_gpus(seen.changes, seen.end)
-    working = mean_gpus(at_work(seen), seen.end)
+    mean, working = mean_gpus(seen.changes, seen.end), mean_gpus(at_work(seen), seen.end)
     return {
         "seconds": seen.end,
         "mean_gpus": mean,
@@ -95,26 +90,26 @@ def from_zero(changes: Sequence[Change]) -> list[Change]:
     return [replace(change, time=0.0) if change.time == first else change for change in changes]
 
 
-def lags_for_serving(seen: Seen) -> list[ForServing]:
+def lags_for_serving(seen: Seen) -> list[Lag]:
     found = []
-    for name, times in _of(seen, seen.serving):
+    for name, times in seen.pods_of(seen.serving):
         created, bound, running = (times.get(fact) for fact in (Fact.CREATED, Fact.BOUND, Fact.RUNNING))
         if created is not None and created > 0 and bound is not None and running is not None and running <= seen.end:
-            found.append(ForServing(created, name, bound - created, running - bound))
+            found.append(Lag(created, name, {"leave": bound - created, "start": running - bound}))
     return sorted(found, key=lambda lag: lag.at)
 
 
 def replicas_that_wait(seen: Seen) -> list[float]:
     """How long, of those that did not run when it ended, or when they were given up."""
     waits = []
-    for _, times in _of(seen, seen.serving):
+    for _, times in seen.pods_of(seen.serving):
         created, until = times.get(Fact.CREATED, 0.0), min(times.get(Fact.NOTICE, seen.end), seen.end)
         if 0 < created < until and times.get(Fact.RUNNING, seen.end + 1) > until:
             waits.append(until - created)
     return waits
 
 
-def lags_for_training(seen: Seen) -> list[ForTraining]:
+def lags_for_training(seen: Seen) -> list[Lag]:
     return [lag for freed, pod in _takers(seen) if pod and (lag := _given(freed, pod, seen))]
 
 
@@ -130,44 +125,42 @@ def gpus_that_wait(seen: Seen) -> list[float]:
 
 def _takers(seen: Seen) -> list[tuple[float, str | None]]:
     """When replicas freed their GPUs, and who took them: the first worker that was bound after that, each once."""
-    freed = sorted(
-        times[Fact.ENDED] for _, times in _of(seen, seen.serving) if 0 < times.get(Fact.ENDED, 0.0) <= seen.end
-    )
-    bound = sorted((times[Fact.BOUND], name) for name, times in _of(seen, seen.training) if Fact.BOUND in times)
+    ends = (times.get(Fact.ENDED, 0.0) for _, times in seen.pods_of(seen.serving))
+    bound = sorted((times[Fact.BOUND], name) for name, times in seen.pods_of(seen.training) if Fact.BOUND in times)
     found: list[tuple[float, str | None]] = []
-    for time in freed:
-        taker = next(((when, name) for when, name in bound if when >= time), None)
+    for freed in sorted(end for end in ends if 0 < end <= seen.end):
+        taker = next(((when, name) for when, name in bound if when >= freed), None)
         if taker:
             bound.remove(taker)
-        found.append((time, taker[1] if taker else None))
+        found.append((freed, taker[1] if taker else None))
     return found
 
 
-def _given(freed: float, pod: str, seen: Seen) -> ForTraining | None:
+def _given(freed: float, pod: str, seen: Seen) -> Lag | None:
     """None: it was gone again before its first step. Of workers that ran in it one after another the first that was ready counts."""
     times = seen.pods[pod]
-    workers = {e["worker"] for e in seen.journal if _is(e, "worker_started") and e["place"] == pod}
-    ready = next((e["time"] for e in seen.journal if _is(e, "worker_ready") and e["worker"] in workers), None)
-    worlds = (e["time"] for e in seen.journal if _is(e, "world_formed") and workers & {*e["members"]})
-    joined = next(worlds, None)
+    workers = {entry["worker"] for entry in seen.told("worker_started") if entry["place"] == pod}
+    ready = next((entry["time"] for entry in seen.told("worker_ready") if entry["worker"] in workers), None)
+    joined = next((entry["time"] for entry in seen.told("world_formed") if workers & {*entry["members"]}), None)
     if ready is None or joined is None or Fact.RUNNING not in times:
         return None
     step = next((step.time for step in seen.steps if step.time > joined), None)
     if step is None:
         return None
     bound, running = times[Fact.BOUND], times[Fact.RUNNING]
-    return ForTraining(freed, pod, bound - freed, running - bound, ready - running, step - ready)
+    parts = {"scheduler": bound - freed, "start": running - bound, "warm_up": ready - running, "join": step - ready}
+    return Lag(freed, pod, parts)
 
 
 def worker_leaves(seen: Seen) -> list[float]:
     """From a worker's notice to its end, of those that were told to leave while the load lasted."""
-    workers = (times for _, times in _of(seen, seen.training) if 0 < times.get(Fact.NOTICE, 0.0) <= seen.end)
+    workers = (times for _, times in seen.pods_of(seen.training) if 0 < times.get(Fact.NOTICE, 0.0) <= seen.end)
     return [times[Fact.ENDED] - times[Fact.NOTICE] for times in workers if Fact.ENDED in times]
 
 
 def at_work(seen: Seen) -> list[Change]:
     """GPUs of workers that are in a world, and of replicas that take requests."""
-    worlds = [Change(e["time"], seen.training, len(e["members"])) for e in seen.journal if _is(e, "world_formed")]
+    worlds = [Change(entry["time"], seen.training, len(entry["members"])) for entry in seen.told("world_formed")]
     replicas = [Change(change.time, seen.serving, change.gpus) for change in seen.rotations]
     return sorted([*worlds, *replicas], key=lambda change: change.time)
 
@@ -176,32 +169,26 @@ def step_counts(seen: Seen) -> dict[str, int]:
     """Of all steps that were made, from the first to the last."""
     times = Counter(step.step for step in seen.steps)
     span = max(times) - min(times) + 1 if times else 0
-    torn = sum(int(bool(entry.get("steps_torn"))) for entry in seen.journal if _is(entry, "pause"))
+    torn = sum(bool(entry.get("steps_torn")) for entry in seen.told("pause"))
     return {"made": len(times), "lost": span - len(times), "twice": times.total() - len(times), "torn": torn}
 
 
 def _requests(requests: Sequence[Request]) -> dict[str, Any]:
     answered = [request.latency for request in requests if not request.failure]
     failures = Counter(request.failure for request in requests if request.failure)
+    parts = {f"p{part}": float(np.percentile(answered, part)) if answered else None for part in (50, 99)}
     return {
         "count": len(requests),
         "failed": failures.total(),
         "failures": dict(failures),
         "refused": sum(request.refused for request in requests),
-        "latency": {
-            **{f"p{part}": float(np.percentile(answered, part)) if answered else None for part in (50, 99)},
-            "max": max(answered, default=None),
-        },
+        "latency": {**parts, "max": max(answered, default=None)},
     }
 
 
-def _summary(lags: Sequence[ForServing] | Sequence[ForTraining], unfinished: Sequence[float]) -> dict[str, Any]:
-    parts = [name for name in type(lags[0]).__slots__ if name not in ("at", "pod")] if lags else []
-    return {
-        **_range(lag.total for lag in lags),
-        "unfinished": list(unfinished),
-        "parts": {name: _range(getattr(lag, name) for lag in lags)["median"] for name in parts},
-    }
+def _summary(lags: Sequence[Lag], unfinished: Sequence[float]) -> dict[str, Any]:
+    parts = {name: _range(lag.parts[name] for lag in lags)["median"] for name in (lags[0].parts if lags else ())}
+    return {**_range(lag.total for lag in lags), "unfinished": list(unfinished), "parts": parts}
 
 
 def _range(values: Iterable[float]) -> dict[str, Any]:
@@ -211,15 +198,63 @@ def _range(values: Iterable[float]) -> dict[str, Any]:
     return {"n": len(found), "median": float(np.median(found)), "min": min(found), "max": max(found)}
 
 
-def _listed(lags: Sequence[ForServing] | Sequence[ForTraining]) -> list[dict[str, Any]]:
-    return [{**{name: getattr(lag, name) for name in type(lag).__slots__}, "total": lag.total} for lag in lags]
+def _listed(lags: Sequence[Lag]) -> list[dict[str, Any]]:
+    return [{"at": lag.at, "pod": lag.pod, **lag.parts, "total": lag.total} for lag in lags]
 
 
-def _of(seen: Seen, owner: str) -> list[tuple[str, Times]]:
-    """The pods that use the owner's GPUs."""
-    start = worker_name(owner, 0).removesuffix("0") if owner == seen.training else f"{owner}-"
-    return [(name, times) for name, times in seen.pods.items() if name.startswith(start)]
+# ---- for people ----
 
 
-def _is(entry: Entry, event: str) -> bool:
-    return bool(entry["event"] == event)
+def table(ours: Numbers, gpus: int) -> list[tuple[str, str, str]]:
+    """Rows of: what, ours, published."""
+    requests, steps, training = ours["requests"], ours["steps"], ours["reclaim_for_training"]
+    latency = " / ".join(_seconds(requests["latency"][part]) for part in ("p50", "p99", "max"))
+    parts = [
+        (f"... {name.replace('_', ' ')}, median, s", _seconds(value), "") for name, value in training["parts"].items()
+    ]
+    return [
+        ("GPUs in use, mean", f"{ours['mean_gpus']:.2f} of {gpus}", f"{PUBLISHED['mean_gpus']} of {PUBLISHED['gpus']}"),
+        ("... as a share", f"{ours['utilisation']:.1%}", f"{PUBLISHED['utilisation']:.1%}"),
+        ("... of workers in a world and replicas that take requests", f"{ours['working']:.1%}", ""),
+        ("GPU for a replica: created to running, s", _lag(ours["reclaim_for_serving"]), ""),
+        ("... of this, a worker from its notice to its end, s", _lag(ours["workers_left_within"]), ""),
+        ("GPU for training: freed to first step, s", _lag(training), PUBLISHED["reclaim_for_training"]),
+        *parts,
+        ("requests", f"{requests['count']}", ""),
+        ("... failed", f"{requests['failed']}", ""),
+        ("... refused by a replica and sent to another", f"{requests['refused']}", ""),
+        ("latency p50 / p99 / most, s", latency, ""),
+        ("training steps made", f"{steps['made']}", ""),
+        ("... lost / made twice", f"{steps['lost']} / {steps['twice']}", ""),
+    ]
+
+
+def verdicts(ours: Numbers) -> list[tuple[str, str, str, str]]:
+    """Rows of: what, ours, target, whether it is met; the worst of all cases counts."""
+    utilisation, reclaim = TARGETS["utilisation"], TARGETS["reclaim"]
+    serving, training = (_longest(ours[name]) for name in ("reclaim_for_serving", "reclaim_for_training"))
+    failed, lost = ours["requests"]["failed"], ours["steps"]["lost"] + ours["steps"]["twice"]
+    share, limit = f"{ours['utilisation']:.1%}", f"<= {reclaim:g}"
+    judged = [
+        ("GPUs in use, mean", share, f">= {utilisation:.0%}", ours["utilisation"] >= utilisation),
+        ("GPU for a replica, longest, s", _seconds(serving), limit, serving is not None and serving <= reclaim),
+        ("GPU for training, longest, s", _seconds(training), limit, training is not None and training <= reclaim),
+        ("failed requests", str(failed), "0", failed == 0),
+        ("steps lost or made twice", str(lost), "0", lost == 0),
+    ]
+    return [(title, shown, target, "yes" if met else "no") for title, shown, target, met in judged]
+
+
+def _longest(found: Numbers) -> float | None:
+    """Of those that came to an end, and those that did not."""
+    return max([*found["unfinished"], *([found["max"]] if found["n"] else [])], default=None)
+
+
+def _lag(found: Numbers) -> str:
+    if not found["n"]:
+        return "-"
+    return f"{found['median']:.2f} ({found['min']:.2f}-{found['max']:.2f}, n={found['n']})"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,55 +1,178 @@
-"""The serving side at work: a thread with the loop in which requests are sent, and a watch of the replicas' pods."""
+"""The serving side at work: all requests at their time, whatever became of those before (an open loop), and what happened.
+
+Requests and the autoscaler's looks are taken in the order in which they are due, and a look counts the requests that were due:
+so what the autoscaler decides follows from the seed, however busy the machine is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import csv
+import json
+import random
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kubernetes import client
 
+from benchmarks.experiments.measures import Change
 from benchmarks.experiments.pods import Pods, PodWatch
-from benchmarks.experiments.serving.load import Load
-from benchmarks.experiments.serving.records import Records
-from benchmarks.experiments.serving.requests import Frontend, new_session
-from benchmarks.experiments.serving.rotation import ready_addresses
+from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Scaling, look, moments
+from benchmarks.experiments.serving.frontend import Frontend, new_session, ready_addresses
+from benchmarks.experiments.serving.server import PIXELS
 from benchmarks.processes import Failed, wait_until
+from elasticdl.common.errors import ElasticDLError
 
+IMAGES = 16
 ENDING_SECONDS = 10.0
+REQUESTS, ROTATION, SCALINGS = "requests.csv", "rotation.csv", "scalings.jsonl"
 Result = TypeVar("Result")
 
 
-class Service:
-    """Sends requests while its context lasts."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``latency`` counts from when it was due, whether or not it could be sent then; ``failure`` is empty if there was none."""
 
-    def __init__(self, core: client.CoreV1Api, namespace: str, app: str, port: int, records: Records) -> None:
-        self._app = app
-        self._port = port
-        self._records = records
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
-        self._watch = PodWatch(core, namespace, self._become)
-        self._looks: dict[str, asyncio.Task[None]] = {}  # at the health of a replica, by its address
+    time: float
+    latency: float
+    replica: str
+    refused: int
+    answer: int | None
+    failure: str
+
+
+@dataclass(slots=True)
+class Records:
+    """Each line is in its file at once. Its methods are called in one thread; ``clock`` counts from the load's beginning."""
+
+    folder: Path
+    clock: Callable[[], float] = lambda: 0.0
+    requests: list[Request] = field(default_factory=list)
+    rotations: list[Change] = field(default_factory=list)
+    scalings: list[Scaling] = field(default_factory=list)
+    _files: ExitStack = field(default_factory=ExitStack)
+    _tables: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._session, self._frontend = self._submit(self._open()).result(ENDING_SECONDS)
-        self._watch.__enter__()
+        for name in (REQUESTS, ROTATION, SCALINGS):
+            self._tables[name] = self._files.enter_context((self.folder / name).open("w", newline="", buffering=1))
+        self._row(REQUESTS, "time", "latency", "replica", "refused", "answer", "failure")
+        self._row(ROTATION, "time", "replicas")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        self._watch.__exit__(kind, error, trace)
+        self._files.close()
+
+    def request(self, request: Request) -> None:
+        self.requests.append(request)
+        time, latency, *rest = request.time, request.latency, request.replica, request.refused, request.answer
+        self._row(REQUESTS, f"{time:.3f}", f"{latency:.4f}", *rest, request.failure)
+
+    def rotation(self, replicas: int) -> None:
+        now = self.clock()
+        self.rotations.append(Change(now, "rotation", replicas))
+        self._row(ROTATION, f"{now:.3f}", replicas)
+
+    def scaling(self, scaling: Scaling) -> None:
+        self.scalings.append(scaling)
+        self._tables[SCALINGS].write(json.dumps(asdict(scaling)) + "\n")
+
+    def _row(self, name: str, *values: object) -> None:
+        csv.writer(self._tables[name]).writerow(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``clock``: seconds since the load's beginning; ``scale`` blocks, and raises what then ends the load."""
+
+    plan: LoadPlan
+    autoscaler: Autoscaler
+    scale: Callable[[int], None]
+    clock: Callable[[], float]
+
+    async def play(self, frontend: Frontend, records: Records) -> None:
+        """To the curve's end, and until every request has its reply."""
+        images, came, autoscaler = Images(self.plan.seed), list[float](), self.autoscaler
+        with ThreadPoolExecutor(1, "scale") as scaler:  # one, so that they keep their order
+            async with asyncio.TaskGroup() as tasks:
+                for time, is_request in moments(self.plan, autoscaler.rule.per_replica):
+                    await asyncio.sleep(time - self.clock())
+                    if is_request:
+                        came.append(time)
+                        tasks.create_task(self._request(time, images, frontend, records))
+                        continue
+                    autoscaler, scaling = look(autoscaler, came, time, self.plan.window)
+                    if scaling:
+                        records.scaling(scaling)
+                        loop = asyncio.get_running_loop()
+                        tasks.create_task(self._scale(loop.run_in_executor(scaler, self.scale, scaling.replicas)))
+                await asyncio.sleep(self.plan.curve.end - self.clock())
+
+    async def _scale(self, done: asyncio.Future[None]) -> None:
+        await done
+
+    async def _request(self, time: float, images: Images, frontend: Frontend, records: Records) -> None:
+        number, image = images.draw()
+        reply = await frontend.send(image)
+        failure = reply.failure or images.objection(number, reply.answer)
+        request = Request(time, self.clock() - time, reply.replica, reply.refused, reply.answer, failure)
+        records.request(request)
+
+
+class Images:
+    """What is sent; the same image has to get the same answer from every replica."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"images {seed}")
+        self._images = [self._rng.randbytes(PIXELS) for _ in range(IMAGES)]
+        self._answers: dict[int, int] = {}
+
+    def draw(self) -> tuple[int, bytes]:
+        number = self._rng.randrange(len(self._images))
+        return number, self._images[number]
+
+    def objection(self, number: int, answer: int | None) -> str:
+        if answer is None:
+            return ""
+        first = self._answers.setdefault(number, answer)
+        return "" if answer == first else f"class {answer}, where the first answer was {first}"
+
+
+class Service(PodWatch):
+    """Sends requests while its context lasts."""
+
+    def __init__(self, core: client.CoreV1Api, namespace: str, app: str, port: int, records: Records) -> None:
+        super().__init__(core, namespace)
+        self._app = app
+        self._port = port
+        self._records = records
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._looks: dict[str, asyncio.Task[None]] = {}  # at the health of a replica, by its address
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._session, self._frontend = self._submit(self._open()).result(ENDING_SECONDS)
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        super().__exit__(kind, error, trace)
         self._submit(self._close()).result(ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ENDING_SECONDS)
         self._loop.close()
 
-    def wait_for(self, replicas: int, seconds: float, alive: Callable[[], None]) -> None:
+    def wait_for_replicas(self, replicas: int, seconds: float, alive: Callable[[], None]) -> None:
         """Until so many are in rotation. ``alive`` raises if that is not to be expected any more.
 
         Raises:
@@ -78,14 +201,12 @@ class Service:
                     if playing.done():
                         raise
                     alive()
-        except* Failed as failures:  # of its tasks
+        except* (ElasticDLError, Failed) as failures:  # of its tasks
             raise Failed(str(failures.exceptions[0])) from failures
         finally:
             playing.cancel()
 
-    # ---- in the watch's thread ----
-
-    def _become(self, pods: Pods) -> None:
+    def see(self, pods: Pods) -> None:
         self._loop.call_soon_threadsafe(self._place, ready_addresses(pods, self._app))
 
     # ---- in the loop's thread ----

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from benchmarks.experiments.lab import Lab, queue_flags
-from benchmarks.experiments.sharing.adaptdl_rule import Candidate, allocate
 from benchmarks.processes import Failed
 from elasticdl.job.journal import Entry
 from elasticdl.kube.manifests.names import journal_name, state_name
@@ -18,6 +17,7 @@ from elasticdl.kube.manifests.packed_state import unpack_state
 
 QUEUE = "experiment"
 LOOK_SECONDS = 5.0
+RESTART_FACTOR = 0.9  # of the speedup of a job that would be restarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,56 @@ def fixed(size: int) -> Policy:
     return Policy(f"fixed{size}", f"each job has {size} workers, or waits", flags)
 
 
-def elastic(lab: Lab, gpus: int) -> list[str]:
-    return ["--num_workers", f"1-{gpus}"]
-
-
-def sharing(lab: Lab, gpus: int) -> list[str]:
-    return [*elastic(lab, gpus), "--share_queue", QUEUE]
-
-
-def one_at_first(lab: Lab, gpus: int) -> list[str]:
-    return ["--num_workers", "1"]
+def elastic(*more: str) -> Callable[[Lab, int], list[str]]:
+    return lambda lab, gpus: ["--num_workers", f"1-{gpus}", *more]
 
 
 POLICIES = (
     fixed(4),
     fixed(2),
-    Policy("greedy", "everybody takes what is free", elastic),
-    Policy("adaptdl", "AdaptDL's rule, by a scheduler above the jobs", one_at_first, scheduled=True),
-    Policy("share", "jobs share by themselves (--share_queue)", sharing),
+    Policy("greedy", "everybody takes what is free", elastic()),
+    Policy(
+        "adaptdl",
+        "AdaptDL's rule, by a scheduler above the jobs",
+        lambda lab, gpus: ["--num_workers", "1"],
+        scheduled=True,
+    ),
+    Policy("share", "jobs share by themselves (--share_queue)", elastic("--share_queue", QUEUE)),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    name: str
+    workers: int  # at present
+    most_had: int
+    speedups: Mapping[int, float]  # by number of workers, as far as they are known
+
+    def speedup(self, workers: int) -> float:
+        return self.speedups.get(workers, float(workers)) if workers else 0.0
+
+
+def allocate(candidates: Sequence[Candidate], places: int) -> dict[str, int]:
+    """Workers of each job; those that come first have theirs if there are more jobs than places.
+
+    AdaptDL's scheduler looks for the allocation with the largest sum of speedups (Qiao et al., OSDI 2021;
+    `adaptdl_sched/policy/pollux.py`). There it is searched for by a genetic algorithm; for eight places it can be worked out.
+    A job whose speedup is not known yet is taken to scale perfectly, up to twice as many workers as it has had, as
+    `adaptdl/goodput.py` and `adaptdl_sched/allocator.py` have it.
+    """
+    # Best sum of speedups, and the allocation, of the jobs so far, by the places that they take.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for each in candidates:
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for taken, (total, shares) in best.items():
+            for workers in range(min(places - taken, max(1, 2 * each.most_had)) + 1):
+                restarted = each.workers > 0 and workers != each.workers
+                value = total + each.speedup(workers) * (RESTART_FACTOR if restarted else 1.0)
+                if value > following.get(taken + workers, (-1.0, ()))[0]:
+                    following[taken + workers] = value, (*shares, workers)
+        best = following
+    _, shares = max(best.values(), default=(0.0, ()))
+    return {each.name: workers for each, workers in zip(candidates, shares, strict=True)}
 
 
 @dataclass(slots=True)
@@ -67,7 +98,7 @@ class Scheduler:
     _workers: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _over: bool = False
-    _thread: threading.Thread | None = None
+    _thread: threading.Thread = field(init=False)
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run, name="adaptdl-rule", daemon=True)
@@ -80,8 +111,7 @@ class Scheduler:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        if self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def began(self, job: str) -> None:
         with self._changed:

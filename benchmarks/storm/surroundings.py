@@ -1,11 +1,12 @@
-"""Hosts of one network namespace each, on one switch, and the ways between them.
+"""What can be cut off and filled up: hosts of one network namespace each, the ways between them, and a small disk.
 
-Everything is gone when the processes are that hold the namespaces: the kernel takes interfaces and addresses along.
+All of the network is gone when the processes are that hold the namespaces: the kernel takes interfaces and addresses along.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -20,6 +21,8 @@ SWITCH = "switch"
 NOWHERE = "02:00:00:00:00:01"
 UP_SECONDS = 30.0
 POLL = 0.02
+DISK_BYTES = 1 << 20
+MOUNT_SECONDS = 20.0
 # States of sockets that somebody still uses, in the kernel's tables.
 IN_USE = {"01": "connected", "0A": "listening"}
 
@@ -87,3 +90,33 @@ def _wait_for_namespace(pid: int) -> None:
         if time.monotonic() > deadline:
             raise Failed(f"process {pid} has no network namespace of its own after {UP_SECONDS:g} s")
         time.sleep(POLL)
+
+
+class Disk:
+    """To be made in a mount namespace of one's own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder))
+        self.folder = folder
+        self._ballast = folder / "ballast"
+
+    def fill(self) -> None:
+        """To the last byte."""
+        with self._ballast.open("ab", buffering=0) as file:
+            for size in (4096, 1):
+                try:
+                    while file.write(bytes(size)):
+                        pass
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        _run("umount", str(self.folder))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=MOUNT_SECONDS, stdin=subprocess.DEVNULL)

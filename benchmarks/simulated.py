@@ -1,8 +1,13 @@
-"""One process full of simulated workers: gRPC clients that speak the session's protocol and train nothing.
+"""The master of `benchmarks.master_scale`, and processes full of simulated workers for it.
 
-    python -m benchmarks.scale_host SOCKET LOG
+    python -m benchmarks.simulated master JOB_DIR HOSTS
+    python -m benchmarks.simulated host SOCKET LOG
 
-Takes its orders from `benchmarks.scale_master`. Each worker is a task with a stream of its own, all over a few
+The master is the real one, but for its launcher, which deals the ids of the first workers out to HOSTS processes, in turn, through
+a socket in the job's directory: one JSON line ``{"start": id}`` or ``{"end": id}``, after a greeting line with the master's
+address and token. A host answers ``{"ended": id}`` when a worker has ended. For replacements of these there is no place.
+
+A simulated worker is a task that speaks the session's protocol and trains nothing. Each has a stream of its own, all over a few
 connections: what is measured is the master, not the number of sockets. On SIGUSR1 one worker in ten ends. Each world that
 a worker receives is a line of the log: time, version, size; so is the first order: time, 0, 0.
 """
@@ -16,17 +21,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc
 
 from elasticdl.common.channel import TOKEN_KEY
+from elasticdl.job.jobdir import JobDir, MasterAddress
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.local_master import serve_here
+from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 CHANNELS = 8  # the usual limit of 100 streams a connection does not hold for gRPC's own server
 LOST_ONE_IN = 10
+SOCKET = "hosts.sock"
 
 Metadata = tuple[tuple[str, str], ...]
 Note = Callable[[int, int], None]  # told the version and the size of a world received
@@ -145,5 +157,96 @@ async def serve(socket: str, log: Path) -> None:
         await host.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where workers go and how many there may be, ever."""
+
+    socket: Path
+    hosts: int
+    workers: int
+
+
+class SimulatedLauncher:
+    """See `elasticdl.places.base.Launcher`; a worker's place is a task in some host process."""
+
+    def __init__(self, master: MasterAddress, report: Report, room: Room) -> None:
+        self._master = master
+        self._report = report
+        self._room = room
+        self._hosts: list[asyncio.StreamWriter] = []
+        self._waiting: list[int] = []
+        self._placed: dict[int, asyncio.StreamWriter] = {}
+        self._server: asyncio.Server | None = None
+
+    async def find(self) -> Sequence[FoundWorker]:
+        return ()
+
+    async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
+        if self._server is None:
+            self._server = await asyncio.start_unix_server(self._serve, self._room.socket)
+        if worker_id >= self._room.workers:
+            self._report(WorkerPending(worker_id, "the simulation has no more room"))
+            return
+        self._waiting.append(worker_id)
+        self._place()
+
+    def terminate(self, worker_id: int) -> None:
+        self.kill(worker_id)
+
+    def kill(self, worker_id: int) -> None:
+        if host := self._placed.get(worker_id):
+            _tell(host, {"end": worker_id})
+        elif worker_id >= self._room.workers:
+            self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place"))
+
+    def read_stacks(self, worker_id: int) -> None:
+        """Simulated workers have none."""
+
+    def read_log(self, worker_id: int) -> None:
+        """Likewise."""
+
+    async def detach(self) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._server:
+            self._server.close()
+        for host in self._hosts:
+            host.close()
+
+    def _place(self) -> None:
+        """Only once all hosts are there, so that starting them is no part of what is measured."""
+        while self._waiting and len(self._hosts) >= self._room.hosts:
+            worker_id = self._waiting.pop(0)
+            host = self._hosts[worker_id % len(self._hosts)]
+            self._placed[worker_id] = host
+            _tell(host, {"start": worker_id})
+            self._report(WorkerPlaced(worker_id, "127.0.0.1", 1))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _tell(writer, asdict(self._master))
+        self._hosts.append(writer)
+        self._place()
+        async for line in reader:
+            worker_id = json.loads(line)["ended"]
+            if self._placed.pop(worker_id, None):
+                self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "SIGKILL"))
+
+
+def _tell(host: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
+    host.write(json.dumps(message).encode() + b"\n")
+
+
+async def run_master(job_dir: JobDir, hosts: int) -> None:
+    spec = JobSpec.from_json(job_dir.spec.read_text())
+
+    def prepare(master: MasterAddress) -> Callable[[Report, Limits], Launcher]:
+        room = Room(job_dir.path / SOCKET, hosts, spec.num_workers.maximum)
+        return lambda report, limits: SimulatedLauncher(master, report, room)
+
+    await serve_here(spec, job_dir, prepare)
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], Path(sys.argv[2])))
+    role, where, what = sys.argv[1:]
+    asyncio.run(run_master(JobDir(Path(where)), int(what)) if role == "master" else serve(where, Path(what)))

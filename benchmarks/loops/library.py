@@ -1,0 +1,58 @@
+"""A loop on elasticdl's library, with PyTorch: vote, commit and reporting at every step."""
+
+import time
+
+BEGAN = time.time()
+
+# ruff: noqa: E402
+import functools
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import elasticdl.elastic.torch as elastic
+from benchmarks.loops.memory import MemoryLog
+from benchmarks.loops.records import StepLog, Work, run, team_of_job
+from benchmarks.models import worker_batch
+from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
+from elasticdl.elastic.torch_kit.gpu import wait_for
+from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+
+
+def library(work: Work) -> None:
+    record = work.record
+    torch.set_num_threads(1)
+    job = elastic.init(batch_size_per_worker=worker_batch(work.model))
+    if record.warm:
+        warm_up(work.model, job.device)
+    model = make_model(work.model).to(job.device)
+    optimizer = make_optimizer(model)
+    loader = elastic.DataLoader(make_dataset(work.model, work.samples))
+    state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
+    memory = MemoryLog(work.folder, job.device) if isinstance(record, StepLog) else None
+    record.watch_checks()
+
+    @elastic.run
+    def train(state: TorchState) -> None:
+        record.begin(team_of_job(elastic.context, functools.partial(wait_for, job.device)))
+        for _ in loader.epochs(10**9):
+            for batch in loader:
+                for images, labels in batch:
+                    record.lap("load")
+                    batch.backward(cross_entropy(model(images), labels))
+                record.lap("compute")  # as with DistributedDataParallel: what is reduced meanwhile included
+                optimizer.step()
+                record.lap("update")
+                record.made(state.step)
+                if memory:
+                    memory.step(job.world.version, job.size)
+                state.commit()
+                record.lap("commit")
+                if record.over():
+                    return
+
+    train(state)
+
+
+if __name__ == "__main__":
+    run({"library": library}, BEGAN)

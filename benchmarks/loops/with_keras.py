@@ -1,0 +1,145 @@
+"""Loops on Keras with TensorFlow: elasticdl's library, `fit` plain and elastic, and Horovod with no elasticity."""
+
+import time
+
+BEGAN = time.time()
+
+# ruff: noqa: E402
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
+from benchmarks.loops.records import Record, Team, Work, run, team_of_job
+from benchmarks.models import WORKER_BATCH
+from elasticdl.tensorflow import keras, tf
+
+
+def library(work: Work) -> None:
+    """A loop of one's own."""
+    import elasticdl.elastic.keras as elastic
+    from elasticdl.data import Arrays
+    from elasticdl.elastic.keras.keras_state import KerasState
+
+    record = work.record
+    use_one_thread()
+    elastic.init(batch_size_per_worker=WORKER_BATCH)
+    model = make_model(work.model)
+    loader = elastic.DataLoader(Arrays(*make_arrays(work.model, work.samples)))
+    state = elastic.KerasState(model=model, optimizer=make_optimizer(), loss=make_loss(), loader=loader)
+    record.watch_checks()
+
+    @elastic.run
+    def train(state: KerasState) -> None:
+        record.begin(team_of_job(elastic.context))
+        for _ in loader.epochs(10**9):
+            for batch in loader:
+                record.lap("load")
+                state.make_step(batch)
+                record.lap("step")
+                record.traces(state.train_step.traces)
+                record.made(state.step)
+                state.commit()
+                record.lap("commit")
+                if record.over():
+                    return
+
+    train(state)
+
+
+class Steps(keras.callbacks.Callback):  # type: ignore[misc]
+    """A step ends where the next begins: a hook at its end would make Keras fetch the loss of each."""
+
+    def __init__(self, record: Record, team: Team) -> None:
+        super().__init__()
+        # What a callback keeps in attributes is compared with the other workers', and would be measured along.
+        self._is_over = functools.partial(_is_over, record, team)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._is_over():
+            self.model.stop_training = True
+
+
+def _is_over(record: Record, team: Team) -> bool:
+    if record.team is None:
+        record.begin(team)
+        return False
+    record.lap("step")
+    return record.over()
+
+
+def fit(work: Work, *, jit_compile: bool | str = "auto") -> None:
+    """Of Keras itself, or elastic."""
+    use_one_thread()
+    model, team = make_model(work.model), Team()
+    batch: int | None = WORKER_BATCH
+    if work.way == "elastic":
+        import elasticdl.elastic.keras as elastic
+
+        elastic.init(batch_size_per_worker=WORKER_BATCH)
+        work.record.watch_checks()
+        model, team, batch = elastic.models.Model(model), team_of_job(elastic.context), None
+    model.compile(make_optimizer(), make_loss(), jit_compile=jit_compile)
+    inputs, labels = make_arrays(work.model, work.samples)
+    model.fit(inputs, labels, batch, epochs=10**9, verbose=0, callbacks=[Steps(work.record, team)])
+
+
+Gradients = Sequence[tf.Tensor]
+
+
+def horovod(work: Work) -> None:
+    """As Horovod documents it: the tape's gradients, a tensor at a time."""
+    import horovod.tensorflow as hvd
+
+    _horovod(work, lambda gradients: [hvd.allreduce(gradient, op=hvd.Average) for gradient in gradients])
+
+
+def horovod_grouped(work: Work) -> None:
+    """All gradients in one group."""
+    import horovod.tensorflow as hvd
+
+    _horovod(work, functools.partial(hvd.grouped_allreduce, op=hvd.Average))
+
+
+def _horovod(work: Work, average: Callable[[Gradients], Gradients]) -> None:
+    import horovod.tensorflow as hvd
+
+    record = work.record
+    use_one_thread()
+    hvd.init()
+    model, optimizer, loss = make_model(work.model), make_optimizer(), make_loss()
+    optimizer.build(model.trainable_variables)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def make_step(inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(inputs, training=True))
+        optimizer.apply(average(tape.gradient(value, model.trainable_variables)), model.trainable_variables)
+        return value
+
+    def agree(number: int) -> int:
+        return int(hvd.broadcast(tf.constant(number), 0, name="steps"))
+
+    # Of Keras's own variables Horovod makes tensors.
+    hvd.broadcast_variables([each.value for each in (*model.variables, *optimizer.variables)], root_rank=0)
+    samples = tf.data.Dataset.from_tensor_slices(make_arrays(work.model, work.samples)).shard(hvd.size(), hvd.rank())
+    batches = samples.shuffle(work.samples // hvd.size()).repeat().batch(WORKER_BATCH, drop_remainder=True)
+    record.begin(Team(agree, hvd.rank))
+    for inputs, labels in batches.prefetch(tf.data.AUTOTUNE):
+        record.lap("load")
+        make_step(inputs, labels)
+        record.lap("step")
+        if record.over():
+            break
+
+
+LOOPS: dict[str, Callable[[Work], None]] = {
+    "library": library,
+    "fit": fit,
+    "fit-xla": functools.partial(fit, jit_compile=True),
+    "horovod": horovod,
+    "horovod-grouped": horovod_grouped,
+}
+
+if __name__ == "__main__":
+    run(LOOPS, BEGAN)
