@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -104,63 +105,6 @@ def conduct(args: argparse.Namespace, folder: Path) -> None:
     print(f"results: {results.path}")
 
 
-class SystemRun:
-    """One system's run, and what is known of it even if it does not come to its end."""
-
-    def __init__(self, name: str, setting: Setting, results: Results) -> None:
-        self._name = name
-        self._setting = setting
-        self._results = results
-        self._happened: list[Happened] = []
-        self._undisturbed = 0.0
-        self._begin = 0.0
-        self._end = 0.0
-
-    def follow(self, run: PeerRun) -> None:
-        """Measure it undisturbed, then disturb it.
-
-        Raises:
-            Failed: it does not come through something in time; the time that it was waited for counts.
-        """
-        run.start(self._setting.model, self._setting.workers)
-        run.settle(RECOVERED_STEPS)
-        since = time.monotonic()
-        steps = run.settle(RECOVERED_STEPS, self._setting.period)
-        self._undisturbed = rate([step for step in steps if step.time > since], worker_batch(self._setting.model))
-        self._begin = before = time.monotonic()
-        try:
-            for planned in self._setting.plan:
-                before = self._disturb(run, planned, before)
-            time.sleep(max(0.0, before + self._setting.period - time.monotonic()))
-            run.logs.read()
-        finally:
-            self._end = time.monotonic()
-
-    def _disturb(self, run: PeerRun, planned: Planned, before: float) -> float:
-        """When it is time, and the system is over the event ``before``; returns when that was."""
-        run.settle(RECOVERED_STEPS)
-        due = before + planned.after
-        waited = max(0.0, time.monotonic() - due)
-        time.sleep(max(0.0, due - time.monotonic()))
-        now = time.monotonic()
-        number = SIGNALS.get(planned.event)
-        change = run.lose(planned.event, number) if number else run.gain(planned.event)
-        happened = Happened(now, waited, change)
-        self._happened.append(happened)
-        self._results.add("event", system=self._name, **asdict(happened))
-        pauses = ", ".join(f"{pause:.2f}" for pause in change.gap.pauses)
-        print(f"{self._name} {planned.event}: pauses {pauses} s; had waited {waited:.1f} s", flush=True)
-        return now
-
-    def course(self, steps: list[Step], failures: int) -> Course | None:
-        """None if it never came to be disturbed."""
-        if not self._end:
-            return None
-        times = (self._undisturbed, self._begin, self._end)
-        batch = worker_batch(self._setting.model)
-        return Course(self._setting.workers, batch, *times, self._happened, steps, failures)
-
-
 def measure(name: str, setting: Setting, results: Results) -> dict[str, Any] | None:
     """One system's numbers; None if there are none."""
     peer, busy = SYSTEMS[name](), busy_cores(BUSY_SECONDS)
@@ -179,21 +123,54 @@ def measure(name: str, setting: Setting, results: Results) -> dict[str, Any] | N
 
 
 def follow(name: str, peer: Peer, setting: Setting, results: Results) -> Course | None:
-    """Where a system does not come through an event its run ends, and its logs are kept."""
-    system, steps, failures = SystemRun(name, setting, results), list[Step](), 0
+    """Measure it undisturbed, then disturb it; None if it never came to be disturbed.
+
+    Where a system does not come through an event its run ends, and its logs are kept; the time that it was waited for counts.
+    """
+    happened, steps, failures = list[Happened](), list[Step](), 0
+    undisturbed = begin = end = 0.0
+    batch = worker_batch(setting.model)
+    kept = results.path.parent / f"failed-{name}-{time.time():.0f}"
     try:
-        kept = results.path.parent / f"failed-{name}-{time.time():.0f}"
         with scratch(kept, {VARIABLE: f"{setting.seconds_per_sample:g}"}) as processes:
             run = PeerRun(peer, processes)
             try:
-                system.follow(run)
+                run.start(setting.model, setting.workers)
+                run.settle(RECOVERED_STEPS)
+                since = time.monotonic()
+                made = run.settle(RECOVERED_STEPS, setting.period)
+                undisturbed = rate([step for step in made if step.time > since], batch)
+                begin = before = time.monotonic()
+                for planned in setting.plan:
+                    happened.append(disturb(run, planned, before))
+                    before = happened[-1].at
+                    tell(name, planned, happened[-1], results)
+                time.sleep(max(0.0, before + setting.period - time.monotonic()))
+                run.logs.read()
             finally:
-                steps += [step for of_process in run.logs.steps.values() for step in of_process]
+                end = time.monotonic()
+                steps += chain.from_iterable(run.logs.steps.values())
     except Failed as failure:
         failures = 1
         results.add("failure", system=name, reason=str(failure))
         print(f"{name}: FAILED: {failure}", flush=True)
-    return system.course(steps, failures)
+    return Course(setting.workers, batch, undisturbed, begin, end, happened, steps, failures) if begin else None
+
+
+def disturb(run: PeerRun, planned: Planned, before: float) -> Happened:
+    """When it is time, and the system is over the event ``before``."""
+    run.settle(RECOVERED_STEPS)
+    due = before + planned.after
+    waited = max(0.0, time.monotonic() - due)
+    time.sleep(max(0.0, due - time.monotonic()))
+    now, number = time.monotonic(), SIGNALS.get(planned.event)
+    return Happened(now, waited, run.lose(planned.event, number) if number else run.gain(planned.event))
+
+
+def tell(name: str, planned: Planned, happened: Happened, results: Results) -> None:
+    results.add("event", system=name, **asdict(happened))
+    pauses = ", ".join(f"{pause:.2f}" for pause in happened.change.gap.pauses)
+    print(f"{name} {planned.event}: pauses {pauses} s; had waited {happened.waited:.1f} s", flush=True)
 
 
 def row(name: str, numbers: dict[str, Any]) -> list[str]:

@@ -36,11 +36,11 @@ from benchmarks.experiments.pods import GpuSeries, PodTimes, write_times
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
 from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
-from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured, table, verdicts
+from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
 from benchmarks.experiments.serving.service import Load, Records, Service
 from benchmarks.experiments.training import Followed, Training, write_steps
-from benchmarks.harness import show_table
+from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
 from elasticdl.common.errors import UserError
@@ -144,9 +144,9 @@ def experiment(setting: Setting) -> None:
         panel = Panel("", seen.changes, seen.end, {})
         owners = {JOB: "training", APP: "serving"}
         artefacts.figure("gpus", lambda path: draw_gpus(path, [panel], owners, seen.gpus, load_of(seen)))
-        columns = ("", "ours", "published")
-        show_table(f"Serving and training on {setting.gpus} GPUs", columns, table(numbers, setting.gpus))
-        show_table("Targets", ("", "ours", "target", "met"), verdicts(numbers))
+        shown = {"ours": {**numbers, "lags": ()}, "published": PUBLISHED}
+        show_numbers(f"Serving and training on {setting.gpus} GPUs", shown)
+        show_targets(flat(numbers), TARGETS)
 
 
 def load_of(seen: Seen) -> list[Lines]:

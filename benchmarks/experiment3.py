@@ -21,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Course, Result, Shared
-from benchmarks.experiments.convergence.curves import COLUMNS, TARGETS, Curve, panels, rows, summarise, tables, verdicts
+from benchmarks.experiments.convergence.curves import COLUMNS, Curve, panels, rows, summarise, tables, targets
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
 from benchmarks.experiments.convergence.settings import Data, Policy
 from benchmarks.experiments.figures import draw_accuracies
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.options import ClusterKind, Options, Parser, make_parser, read, run
 from benchmarks.experiments.pods import GpuSeries
-from benchmarks.harness import show_table
+from benchmarks.harness import flat, show_table, show_targets
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
@@ -94,7 +94,8 @@ class Experiment:
     def show(self) -> None:
         """All that has been done."""
         show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
-        show_table("Targets", ("", "ours", "target", "met"), verdicts(self._done()))
+        summary = summarise(self._done())
+        show_targets(flat(summary), targets(summary))
 
     def _done(self) -> list[Curve]:
         return [self._curves[job.name] for job in self._jobs if job.name in self._curves]
@@ -112,9 +113,9 @@ class Experiment:
             "global_batch": recipe.global_batch,
             "jobs_done": len(curves),
             "jobs_planned": len(self._jobs),
-            "targets": TARGETS,
         }
-        self._artefacts.summary({**facts, **summarise(curves)})
+        summary = summarise(curves)
+        self._artefacts.summary({**facts, **summary, "targets": targets(summary)})
         self._artefacts.figure("experiment3", lambda path: draw_accuracies(path, TITLES[recipe.data], panels(curves)))
 
 

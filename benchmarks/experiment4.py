@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
-from benchmarks.experiments.lab import Lab, conducted, job_is_over
+from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.measures import Change, gpu_seconds
 from benchmarks.experiments.options import Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.pods import GpuSeries
 from benchmarks.experiments.sharing.policies import POLICIES, Policy, Scheduler
 from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob, draw_jobs
+from benchmarks.experiments.training import NOBODY, Ended, Submission, run_jobs
 from benchmarks.experiments.zoo.scaling import VARIABLE
-from benchmarks.harness import show_table
+from benchmarks.harness import show_numbers, show_targets
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed
 from elasticdl.common.errors import UserError
@@ -40,7 +37,7 @@ MODEL = "benchmarks.experiments.zoo.scaling"
 # Workers that are more than there are cores may be silent for longer than the default without being frozen.
 HEARTBEAT_SECONDS = 15.0
 # Of the mean completion, against the better of fixed sizes and of everybody taking what is free.
-TARGET = 0.8
+TARGETS = {"to_best_simple": "<= 0.8"}
 RESULTS = ("gpus-*.csv", "events-*.jsonl", "*.log", "summary.json", "gpus.*")
 REAL = "API server, scheduler, pods, masters, rendezvous, reductions, starting a worker, what each job learns of its scaling"
 SIMULATED = (
@@ -114,62 +111,33 @@ def experiment(setting: Setting) -> None:
         numbers = {policy.name: measured(outcome) for policy, outcome in outcomes.items()}
         comparison = compared(numbers)
         workload = [{**asdict(job), "work": job.work} for job in setting.jobs]
-        told = {"comparison": comparison, "target": TARGET, "workload": workload, "gpus": setting.gpus}
+        told = {"comparison": comparison, "targets": TARGETS, "workload": workload, "gpus": setting.gpus}
         artefacts.summary({**numbers, **told})
         panels, owners = [panel(*each) for each in outcomes.items()], {job.name: job.name for job in setting.jobs}
         artefacts.figure("gpus", lambda path: draw_gpus(path, panels, owners, setting.gpus))
-        columns = ("", "mean completion", "makespan", "goodput", "GPU-seconds", "worlds")
-        rows = [row(policy.title, numbers[policy.name]) for policy in setting.policies]
-        show_table(f"{len(setting.jobs)} jobs on {setting.gpus} GPUs", columns, rows)
-        if ratio := comparison.get("to_best_simple"):
-            what = "mean completion to the better simple policy"
-            verdict = (what, f"{ratio:.3f}", str(TARGET), str(ratio <= TARGET))
-            show_table("Target", ("", "ours", "target", "met"), [verdict])
+        columns = {policy.name: {**numbers[policy.name], "jobs": ()} for policy in setting.policies}
+        show_numbers(f"{len(setting.jobs)} jobs on {setting.gpus} GPUs", columns)
+        if comparison:
+            show_targets(comparison, TARGETS)
 
 
 def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) -> Outcome:
-    """Submit all jobs in their time, and wait for their ends."""
-    ended: dict[str, float] = {}
-    submitted: dict[str, float] = {}
+    """Submit all jobs in their time, and wait for their ends.
+
+    Raises:
+        Failed: one has not made all its steps.
+    """
     names = {f"{policy.name}-{job.name}": job for job in setting.jobs}
+    jobs = [Submission(name, job.arrival, flags_for(policy, job, lab, setting)) for name, job in names.items()]
     with ExitStack() as stack:
-        series = stack.enter_context(GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{policy.name}.csv")))
         scheduler = stack.enter_context(Scheduler(lab, setting.gpus)) if policy.scheduled else None
-        threads = []
-        for name, job in names.items():
-            time.sleep(max(0.0, job.arrival - series.now()))
-            submitted[name] = series.now()
-            lab.submit(name, flags_for(policy, job, lab, setting))
-            print(f"{name} submitted at {submitted[name]:.1f} s", flush=True)
-            if scheduler:
-                scheduler.began(name)
-            threads.append(threading.Thread(target=follow, args=(name, series, ended, scheduler), daemon=True))
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
-        if missing := [name for name in submitted if name not in ended]:
-            lab.keep_traces(missing, artefacts)
-            raise Failed(f"{policy.name}: {', '.join(missing)} did not end within {PATIENCE:g} s")
-        print(f"{policy.name}: all over at {series.now():.1f} s", flush=True)
+        ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, scheduler or NOBODY)
         if scheduler and scheduler.failure:
             print(f"warning: {scheduler.failure}", file=sys.stderr)
-        jobs = [collect(name, job, submitted[name], lab, artefacts, series.epoch) for name, job in names.items()]
-        changes = [change for change in series.changes if change.owner in names]
-    for name in submitted:
+        completed = [collect(names[each.name], each, lab, artefacts) for each in ended]
+    for name in names:
         lab.delete(name)
-    return Outcome(jobs, changes)
-
-
-def follow(name: str, series: GpuSeries, ended: dict[str, float], scheduler: Scheduler | None) -> None:
-    """Take down when the job is over."""
-    try:
-        series.wait(partial(job_is_over, job=name), PATIENCE, f"the end of {name}")
-    except Failed as error:
-        print(f"warning: {error}", file=sys.stderr)
-        return
-    ended[name] = series.now()
-    if scheduler:
-        scheduler.ended(name)
+    return Outcome(completed, [change for change in changes if change.owner in names])
 
 
 def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> list[str]:
@@ -188,19 +156,17 @@ def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> li
     return [*flags_of(given), *policy.flags(lab, setting.gpus)]
 
 
-def collect(name: str, job: PlannedJob, submitted: float, lab: Lab, artefacts: Artefacts, epoch: float) -> Completed:
+def collect(job: PlannedJob, ended: Ended, lab: Lab, artefacts: Artefacts) -> Completed:
     """Raises:
     Failed: the job has not succeeded.
     """
-    journal = lab.journal(name)
-    artefacts.journal(f"events-{name}", journal)
-    end = next((entry for entry in reversed(journal) if entry["event"] == "job_finished"), None)
+    end = next((entry for entry in reversed(ended.journal) if entry["event"] == "job_finished"), None)
     if end is None or end["phase"] != "succeeded" or end["steps"] != job.steps:
-        lab.keep_traces([name], artefacts)
+        lab.keep_traces([ended.name], artefacts)
         said = f"{end['phase']} after {end['steps']} steps: {end['reason']}" if end else "without an end"
-        raise Failed(f"job {name} was to make {job.steps} steps, and is {said}")
-    worlds = sum(entry["event"] == "world_formed" for entry in journal)
-    return Completed(job, submitted, end["time"] - epoch, worlds)
+        raise Failed(f"job {ended.name} was to make {job.steps} steps, and is {said}")
+    worlds = sum(entry["event"] == "world_formed" for entry in ended.journal)
+    return Completed(job, ended.submitted, end["time"] - ended.epoch, worlds)
 
 
 def measured(outcome: Outcome) -> dict[str, Any]:
@@ -225,11 +191,6 @@ def compared(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     ratios = {name: ours / each["mean_completion"] for name, each in numbers.items() if name != "share"}
     simple = [ratio for name, ratio in ratios.items() if name != "adaptdl"]
     return {"ratios": ratios, **({"to_best_simple": max(simple)} if simple else {})}
-
-
-def row(title: str, numbers: Mapping[str, Any]) -> tuple[str, ...]:
-    seconds = [f"{numbers[name]:.1f} s" for name in ("mean_completion", "makespan")]
-    return (title, *seconds, f"{numbers['goodput']:.2f}", f"{numbers['gpu_seconds']:.0f}", str(numbers["worlds"]))
 
 
 def panel(policy: Policy, outcome: Outcome) -> Panel:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,19 @@ LIBRARIES = ("torch", "tensorflow", "tensorflow-cpu", "keras", "horovod", "grpci
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of some samples; p95 interpolates linearly, so that with few samples it lies close below the maximum."""
+    """Of some samples; percentiles interpolate linearly, so that with few samples they lie close below the maximum."""
 
     n: int
     median: float
+    p90: float
     p95: float
+    p99: float
     minimum: float
     maximum: float
 
-    def show(self, digits: int = 3) -> str:
-        return f"{self.median:.{digits}f} ({self.minimum:.{digits}f}-{self.maximum:.{digits}f})"
-
-    def cells(self, digits: int, factor: float = 1.0) -> list[str]:
-        """Median, p95, least and greatest, for a table."""
-        return [f"{factor * each:.{digits}f}" for each in (self.median, self.p95, self.minimum, self.maximum)]
+    def show(self, digits: int = 3, factor: float = 1.0) -> str:
+        median, low, high = (f"{factor * each:.{digits}f}" for each in (self.median, self.minimum, self.maximum))
+        return f"{median} ({low}-{high})"
 
 
 def summarise(values: Iterable[float]) -> Summary:
@@ -51,13 +50,13 @@ def summarise(values: Iterable[float]) -> Summary:
     samples = np.asarray(list(values), dtype=float)
     if not len(samples):
         raise ValueError("nothing was measured")
-    return Summary(
-        n=len(samples),
-        median=float(np.median(samples)),
-        p95=float(np.percentile(samples, 95)),
-        minimum=float(samples.min()),
-        maximum=float(samples.max()),
-    )
+    median, p90, p95, p99, least, most = map(float, np.percentile(samples, (50, 90, 95, 99, 0, 100)))
+    return Summary(len(samples), median, p90, p95, p99, least, most)
+
+
+def summarise_fields(samples: Sequence[Any]) -> dict[str, Summary]:
+    """Of dataclasses of numbers, field by field."""
+    return {field.name: summarise(getattr(each, field.name) for each in samples) for field in fields(samples[0])}
 
 
 def machine_facts() -> dict[str, Any]:
@@ -128,6 +127,57 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     if not console.is_terminal:
         console = Console(width=FILE_WIDTH)
     console.print(table)
+
+
+def show_summaries(title: str, rows: Mapping[str, Mapping[str, Summary]], digits: int = 2) -> None:
+    """Median and range of whatever was measured, in columns by its names."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    cells = [
+        [
+            name,
+            str(max(each.n for each in row.values())),
+            *(row[each].show(digits) if each in row else "-" for each in columns),
+        ]
+        for name, row in rows.items()
+    ]
+    show_table(f"{title}: median (range)", ["", "n", *(column.replace("_", " ") for column in columns)], cells)
+
+
+def flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers within numbers: each by all of its names."""
+    found: dict[str, Any] = {}
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name} {inner}": each for inner, each in flat(value).items()}
+        elif not isinstance(value, list | tuple):
+            found[name] = value
+    return found
+
+
+def show_numbers(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """What one or several runs came to, beside each other."""
+    flattened = [flat(numbers) for numbers in columns.values()]
+    names = dict.fromkeys(name for numbers in flattened for name in numbers)
+    rows = [[name.replace("_", " "), *(_shown(numbers.get(name)) for numbers in flattened)] for name in names]
+    show_table(title, ["", *columns], rows)
+
+
+def judge(ours: Mapping[str, Any], targets: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Rows of: what, ours, target, whether it is met. A target is a limit, as in ``<= 0.8``; what there is not misses it."""
+    rows = []
+    for name, target in targets.items():
+        value, (sign, limit) = ours.get(name), target.split()
+        met = value is not None and (value <= float(limit) if sign == "<=" else value >= float(limit))
+        rows.append((name.replace("_", " "), _shown(value), target, "yes" if met else "no"))
+    return rows
+
+
+def show_targets(ours: Mapping[str, Any], targets: Mapping[str, str]) -> None:
+    show_table("Targets", ("", "ours", "target", "met"), judge(ours, targets))
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def describe_machine(machine: dict[str, Any]) -> str:

@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import random
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,46 +25,51 @@ import grpc
 from kubernetes import client, config
 
 from benchmarks.counted_master import LABEL
+from benchmarks.experiments.pods import Pod, Pods, PodWatch, is_over
 from benchmarks.simulated import CHANNELS, Worker
-from elasticdl.common.backoff import Backoff
 from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
 from elasticdl.job.quantities import GPU
-from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
-from elasticdl.kube.watch import Receiver, Watch
-from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
+from elasticdl.places.pods.worker_pods import number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 PODS_PER_NODE = 110  # what a kubelet takes by default
 BEAT_SECONDS = 3.0
 THREADS = 8
-MASTER_SECONDS = 60.0
-
-Pod = Mapping[str, Any]
 
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Nodes:
-    """Node objects that stay ready for as long as somebody calls `beat`."""
+class Nodes(PodWatch):
+    """Nodes that report what becomes of the pods that are bound to them; in the agents' loop each pod is an agent.
 
-    def __init__(self, core: Any, group: str, count: int) -> None:
-        self._core = core
-        self._group = group
-        self._names = [f"{group}-{number}" for number in range(count)]
+    Its watch has a thread, and requests are made in others.
+    """
+
+    def __init__(self, core: client.CoreV1Api, namespace: str, job: str, count: int) -> None:
+        super().__init__(core, namespace)
+        self._core: Any = core
+        self._namespace = namespace
+        self._names = [f"{namespace}-{number}" for number in range(count)]
+        self._agents = Agents(core, namespace, job, self._left)
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._addresses = (f"10.{a}.{b}.{c}" for a, b, c in itertools.product(range(1, 255), repeat=3))
+        self._running: dict[str, int] = {}  # by the names of pods: their numbers
+        self._ending: set[str] = set()
 
     def register(self) -> None:
         for name in self._names:
-            taint = {"key": LABEL, "value": self._group, "effect": "NoSchedule"}
-            labels = {LABEL: self._group, "kubernetes.io/hostname": name}
+            taint = {"key": LABEL, "value": self._namespace, "effect": "NoSchedule"}
+            labels = {LABEL: self._namespace, "kubernetes.io/hostname": name}
             self._core.create_node({"metadata": {"name": name, "labels": labels}, "spec": {"taints": [taint]}})
         self.beat()
 
     def beat(self) -> None:
+        """The nodes are ready for as long as somebody calls this."""
         room = {"cpu": "1000", "memory": "1000Gi", "pods": str(PODS_PER_NODE), GPU: str(PODS_PER_NODE)}
         for name in self._names:
             ready = {"type": "Ready", "status": "True", "reason": "Hollow", "lastHeartbeatTime": now()}
@@ -75,67 +78,46 @@ class Nodes:
                 self._core.patch_node_status(name, {"status": status})
 
     def remove(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
         for name in self._names:
             with suppress(client.ApiException):
                 self._core.delete_node(name)
 
+    async def close(self) -> None:
+        await self._agents.close()
 
-class Kubelet:
-    """Reports what becomes of the pods that are bound; `start` and `end` are told of them, by their numbers.
+    def see(self, pods: Pods) -> None:
+        for name in [name for name in self._running if name not in pods]:
+            self._end(name)
+        for name, pod in pods.items():
+            if pod["spec"].get("nodeName") not in self._names:
+                continue
+            if pod["metadata"].get("deletionTimestamp"):
+                if name not in self._ending:
+                    self._ending.add(name)
+                    self._end(name)
+                    self._threads.submit(self._delete, name)
+            elif is_over(pod):
+                self._end(name)
+            elif name not in self._running and pod["status"].get("phase") == "Pending":
+                self._running[name] = number_of(pod)
+                self._threads.submit(self._run, name, pod)
 
-    Its methods are called in the watch's thread; requests are made in threads of its own.
-    """
+    def _end(self, name: str) -> None:
+        if (number := self._running.pop(name, None)) is not None:
+            self._agents.end(number)
 
-    def __init__(
-        self, core: client.CoreV1Api, namespace: str, start: Callable[[int, Pod], None], end: Callable[[int], None]
-    ) -> None:
-        self._core = core
-        self._namespace = namespace
-        self._start = start
-        self._end = end
-        self._threads = ThreadPoolExecutor(THREADS)
-        self._addresses = (f"10.{a}.{b}.{c}" for a, b, c in itertools.product(range(1, 255), repeat=3))
-        self._running: dict[int, str] = {}  # names of pods
-        self._ending: set[int] = set()
-
-    # ---- the watch's receiver ----
-
-    def listed(self, items: tuple[Pod, ...]) -> None:
-        for item in items:
-            self.changed("MODIFIED", item)
-
-    def changed(self, kind: str, pod: Pod) -> None:
-        number, phase = number_of(pod), pod.get("status", {}).get("phase")
-        if kind == "DELETED" or phase in ("Succeeded", "Failed"):
-            self._running.pop(number, None)
-            self._end(number)
-        if kind == "DELETED" or not pod["spec"].get("nodeName"):
-            return
-        if pod["metadata"].get("deletionTimestamp"):
-            if number not in self._ending:
-                self._ending.add(number)
-                self._end(number)
-                self._threads.submit(self._remove, pod)
-        elif number not in self._running and phase == "Pending":
-            self._running[number] = pod["metadata"]["name"]
-            self._threads.submit(self._run, number, pod)
-
-    def left(self, number: int) -> None:
+    def _left(self, name: str) -> None:
         """The agent has ended by itself, as it was told to."""
-        if name := self._running.get(number):
-            self._threads.submit(self._report, name, "Succeeded", {"terminated": {"exitCode": 0, "finishedAt": now()}})
+        self._threads.submit(self._report, name, "Succeeded", {"terminated": {"exitCode": 0, "finishedAt": now()}})
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+    # ---- in other threads ----
 
-    # ---- in its threads ----
+    def _run(self, name: str, pod: Pod) -> None:
+        self._report(name, "Running", {"running": {"startedAt": now()}}, next(self._addresses))
+        self._agents.start(number_of(pod), name, pod["spec"]["nodeName"])
 
-    def _run(self, number: int, pod: Pod) -> None:
-        self._report(pod["metadata"]["name"], "Running", {"running": {"startedAt": now()}}, next(self._addresses))
-        self._start(number, pod)
-
-    def _remove(self, pod: Pod) -> None:
-        name = pod["metadata"]["name"]
+    def _delete(self, name: str) -> None:
         self._report(name, "Failed", {"terminated": {"exitCode": 137, "finishedAt": now()}})
         with suppress(client.ApiException):
             self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=0, _preload_content=False)
@@ -154,19 +136,20 @@ class Kubelet:
 class Agents:
     """The simulated agents and workers, on one event loop."""
 
-    def __init__(self, core: client.CoreV1Api, namespace: str, job: str) -> None:
-        self._core = core
+    def __init__(self, core: client.CoreV1Api, namespace: str, job: str, left: Callable[[str], None]) -> None:
+        """``left`` is told the pod of an agent that has ended by itself."""
+        self._core: Any = core
         self._namespace = namespace
         self._job = job
+        self._left = left
         self._agents: dict[int, asyncio.Task[None]] = {}
         self._stubs: Iterator[pb_grpc.MasterStub] | None = None
         self._loop = asyncio.get_running_loop()
         self._opening = asyncio.Lock()
-        self.left: Callable[[int], None] = lambda number: None
 
-    def start(self, number: int, pod: Pod) -> None:
+    def start(self, number: int, pod: str, node: str) -> None:
         """From any thread."""
-        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1", gpus=1)
+        hello = pb.AgentHello(place=pod, node=node, host="127.0.0.1", gpus=1)
         self._loop.call_soon_threadsafe(self._start, number, hello)
 
     def end(self, number: int) -> None:
@@ -179,20 +162,20 @@ class Agents:
         await asyncio.gather(*self._agents.values(), return_exceptions=True)
 
     def _start(self, number: int, hello: pb.AgentHello) -> None:
-        task = self._agents[number] = self._loop.create_task(self._run(number, hello))
+        task = self._agents[number] = self._loop.create_task(self._run(hello))
         task.add_done_callback(_tell_failure)
 
     def _end(self, number: int) -> None:
         if task := self._agents.pop(number, None):
             task.cancel()
 
-    async def _run(self, number: int, hello: pb.AgentHello) -> None:
+    async def _run(self, hello: pb.AgentHello) -> None:
         async with self._opening:
             if self._stubs is None:
                 self._stubs = itertools.cycle(self._connect(*await asyncio.to_thread(self._master)))
         with suppress(grpc.aio.AioRpcError):  # the job is over
             await Agent(hello, next(self._stubs)).run()
-            self.left(number)
+            self._left(hello.place)
 
     def _connect(self, address: str, files: Mapping[str, bytes]) -> list[pb_grpc.MasterStub]:
         tls = grpc.ssl_channel_credentials(files["ca.crt"], files["tls.key"], files["tls.crt"])
@@ -202,15 +185,10 @@ class Agents:
 
     def _master(self) -> tuple[str, Mapping[str, bytes]]:
         """Its address, and the certificate with which a worker calls it."""
-        secret: Any = self._core.read_namespaced_secret(tls_name(self._job, Role.WORKER), self._namespace)
+        secret = self._core.read_namespaced_secret(tls_name(self._job, Role.WORKER), self._namespace)
         files = {name: base64.b64decode(content) for name, content in secret.data.items()}
-        deadline = time.monotonic() + MASTER_SECONDS
-        while time.monotonic() < deadline:
-            pods: Any = self._core.list_namespaced_pod(self._namespace, label_selector=selector(self._job, Role.MASTER))
-            for pod in pods.items:
-                if pod.status.phase == "Running":
-                    return f"{pod.status.pod_ip}:{MASTER_PORT}", files
-        raise TimeoutError(f"no master of {self._job} runs, after {MASTER_SECONDS:g} s")
+        (pod,) = self._core.list_namespaced_pod(self._namespace, label_selector=selector(self._job, Role.MASTER)).items
+        return f"{pod.status.pod_ip}:{MASTER_PORT}", files
 
 
 class Agent:
@@ -260,36 +238,18 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 async def serve(namespace: str, job: str, count: str, context: str = "") -> None:
     """Until SIGTERM."""
-    api = config.new_client_from_config(context=context or None)
-    core, stopped = client.CoreV1Api(api), asyncio.Event()
+    stopped, core = asyncio.Event(), client.CoreV1Api(config.new_client_from_config(context=context or None))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    nodes, agents = Nodes(core, namespace, int(count)), Agents(core, namespace, job)
-    kubelet = Kubelet(core, namespace, agents.start, agents.end)
-    agents.left = kubelet.left
-    watch = Watch(
-        WorkerPodApi(Client(api, namespace), job).pods,
-        Receiver(kubelet.listed, kubelet.changed),
-        Backoff(random.Random()),
-        time.monotonic,
-    )
-    with _registered(nodes):
-        watch.start()
-        while not stopped.is_set():
-            await asyncio.to_thread(nodes.beat)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):
-                    await stopped.wait()
-        watch.stop()
-        await asyncio.to_thread(watch.join)
-        await agents.close()
-        await asyncio.to_thread(kubelet.close)
-
-
-@contextmanager
-def _registered(nodes: Nodes) -> Iterator[None]:
+    nodes = Nodes(core, namespace, job, int(count))
     try:
         nodes.register()
-        yield
+        with nodes:
+            while not stopped.is_set():
+                await asyncio.to_thread(nodes.beat)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_SECONDS):
+                        await stopped.wait()
+        await nodes.close()
     finally:
         nodes.remove()
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,15 @@ from benchmarks.counted_master import MOUNT, NODES, REQUESTS
 from benchmarks.experiments.lab import Lab, open_lab
 from benchmarks.experiments.options import Options, Parser, add_cluster, read_cluster, run
 from benchmarks.experiments.training import Followed
-from benchmarks.harness import Results, add_out, describe_machine, show_table, summarise
+from benchmarks.harness import (
+    Results,
+    add_out,
+    describe_machine,
+    show_summaries,
+    show_table,
+    summarise,
+    summarise_fields,
+)
 from benchmarks.hollow_nodes import PODS_PER_NODE
 from benchmarks.job import flags_of
 from benchmarks.master_scale import add_sizes, cpu_of, memory_of, repeat
@@ -257,24 +265,21 @@ def measure(workers: int, options: Options, steady: float) -> Sample:
 
 
 def report(runs: Mapping[int, Sequence[Sample]], results: Results) -> None:
-    reactions, requests = [], []
+    reactions, requests = {}, []
     for workers, samples in runs.items():
         if not samples:
             continue
         for name in REACTIONS:
-            found = [getattr(sample, name) for sample in samples]
-            parts = {part.name: summarise(getattr(each, part.name) for each in found) for part in fields(Reaction)}
+            parts = summarise_fields([getattr(sample, name) for sample in samples])
             results.add("summary", workers=workers, event=name, **parts)
-            times = [f"{parts[each].median:.2f}" for each in ("first", "last", "world", "cpu")]
-            reactions.append([f"{workers} {name.replace('_', ' ')}", str(len(samples)), *times])
-        memory, cpu = (summarise(getattr(each, name) for each in samples) for name in ("memory", "steady_cpu"))
-        results.add("summary", workers=workers, event="steady", memory=memory, steady_cpu=cpu)
+            reactions[f"{workers} {name.replace('_', ' ')}"] = parts
+        steady = {name: summarise(getattr(each, name) for each in samples) for name in ("memory", "steady_cpu")}
+        results.add("summary", workers=workers, event="steady", **steady)
+        reactions[f"{workers} steady"] = steady
         for name, counts in samples[0].requests.items():
             text = ", ".join(f"{count} {what}" for what, count in counts.items())
             requests.append([f"{workers} {name.replace('_', ' ')}", text])
-        requests.append([f"{workers} memory, CPU", f"{memory.median:.0f} MiB, {100 * cpu.median:.0f} % of a core"])
-    columns = ["workers", "n", "first request s", "last s", "world s", "master's CPU s"]
-    show_table("The master's reactions, medians", columns, reactions)
+    show_summaries("The master's reactions, s; memory, MiB", reactions)
     show_table("Its requests (steady: a minute's), of the first run", ["workers", "requests"], requests)
 
 

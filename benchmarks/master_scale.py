@@ -15,13 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_table, summarise
+from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_summaries, summarise_fields
 from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.simulated import LOST_ONE_IN, SOCKET
 from elasticdl.common.errors import ElasticDLError
@@ -167,29 +167,10 @@ def memory_of(process: psutil.Process) -> float:
 
 
 def report(runs: Mapping[int, Sequence[Sample]], results: Results) -> None:
-    rows = []
-    for workers, samples in runs.items():
-        if not samples:
-            continue
-        summaries = {field.name: summarise(getattr(s, field.name) for s in samples) for field in fields(Sample)}
-        results.add("summary", workers=workers, **summaries)
-        median = {name: summary.median for name, summary in summaries.items()}
-        rows.append(
-            [
-                str(workers),
-                str(len(samples)),
-                f"{median['form']:.2f}",
-                f"{1e3 * median['form_cpu'] / workers:.1f}",
-                f"{100 * median['steady_cpu']:.0f} %",
-                f"{median['reform']:.3f}",
-                f"{1e3 * median['reform_cpu'] / workers:.2f}",
-                f"{median['memory']:.0f}",
-                f"{1024 * median['memory_grown'] / workers:.0f}",
-            ]
-        )
-    forming, reforming = ("form s", "CPU ms/worker", "steady CPU"), ("re-form s", "CPU ms/worker")
-    columns = ("workers", "n", *forming, *reforming, "MiB", "KiB/worker")
-    show_table("The master, medians; a tenth of the workers is lost at once", columns, rows)
+    summaries = {str(workers): summarise_fields(samples) for workers, samples in runs.items() if samples}
+    for workers, each in summaries.items():
+        results.add("summary", workers=int(workers), **each)
+    show_summaries("The master by the number of workers; a tenth of them is lost at once", summaries, digits=3)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.harness import Results, Summary, add_out, describe_machine, numbers, show_table, summarise
+from benchmarks.harness import Results, add_out, describe_machine, numbers, show_summaries, summarise
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, SampleOrder
 from elasticdl.elastic.core.world import Member, World
@@ -69,19 +69,16 @@ def main() -> None:
     add_out(parser)
     args = parser.parse_args()
     results = Results("plans", args.out)
-    rows = []
+    found = {}
     for samples in args.samples:
         for kind, measure in (("ours", measure_ordered), ("a script's", measure_own_loader)):
             drawn, firsts, steps = measure(samples, args.batch)
             first, step = summarise(firsts), summarise(steps)
             results.add("plans", cursor=kind, samples=samples, batch=args.batch, order=drawn, first=first, step=step)
-            rows.append([f"{samples:,}, {kind}", f"{drawn:.2f} s", _shown(first), _shown(step)])
-    show_table("dividing batches", ("samples, whose order", *MEASURES), rows)
+            parts = (summarise([drawn]), first, step)
+            found[f"{samples:,}, {kind}"] = dict(zip(MEASURES, parts, strict=True))
+    show_summaries("dividing batches, seconds", found, digits=6)
     print(f"{describe_machine(results.machine)}; results: {results.path}")
-
-
-def _shown(found: Summary) -> str:
-    return f"{found.median * 1e6:.0f} µs (up to {found.maximum * 1e6:.0f})"
 
 
 if __name__ == "__main__":

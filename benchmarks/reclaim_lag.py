@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from benchmarks.experiments.lab import Lab, open_lab, refusals
 from benchmarks.experiments.options import ClusterKind, Options, Parser, add_cluster, read_cluster, run
 from benchmarks.experiments.pods import Fact, PodTimes, Times, gpu_capacity, held_gpus
 from benchmarks.experiments.training import Followed
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_table, summarise
+from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_summaries, summarise_fields
 from benchmarks.job import flags_of
 from benchmarks.models import LAYERS
 from benchmarks.processes import Failed, Processes, wait_until
@@ -67,7 +67,6 @@ class Given:
     total: float
 
 
-KINDS: dict[str, type[Taken] | type[Given]] = {"taken": Taken, "given": Given}
 TITLES = {
     "taken": "From a preemption's notice until the GPU is free",
     "given": "From a freed GPU to its new worker's first step",
@@ -192,7 +191,7 @@ def measure(args: argparse.Namespace) -> None:
     options = Options(**read_cluster(args))
     results = Results("reclaim_lag", args.out)
     print(describe_machine(results.machine))
-    samples: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    samples: dict[str, list[Any]] = {kind: [] for kind in TITLES}
     rng = random.Random(args.seed)
     try:
         with open_lab(options, args.workers, {NODE: args.workers}) as lab, running(lab, args) as course:
@@ -201,7 +200,7 @@ def measure(args: argparse.Namespace) -> None:
                 time.sleep(args.settle * (0.5 + rng.random()))
                 before = busy_cores(0.2)
                 found: tuple[Taken | Given, ...] = course.disturb(number, args.hold * (0.5 + rng.random()))
-                for kind, sample in zip(KINDS, found, strict=True):
+                for kind, sample in zip(TITLES, found, strict=True):
                     samples[kind].append(sample)
                     results.add("lag", event=kind, repetition=number, busy_cores_before=before, **asdict(sample))
                     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in asdict(sample).items())
@@ -251,12 +250,10 @@ def free_gpus(lab: Lab, node: str) -> int:
 
 def report(samples: dict[str, list[Any]], results: Results) -> None:
     for kind, found in samples.items():
-        if not found:
-            continue
-        summaries = {part.name: summarise(getattr(each, part.name) for each in found) for part in fields(KINDS[kind])}
-        results.add("summary", event=kind, **summaries)
-        rows = [[name.replace("_", " "), str(part.n), *part.cells(2)] for name, part in summaries.items()]
-        show_table(TITLES[kind], ["seconds", "n", "median", "p95", "min", "max"], rows)
+        if found:
+            summaries = summarise_fields(found)
+            results.add("summary", event=kind, **summaries)
+            show_summaries(TITLES[kind], {"seconds": summaries})
     print(f"results: {results.path}")
 
 

@@ -288,7 +288,7 @@ def report(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int],
         fields |= {"traces": traces, "worlds_seen": max(change.worlds_seen for change in samples)}
         results.add("summary", **asdict(key), **fields, parts=parts, **counts)
         shown = [
-            *pause.cells(0, 1e3),
+            *map(_ms, (pause.median, pause.p95, pause.minimum, pause.maximum)),
             _ms(step.median),
             *map(str, counts.values()),
             str(max(traces.values(), default="-")),

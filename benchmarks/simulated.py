@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -105,90 +105,71 @@ class Worker:
         return pb.WorkerMessage(ask=ask)
 
 
-class Host:
-    """The workers of this process."""
-
-    def __init__(self, master: Mapping[str, str], writer: asyncio.StreamWriter, note: Note) -> None:
-        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        channels = [grpc.aio.insecure_channel(master["address"], options=options) for _ in range(CHANNELS)]
-        self._stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])
-        self._metadata = ((TOKEN_KEY, master["token"]),)
-        self._writer = writer
-        self._note = note
-        self._workers: dict[int, asyncio.Task[None]] = {}
-
-    def start(self, worker_id: int) -> None:
-        if not self._workers:
-            self._note(0, 0)
-        worker = Worker(worker_id, next(self._stubs), self._metadata, self._note)
-        self._workers[worker_id] = asyncio.create_task(worker.run())
-
-    def end(self, worker_id: int) -> None:
-        if task := self._workers.pop(worker_id, None):
-            task.cancel()
-            self._writer.write(json.dumps({"ended": worker_id}).encode() + b"\n")
-
-    def end_some(self) -> None:
-        for worker_id in sorted(self._workers)[::LOST_ONE_IN]:
-            self.end(worker_id)
-
-    async def close(self) -> None:
-        for task in self._workers.values():
-            task.cancel()
-        await asyncio.gather(*self._workers.values(), return_exceptions=True)
-
-
-async def serve(socket: str, log: Path) -> None:
-    """Until the launcher closes the connection."""
+async def host(socket: str, log: Path) -> None:
+    """The workers of this process, until the launcher closes the connection."""
     reader, writer = await asyncio.open_unix_connection(socket)
+    master: Mapping[str, str] = json.loads(await reader.readline())
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(master["address"], options=options) for _ in range(CHANNELS)]
+    stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])
+    workers: dict[int, asyncio.Task[None]] = {}
+
+    def end(worker_id: int) -> None:
+        if task := workers.pop(worker_id, None):
+            task.cancel()
+            _tell(writer, {"ended": worker_id})
+
+    def end_some() -> None:
+        for worker_id in sorted(workers)[::LOST_ONE_IN]:
+            end(worker_id)
+
     with log.open("w", buffering=1) as lines:
 
         def note(version: int, size: int) -> None:
             lines.write(f"{time.monotonic():.6f} {version} {size}\n")
 
-        host = Host(json.loads(await reader.readline()), writer, note)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, host.end_some)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, end_some)
         async for line in reader:
             order: Mapping[str, int] = json.loads(line)
-            if "start" in order:
-                host.start(order["start"])
-            else:
-                host.end(order["end"])
-        await host.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where workers go and how many there may be, ever."""
-
-    socket: Path
-    hosts: int
-    workers: int
+            if "end" in order:
+                end(order["end"])
+                continue
+            if not workers:
+                note(0, 0)
+            worker = Worker(order["start"], next(stubs), ((TOKEN_KEY, master["token"]),), note)
+            workers[order["start"]] = asyncio.create_task(worker.run())
+        for task in workers.values():
+            task.cancel()
+        await asyncio.gather(*workers.values(), return_exceptions=True)
 
 
 class SimulatedLauncher:
     """See `elasticdl.places.base.Launcher`; a worker's place is a task in some host process."""
 
-    def __init__(self, master: MasterAddress, report: Report, room: Room) -> None:
+    def __init__(self, master: MasterAddress, report: Report, socket: Path, hosts: int, workers: int) -> None:
+        """``workers``: how many there may be, ever."""
         self._master = master
         self._report = report
-        self._room = room
+        self._socket = socket
+        self._wanted = hosts
+        self._workers = workers
         self._hosts: list[asyncio.StreamWriter] = []
-        self._waiting: list[int] = []
         self._placed: dict[int, asyncio.StreamWriter] = {}
-        self._server: asyncio.Server | None = None
+        self._complete = asyncio.Event()
 
     async def find(self) -> Sequence[FoundWorker]:
+        """Returns once all hosts are there, so that starting them is no part of what is measured."""
+        self._server = await asyncio.start_unix_server(self._serve, self._socket)
+        await self._complete.wait()
         return ()
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_unix_server(self._serve, self._room.socket)
-        if worker_id >= self._room.workers:
+        if worker_id >= self._workers:
             self._report(WorkerPending(worker_id, "the simulation has no more room"))
             return
-        self._waiting.append(worker_id)
-        self._place()
+        self._placed[worker_id] = self._hosts[worker_id % len(self._hosts)]
+        _tell(self._placed[worker_id], {"start": worker_id})
+        self._report(WorkerPlaced(worker_id, "127.0.0.1", 1))
 
     def terminate(self, worker_id: int) -> None:
         self.kill(worker_id)
@@ -196,7 +177,7 @@ class SimulatedLauncher:
     def kill(self, worker_id: int) -> None:
         if host := self._placed.get(worker_id):
             _tell(host, {"end": worker_id})
-        elif worker_id >= self._room.workers:
+        elif worker_id >= self._workers:
             self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place"))
 
     def read_stacks(self, worker_id: int) -> None:
@@ -209,44 +190,35 @@ class SimulatedLauncher:
         await self.close()
 
     async def close(self) -> None:
-        if self._server:
-            self._server.close()
+        self._server.close()
         for host in self._hosts:
             host.close()
-
-    def _place(self) -> None:
-        """Only once all hosts are there, so that starting them is no part of what is measured."""
-        while self._waiting and len(self._hosts) >= self._room.hosts:
-            worker_id = self._waiting.pop(0)
-            host = self._hosts[worker_id % len(self._hosts)]
-            self._placed[worker_id] = host
-            _tell(host, {"start": worker_id})
-            self._report(WorkerPlaced(worker_id, "127.0.0.1", 1))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _tell(writer, asdict(self._master))
         self._hosts.append(writer)
-        self._place()
+        if len(self._hosts) == self._wanted:
+            self._complete.set()
         async for line in reader:
             worker_id = json.loads(line)["ended"]
             if self._placed.pop(worker_id, None):
                 self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "SIGKILL"))
 
 
-def _tell(host: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
-    host.write(json.dumps(message).encode() + b"\n")
+def _tell(peer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
+    peer.write(json.dumps(message).encode() + b"\n")
 
 
-async def run_master(job_dir: JobDir, hosts: int) -> None:
+async def master(job_dir: JobDir, hosts: int) -> None:
     spec = JobSpec.from_json(job_dir.spec.read_text())
+    socket, workers = job_dir.path / SOCKET, spec.num_workers.maximum
 
-    def prepare(master: MasterAddress) -> Callable[[Report, Limits], Launcher]:
-        room = Room(job_dir.path / SOCKET, hosts, spec.num_workers.maximum)
-        return lambda report, limits: SimulatedLauncher(master, report, room)
+    def prepare(address: MasterAddress) -> Callable[[Report, Limits], Launcher]:
+        return lambda report, limits: SimulatedLauncher(address, report, socket, hosts, workers)
 
     await serve_here(spec, job_dir, prepare)
 
 
 if __name__ == "__main__":
     role, where, what = sys.argv[1:]
-    asyncio.run(run_master(JobDir(Path(where)), int(what)) if role == "master" else serve(where, Path(what)))
+    asyncio.run(master(JobDir(Path(where)), int(what)) if role == "master" else host(where, Path(what)))

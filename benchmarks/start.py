@@ -20,8 +20,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
-from benchmarks.job import COMMAND, ElasticJob
+from benchmarks.harness import (
+    Results,
+    add_out,
+    describe_machine,
+    names,
+    require_known,
+    show_summaries,
+    summarise_fields,
+)
+from benchmarks.job import COMMAND, ElasticJob, flags_of
 from benchmarks.processes import ROOT, Failed, Processes, wait_until
 from benchmarks.rescale import PROGRAMS
 from elasticdl.common.tether import tethered
@@ -30,8 +38,6 @@ from elasticdl.job.journal import Entry, read_journal
 
 METHODS = ("fork", "spawn")
 START_SECONDS = 180.0
-MEASURES = ("first line", "first step", "CPU")
-OF_JOBS = ("first world", "end", "CPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,15 @@ class Start:
 
     first_line: float
     first_step: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Seconds from typing to the first world, in which steps follow at once, and to the end; processor time of it all."""
+
+    first_world: float
+    end: float
     cpu: float
 
 
@@ -91,30 +106,23 @@ def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
         return starts
 
 
-def measure_digits(method: str) -> tuple[float, float, float]:
-    """Seconds from typing to the first world, in which steps follow at once, and to the end; processor time of it all.
-
-    Raises:
-        Failed: the job did.
+def measure_digits(method: str) -> Job:
+    """Raises:
+    Failed: the job did.
     """
     with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch:
-        options = ["--model_zoo", str(ROOT / "model_zoo"), "--model_def", "digits.cnn_torch", "--num_epochs", "10"]
-        options += ["--job_name", "digits", "--start_method", method]
+        options = {"model_zoo": ROOT / "model_zoo", "model_def": "digits.cnn_torch", "num_epochs": 10}
+        options |= {"job_name": "digits", "start_method": method}
+        env = {**os.environ, "ELASTICDL_HOME": scratch}
         began, cpu = time.time(), _cpu_of_children()
-        done = subprocess.run(
-            tethered([*COMMAND, "train", *options]),
-            env={**os.environ, "ELASTICDL_HOME": scratch},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = tethered([*COMMAND, "train", *flags_of(options)])
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         ended = time.time()
         if done.returncode:
             raise Failed(done.stdout + done.stderr)
-        ready = [
-            e for e in read_journal(JobDir(Path(scratch) / "jobs" / "digits").journal) if e["event"] == "collective"
-        ]
-        return ready[0]["time"] - began, ended - began, _cpu_of_children() - cpu
+        entries = read_journal(JobDir(Path(scratch) / "jobs" / "digits").journal)
+        ready = next(entry["time"] for entry in entries if entry["event"] == "collective")
+        return Job(ready - began, ended - began, _cpu_of_children() - cpu)
 
 
 def _cpu_of_children() -> float:
@@ -130,30 +138,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=5, help="whole jobs of each kind")
     add_out(parser)
     args = parser.parse_args()
+    require_known(parser, args, {"frameworks": PROGRAMS})
     results = Results("start", args.out)
-    rows = []
+    found = {}
     for framework in args.frameworks if args.repetitions else ():
         for method, starts in measure_workers(framework, args.repetitions).items():
-            each = [[s.first_line for s in starts], [s.first_step for s in starts], [s.cpu for s in starts]]
-            found = dict(zip(MEASURES, map(summarise, each), strict=True))
-            results.add("worker", framework=framework, method=method, seconds=found)
-            rows.append(_row(f"{framework}, {method}", found))
-    show_table("a worker, seconds from being asked for (CPU: its own until the first step)", ("", *MEASURES), rows)
-    times: dict[str, list[tuple[float, float, float]]] = {method: [] for method in METHODS}
+            summaries = found[f"{framework}, {method}"] = summarise_fields(starts)
+            results.add("worker", framework=framework, method=method, seconds=summaries)
+    show_summaries("a worker, seconds from being asked for (CPU: its own until the first step)", found)
+    jobs: dict[str, list[Job]] = {method: [] for method in METHODS}
     for _ in range(args.jobs):
         for method in METHODS:
-            times[method].append(measure_digits(method))
-    rows = []
-    for method, measured in times.items() if args.jobs else ():
-        found = dict(zip(OF_JOBS, map(summarise, zip(*measured, strict=True)), strict=True))
-        results.add("job", method=method, seconds=found)
-        rows.append(_row(method, found))
-    show_table("10 epochs on digits, seconds from typing", ("", *OF_JOBS), rows)
+            jobs[method].append(measure_digits(method))
+    found = {method: summarise_fields(measured) for method, measured in jobs.items() if measured}
+    for method, summaries in found.items():
+        results.add("job", method=method, seconds=summaries)
+    show_summaries("10 epochs on digits, seconds from typing", found)
     print(f"{describe_machine(results.machine)}; results: {results.path}")
-
-
-def _row(title: str, found: dict[str, Summary]) -> list[str]:
-    return [title, *(summary.show(2) for summary in found.values())]
 
 
 if __name__ == "__main__":

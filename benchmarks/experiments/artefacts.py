@@ -46,7 +46,7 @@ class Artefacts:
         self.text(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries))
 
     def summary(self, content: Mapping[str, Any]) -> None:
-        """Numbers are kept to a ten-thousandth."""
+        """Numbers are kept to six digits."""
         whole = plain(_rounded({**content, **self.circumstances}))
         self.text("summary.json", json.dumps(whole, indent=1) + "\n")
 
@@ -75,7 +75,7 @@ class Artefacts:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 4)
+        return float(f"{value:.6g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.artefacts import Artefacts
+from benchmarks.experiments.lab import Lab, job_is_over
+from benchmarks.experiments.measures import Change
 from benchmarks.experiments.options import Options
+from benchmarks.experiments.pods import GpuSeries, Pods
 from benchmarks.experiments.zoo.pace import VARIABLE
 from benchmarks.experiments.zoo.step_log import LoggedStep, logged_steps
 from benchmarks.job import COMMAND, Journal, flags_of
@@ -22,6 +26,7 @@ MODEL = "benchmarks.experiments.zoo.resnet20"
 THREADS = "OMP_NUM_THREADS=1"
 END_SECONDS = 60.0
 LOOK_SECONDS = 0.3
+TICK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,84 @@ class Followed:
     def _follow(self, what: str, *flags: str) -> None:
         command = [*COMMAND, what, self.name, "--follow", *flags, *self._lab.place_flags]
         self._started[what] = self._processes.start(what, command, self._lab.env)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """``after``: seconds since the first job."""
+
+    name: str
+    after: float
+    flags: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that is over. ``submitted`` counts from ``epoch``, which is in seconds since 1970."""
+
+    name: str
+    submitted: float
+    epoch: float
+    journal: list[Entry]
+
+
+class Witness:
+    """Is told of each job that begins or ends."""
+
+    def began(self, job: str) -> None: ...
+
+    def ended(self, job: str) -> None: ...
+
+
+NOBODY = Witness()
+
+
+def run_jobs(
+    what: str,
+    jobs: Sequence[Submission],
+    lab: Lab,
+    artefacts: Artefacts,
+    patience: float,
+    witness: Witness = NOBODY,
+) -> tuple[list[Ended], list[Change]]:
+    """Submit all jobs in their time, and wait for their ends; returns these, and who had which GPUs.
+
+    Raises:
+        Failed: one did not end in time; what its workers printed is kept.
+    """
+    submitted: dict[str, float] = {}
+    to_come, running = deque(jobs), set[str]()
+    with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{what}.csv")) as series:
+
+        def is_due() -> bool:
+            return bool(to_come) and series.now() >= to_come[0].after
+
+        def happens(pods: Pods) -> list[str] | bool:
+            return [name for name in running if job_is_over(pods, name)] or is_due()
+
+        try:
+            while to_come or running:
+                if is_due():
+                    job = to_come.popleft()
+                    submitted[job.name] = series.now()
+                    lab.submit(job.name, job.flags)
+                    print(f"{job.name} submitted at {submitted[job.name]:.1f} s", flush=True)
+                    running.add(job.name)
+                    witness.began(job.name)
+                    continue
+                seconds = to_come[0].after - series.now() + TICK if to_come else patience
+                found = series.wait(happens, seconds, f"the end of {', '.join(sorted(running))}")
+                for name in found if isinstance(found, list) else ():
+                    print(f"{name} is over at {series.now():.1f} s", flush=True)
+                    running.discard(name)
+                    witness.ended(name)
+            ended = [Ended(name, at, series.epoch, lab.journal(name)) for name, at in submitted.items()]
+        except Failed:
+            lab.keep_traces(list(submitted), artefacts)
+            raise
+        for each in ended:
+            artefacts.journal(f"events-{each.name}", each.journal)
+        return ended, series.changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ workers, for whom there is no limit, since the fault began. Exit code 0 only if 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -18,12 +16,9 @@ from pathlib import Path
 
 from benchmarks.faults.run import BY_NAME, FAULTS, Fault, Finding, failed, find
 from benchmarks.harness import Results, add_out, describe_machine, names, require_known, show_table
-from benchmarks.processes import ROOT, Failed, scratch
-from benchmarks.storm.__main__ import NAMESPACES
-from tests.cluster.processes import Leashed
+from benchmarks.processes import Failed, scratch
 
 PROGRESS_TIMEOUT, HEARTBEAT_TIMEOUT = 8.0, 5.0
-APART_SECONDS = 300.0
 
 
 def main() -> int:
@@ -64,10 +59,7 @@ def measure(fault: Fault, limits: dict[str, float], args: argparse.Namespace, re
     keep = Path(results.path).parent / f"failed-fault-{fault.name}-{time.time():.0f}"
     try:
         with scratch(keep) as processes:
-            if fault.outside == "cut":
-                finding = find_apart(fault, processes.folder)
-            else:
-                finding = find(fault, limits, args.workers, args.collective, processes)
+            finding = find(fault, limits, args.workers, args.collective, processes)
     except Failed as failure:
         finding = failed(fault, failure)
     setting = {"workers": args.workers, "collective": args.collective, "limit": fault.limit}
@@ -87,26 +79,6 @@ def _limit(fault: Fault, limits: dict[str, float]) -> str:
     """At the latest it is named then; the job may have learnt a shorter one."""
     seconds = fault.seconds or limits.get(fault.limit)
     return f"{seconds:g}" if seconds else "none"
-
-
-def find_apart(fault: Fault, folder: Path) -> Finding:
-    """In namespaces of its own, where that is allowed; with the limits of a storm.
-
-    Raises:
-        Failed: it found nothing.
-    """
-    found, log = folder / "finding.json", folder / "cut.log"
-    command = [*NAMESPACES, sys.executable, "-m", "benchmarks.faults.cut", str(folder), str(found)]
-    inside = Leashed.start(command, log, {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT)
-    try:
-        inside.wait(APART_SECONDS)
-    except TimeoutError as late:
-        raise Failed(str(late)) from late
-    finally:
-        inside.stop()
-    if not found.exists():
-        raise Failed(f"{fault.name}: {log.read_text().strip() or 'nothing was found'}")
-    return Finding(**json.loads(found.read_text()))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,6 @@ FAULTS = (
     Fault("print_into_a_full_pipe", "stdout is a full pipe", "in print_into_a_full_pipe"),
     Fault("touch_memory_that_never_comes", "swapped out to a dead disk", "in touch_memory_that_", "heartbeat_timeout"),
     Fault("stop", "SIGSTOP", "stopped (state T)", "heartbeat_timeout", outside="stop"),
-    Fault("cut_off", "no packet passes between two workers", "all members wait", seconds=6.0, outside="cut"),
     Fault("throttle", "processor time of 15 %", "compute", "", Way.SLOW, outside="throttle"),
     Fault("load_slowly", "a slow disk", "data", "", Way.SLOW),
 )

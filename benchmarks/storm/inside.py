@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,11 +19,10 @@ from benchmarks.harness import Results, describe_machine
 from benchmarks.processes import Failed, Processes
 from benchmarks.storm.driver import RANGES, Driver, Story
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.report import history, show
+from benchmarks.storm.report import show, write_story
 from benchmarks.storm.schedule import schedule
 from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
-from elasticdl.job.journal import Entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
@@ -112,27 +110,16 @@ class Run:
         print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
 
     def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
-        journal = job.journal.read()
-        lines = history(self._story, journal, _moment_of(failure, journal, self._story))
         keep = self._results.path.parent / f"failed-storm-{self._seed}-{time.time():.0f}"
         for name in filter(lambda each: (self._folder / each).exists(), KEPT):
-            shutil.copytree(
-                self._folder / name, keep / name, ignore=shutil.ignore_patterns("*.tmp", "tls"), dirs_exist_ok=True
-            )
-        self._results.add("failure", seed=self._seed, reason=str(failure), history=lines)
-        print(*lines, sep="\n")
+            ignored = shutil.ignore_patterns("*.tmp", "tls")
+            shutil.copytree(self._folder / name, keep / name, ignore=ignored, dirs_exist_ok=True)
+        write_story(keep / "story.txt", self._story, job.journal.read())
+        self._results.add("failure", seed=self._seed, reason=str(failure))
         done = f"after {self._story.counts.total()} of {self._count} disturbances"
-        print(f"seed {self._seed}: FAILED {done}: {failure}\nlogs, journal, losses and record: {keep}", flush=True)
-
-
-def _moment_of(failure: Failed | Wrong, journal: Sequence[Entry], story: Story) -> float:
-    """When it showed; of a step, when the world was formed in which it was made."""
-    if isinstance(failure, Wrong) and failure.at is not None:
-        return failure.at
-    step = failure.step if isinstance(failure, Wrong) else 0
-    formed = [entry["time"] for entry in journal if entry["event"] == "world_formed" and entry["step"] < step]
-    last = story.lines[-1].time if story.lines else time.time()
-    return float(formed[-1]) if formed else last
+        print(
+            f"seed {self._seed}: FAILED {done}: {failure}\nstory, logs, journal, losses and record: {keep}", flush=True
+        )
 
 
 def _check_checkpoints(folder: Path, last: int) -> None:

@@ -1,41 +1,20 @@
-"""What a storm has shown: tables for people, results as JSON lines, and the history around a failure."""
+"""What a storm has shown: tables for people, results as JSON lines, and the story of one that failed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 
-import numpy as np
-
-from benchmarks.harness import Results, show_table
+from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.storm.driver import Brought, Line, Story
 from benchmarks.storm.schedule import Kind
 from benchmarks.storm.training import Agreement
-from elasticdl.job.journal import Entry
-
-BEFORE, AFTER = 15.0, 10.0  # seconds of history around a failure
-LINES = 80
-WIDTH = 160
+from elasticdl.job.journal import Entry, dump_entry
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """Of survivors, seconds; percentiles interpolate linearly."""
-
-    n: int
-    median: float
-    p90: float
-    p99: float
-    maximum: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Pauses:
-        median, p90, p99 = (float(np.percentile(seconds, share)) for share in (50, 90, 99))
-        return cls(len(seconds), median, p90, p99, max(seconds))
-
-
-def pauses_by_change(journal: Iterable[Entry], brought: Sequence[Brought]) -> dict[str, Pauses]:
+def pauses_by_change(journal: Iterable[Entry], brought: Sequence[Brought]) -> dict[str, Summary]:
     """By what the worker says of the change; a failure by what was done then, too."""
     found: dict[str, list[float]] = defaultdict(list)
     for entry in journal:
@@ -44,7 +23,7 @@ def pauses_by_change(journal: Iterable[Entry], brought: Sequence[Brought]) -> di
             found[change].append(entry["total"])
             if change == "failure":
                 found[f"{change}: {_cause(entry['time'], brought)}"].append(entry["total"])
-    return {change: Pauses.of(seconds) for change, seconds in sorted(found.items())}
+    return {change: summarise(seconds) for change, seconds in sorted(found.items())}
 
 
 def _cause(at: float, brought: Sequence[Brought]) -> str:
@@ -71,16 +50,8 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
     )
 
 
-def history(story: Story, journal: Iterable[Entry], moment: float) -> list[str]:
-    """What was done and what the job says happened around a moment."""
-    told = [entry for entry in journal if entry["event"] not in ("checkpoint", "evaluation", "epoch_finished")]
-    lines = [*story.lines, *(Line(entry["time"], _describe(entry)) for entry in told)]
-    near = [line for line in sorted(lines, key=lambda line: line.time) if -BEFORE <= line.time - moment <= AFTER]
-    return [f"{line.time - moment:+8.3f} s  {line.text[:WIDTH]}" for line in near[-LINES:]]
-
-
-def _describe(entry: Entry) -> str:
-    if entry["event"] == "pause":
-        return f"    pause: worker {entry['worker']}, world {entry['world']}, {entry['kind']}, {entry['total']:.2f} s"
-    fields = ", ".join(f"{name} {value}" for name, value in entry.items() if name not in ("time", "event"))
-    return f"    {entry['event']}: {fields}"
+def write_story(path: Path, story: Story, journal: Iterable[Entry]) -> None:
+    """What was done beside what the job says happened, in the order of time."""
+    lines = [*story.lines, *(Line(entry["time"], f"    {dump_entry(entry)}") for entry in journal)]
+    ordered = sorted(lines, key=lambda line: line.time)
+    path.write_text("".join(f"{line.time - ordered[0].time:9.3f} s  {line.text}\n" for line in ordered))

@@ -20,12 +20,7 @@ ROUNDING = 1e-4  # of a loss, relative
 
 
 class Wrong(Exception):
-    """The training is not what it would have been: at this step, or at this time by the clock of the journal."""
-
-    def __init__(self, message: str, *, step: int = 0, at: float | None = None) -> None:
-        super().__init__(message)
-        self.step = step
-        self.at = at
+    """The training is not what it would have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +78,14 @@ def check_journal(journal: Iterable[Entry]) -> None:
     """
     newest = 0
     for entry in journal:
-        at = entry["time"]
         match entry["event"]:
             case "worker_left" if entry["cause"] == "crashed":
-                raise Wrong(f"worker {entry['worker']} crashed: {entry['reason']}", at=at)
+                raise Wrong(f"worker {entry['worker']} crashed: {entry['reason']}")
             case "resumed":
-                raise Wrong(f"the state was lost: training went on from {entry['path']}", at=at)
+                raise Wrong(f"the state was lost: training went on from {entry['path']}")
             case "world_formed":
                 if entry["step"] < newest - 1:  # one step may be known to a single worker only, which then dies
-                    raise Wrong(f"world {entry['world']} went back to step {entry['step']} from step {newest}", at=at)
+                    raise Wrong(f"world {entry['world']} went back to step {entry['step']} from step {newest}")
                 newest = max(newest, entry["step"])
 
 
@@ -102,17 +96,17 @@ def _compare_losses(files: Iterable[Path], expected: Sequence[float]) -> tuple[i
         for line in path.read_text().splitlines():
             step, loss = int(line.split()[0]), float(line.split()[1])
             if step <= before:
-                raise Wrong(f"worker {path.name} made step {step} after step {before}", step=step)
+                raise Wrong(f"worker {path.name} made step {step} after step {before}")
             if step > len(expected):
-                raise Wrong(f"worker {path.name} made step {step}, and there are {len(expected)}", step=step)
+                raise Wrong(f"worker {path.name} made step {step}, and there are {len(expected)}")
             before, right = step, expected[step - 1]
             apart = abs(loss - right) / abs(right)
             if not apart <= ROUNDING:
-                raise Wrong(f"the loss of step {step} at worker {path.name} is {loss}, undisturbed {right}", step=step)
+                raise Wrong(f"the loss of step {step} at worker {path.name} is {loss}, undisturbed {right}")
             missing.discard(step)
             count, worst = count + 1, max(worst, apart)
     if missing:
-        raise Wrong(f"{len(missing)} steps were never made, the first is {min(missing)}", step=min(missing))
+        raise Wrong(f"{len(missing)} steps were never made, the first is {min(missing)}")
     return count, worst
 
 
@@ -122,7 +116,4 @@ def _compare_samples(records: Iterable[Path], epochs: int) -> None:
         counts, every = found.get(epoch, Counter()), range(watched_softmax.SAMPLES if epoch < epochs else 0)
         if counts != Counter(every):
             lost, extra = set(every) - set(counts), sum(counts.values()) - len(counts)
-            at = epoch * STEPS_PER_EPOCH + 1
-            raise Wrong(
-                f"epoch {epoch}: {len(lost)} samples were never used, and {extra} uses were one too many", step=at
-            )
+            raise Wrong(f"epoch {epoch}: {len(lost)} samples were never used, and {extra} uses were one too many")

@@ -127,8 +127,8 @@ def test_start(tmp_path):
     ]
     for entry in entries:
         seconds = {name: summary["median"] for name, summary in entry["seconds"].items()}
-        assert 0 < seconds["first line"] < seconds["first step"]
-        assert seconds["CPU"] > 0
+        assert 0 < seconds["first_line"] < seconds["first_step"]
+        assert seconds["cpu"] > 0
 
 
 @pytest.mark.slow

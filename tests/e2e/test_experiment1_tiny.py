@@ -74,13 +74,13 @@ def test_both_modes_and_what_they_leave(experiment, jobs, tmp_path):
     )
     summary = json.loads((out / "summary.json").read_text())
     gang, elastic = summary["gang"], summary["elastic"]
-    assert [job["steps"] for mode in (gang, elastic) for job in mode["jobs"]] == [40] * 4
+    assert [mode[job]["steps"] for mode in (gang, elastic) for job in ("first", "second")] == [40] * 4
     # The second gang has nothing until the first is over; an elastic job takes what is free, and the rest later.
     assert most_beside_the_first(out, "gang") == 0
     assert most_beside_the_first(out, "elastic") == 1
     for mode in ("gang", "elastic"):
         assert max(change.gpus for change in read_series(out / f"gpus-{mode}.csv") if change.owner != "others") == 2
-    assert gang["jobs"][0]["last_loss"] == pytest.approx(gang["jobs"][1]["last_loss"], rel=1e-4)
+    assert gang["first"]["last_loss"] == pytest.approx(gang["second"]["last_loss"], rel=1e-4)
     assert jobs() == []
 
 

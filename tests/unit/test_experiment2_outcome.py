@@ -7,6 +7,7 @@ import pytest
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.pods import Fact
 from benchmarks.experiments.serving.outcome import (
+    TARGETS,
     Seen,
     at_work,
     from_zero,
@@ -14,10 +15,10 @@ from benchmarks.experiments.serving.outcome import (
     lags_for_training,
     measured,
     step_counts,
-    verdicts,
 )
 from benchmarks.experiments.serving.service import Request
 from benchmarks.experiments.zoo.step_log import LoggedStep
+from benchmarks.harness import flat, judge
 
 
 def step(number: int, time: float, workers: int = 2) -> LoggedStep:
@@ -117,7 +118,7 @@ def test_who_waits_when_it_ends_counts_as_long_as_that():
     late = {"serving-1-c": pod(created=15), "serving-1-d": pod(created=30, bound=35, notice=33), "serving-1-e": pod()}
     unserved = measured(seen(pods={**seen().pods, **late}))
     assert unserved["reclaim_for_serving"]["unfinished"] == [25, 3]
-    assert [row[1:] for row in verdicts(unserved)][1] == ("25.00", "<= 5", "no")
+    assert judge(flat(unserved), TARGETS)[1][1:] == ("25", "<= 5", "no")
     untaken = {name: times for name, times in seen().pods.items() if name != "training-worker-2"}
     assert measured(seen(pods=untaken))["reclaim_for_training"]["unfinished"] == [40 - 21]
     never_ready = measured(seen(journal=[entry for entry in seen().journal if entry["event"] != "worker_ready"]))
@@ -127,6 +128,7 @@ def test_who_waits_when_it_ends_counts_as_long_as_that():
         "min": None,
         "max": None,
         "unfinished": [19],
+        "longest": 19,
         "parts": {},
     }
     preempted = {**seen().pods, "training-worker-2": pod(created=10.2, bound=21.5, running=21.75, notice=23)}
@@ -169,13 +171,13 @@ def test_requests_that_failed_are_told_and_not_in_the_latency():
 
 def test_the_targets_are_judged_by_the_worst():
     def met(**changed) -> list[str]:
-        return [row[-1] for row in verdicts(measured(seen(**changed)))]
+        return [row[-1] for row in judge(flat(measured(seen(**changed))), TARGETS)]
 
-    assert met() == ["yes"] * 5
+    assert met() == ["yes"] * 6
     late = {**seen().pods, "serving-1-c": pod(created=1, bound=6.1, running=6.2)}
     idle = [Change(0.0, "training", 2), Change(5.0, "serving", 1)]
     wrong = [Request(1.0, 1.0, "a", 0, None, "x")]
     steps = [*seen().steps, step(9, 41)]
-    assert met(pods=late, requests=wrong, steps=steps, changes=idle) == ["no", "no", "yes", "no", "no"]
+    assert met(pods=late, requests=wrong, steps=steps, changes=idle) == ["no", "no", "yes", "no", "no", "yes"]
     never = {name: times for name, times in seen().pods.items() if name != "serving-1-b"}
     assert met(pods=never)[1:3] == ["no", "no"], "what was not measured is not met"

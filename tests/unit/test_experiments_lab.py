@@ -341,7 +341,7 @@ def test_a_summary_appears_whole(tmp_path):
     artefacts.summary({"makespan": 1.23456789, "jobs": [{"ended": 2.00001}]})
     with contextlib.suppress(TypeError):
         artefacts.summary({"makespan": object()})
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"makespan": 1.2346, "jobs": [{"ended": 2.0}]}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"makespan": 1.23457, "jobs": [{"ended": 2.00001}]}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     artefacts.discard("*.json")
     assert not [*tmp_path.iterdir()]

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from benchmarks.harness import summarise
 from benchmarks.storm import training
 from benchmarks.storm.driver import Brought
-from benchmarks.storm.report import Pauses, pauses_by_change
+from benchmarks.storm.report import pauses_by_change
 from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax
@@ -72,9 +73,8 @@ def test_a_training_that_nothing_has_disturbed_agrees(trained):
 @pytest.mark.parametrize("wrong", ["1.001", "nan"])
 def test_a_loss_that_is_another_is_found(trained, expected, wrong):
     edit(trained / "losses" / "0", 9, repr(expected[9]), repr(expected[9] * float(wrong)))
-    with pytest.raises(Wrong, match="the loss of step 10 at worker 0") as found:
+    with pytest.raises(Wrong, match="the loss of step 10 at worker 0"):
         agreement(trained)
-    assert found.value.step == 10
 
 
 def test_a_step_that_nobody_has_made_is_found(trained, expected):
@@ -123,9 +123,8 @@ def test_a_journal_in_which_nothing_was_lost():
     ],
 )  # fmt: skip
 def test_a_journal_that_shows_a_crash_or_a_loss(entry, complaint):
-    with pytest.raises(Wrong, match=complaint) as found:
+    with pytest.raises(Wrong, match=complaint):
         check_journal([formed(1, 0), formed(2, 7), entry])
-    assert found.value.at == 30.0
 
 
 def pause(at, kind, total):
@@ -136,8 +135,8 @@ def test_pauses_are_told_by_change_and_failures_by_what_was_done():
     brought = [Brought((Kind.KILL,), 10.0, 2.0), Brought((Kind.TERM, Kind.FREEZE), 20.0, 6.0)]
     journal = [pause(11.0, "failure", 1.0), pause(21.0, "shrink", 0.2), pause(25.0, "failure", 3.0)]
     assert pauses_by_change(journal, brought) == {
-        "failure": Pauses.of([1.0, 3.0]),
-        "failure: KILL": Pauses.of([1.0]),
-        "failure: TERM and FREEZE": Pauses.of([3.0]),
-        "shrink": Pauses.of([0.2]),
+        "failure": summarise([1.0, 3.0]),
+        "failure: KILL": summarise([1.0]),
+        "failure: TERM and FREEZE": summarise([3.0]),
+        "shrink": summarise([0.2]),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
@@ -82,10 +82,6 @@ class Verdict:
     gap: float
     spread: float
 
-    @property
-    def within(self) -> bool:
-        return self.gap <= self.spread
-
 
 def verdict(curves: Sequence[Curve]) -> Verdict | None:
     """Of one policy; None while one of the kinds has no job."""
@@ -108,14 +104,9 @@ def _summarise(curves: Sequence[Curve]) -> dict[str, Any]:
     found: dict[str, Any] = {str(kind): _group(group) for kind, group in groups.items() if group}
     apart, judged = difference(curves), verdict(curves)
     if apart is not None:
-        found["largest_difference"] = {
-            # In digits that rounding to a ten-thousandth would swallow.
-            "loss": f"{apart.loss:.3g}",
-            "accuracy": f"{apart.accuracy:.3g}",
-            "first_step": apart.first_step,
-        }
+        found["largest_difference"] = asdict(apart)
     if judged is not None:
-        found["last_accuracy"] = {"gap": judged.gap, "spread_of_fixed": judged.spread, "within": judged.within}
+        found["last_accuracy"] = {"gap": judged.gap, "spread_of_fixed": judged.spread}
     return found
 
 
@@ -153,7 +144,6 @@ def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
 
 # What the mean of a batch's losses, summed in another order, may differ by in single precision.
 ROUNDING = 1e-6
-TARGETS = {"batch_loss_difference": ROUNDING, "rate_gap": "spread of the seeds"}
 TITLES = {Policy.BATCH: "fixed batch", Policy.RATE: "learning rate x workers"}
 COLUMNS = ("policy", "workers", "seeds", "steps", "mean accuracy after each epoch", "last, mean", "lowest", "highest")
 
@@ -173,19 +163,14 @@ def _row(policy: str, kind: Kind, group: Sequence[Curve]) -> tuple[str, ...]:
     return (policy, str(kind), str(len(group)), made, epochs, *last)
 
 
-def verdicts(curves: Sequence[Curve]) -> list[tuple[str, ...]]:
-    """Rows of: what, ours, target, whether the target is met."""
-    found: list[tuple[str, ...]] = []
-    fixed, rated = ([each for each in curves if each.policy is policy] for policy in (Policy.BATCH, Policy.RATE))
-    if (apart := difference(fixed)) is not None:
-        met = "yes" if apart.loss <= ROUNDING and apart.accuracy == 0 else "no"
-        what = "fixed batch: largest difference of a step's loss"
-        found.append((what, f"{apart.loss:.2g}", f"<= {ROUNDING:g}", met))
-        found.append(("... of an epoch's accuracy", f"{apart.accuracy:.2g}", "0", met))
-    if (judged := verdict(rated)) is not None:
-        what = "learning rate x workers: elastic's last accuracy from the nearer fixed one"
-        met = "yes" if judged.within else "no"
-        found.append((what, f"{judged.gap:.4f}", f"<= {judged.spread:.4f}, the spread", met))
+def targets(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Limits of what the summary says, as far as there are jobs to compare."""
+    found = {}
+    if "largest_difference" in summary[Policy.BATCH]:
+        apart = f"{Policy.BATCH} largest_difference"
+        found = {f"{apart} loss": f"<= {ROUNDING:g}", f"{apart} accuracy": "<= 0"}
+    if judged := summary[Policy.RATE].get("last_accuracy"):
+        found[f"{Policy.RATE} last_accuracy gap"] = f"<= {judged['spread_of_fixed']:.6g}"
     return found
 
 

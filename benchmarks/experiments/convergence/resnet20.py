@@ -25,6 +25,7 @@ from benchmarks.experiments.convergence.settings import (
     held_file,
     shared_folder,
 )
+from benchmarks.experiments.zoo.step_log import InWorld
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from model_zoo.cifar10 import resnet20_torch
 from model_zoo.cifar10.recipe import learning_rate
@@ -91,21 +92,15 @@ def digits(mode: str, path: str) -> TensorDataset:
     return TensorDataset(large.expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(labels))
 
 
-class Record(Callback):
+class Record(InWorld):
     """Each step into the job's folder, by rank 0."""
 
-    def __init__(self) -> None:
-        self._size, self._rank = 0, 0
-
-    def on_world_change(self, size: int, rank: int) -> None:
-        self._size, self._rank = size, rank
-
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
-        if self._rank == 0:
-            Step(step, self._size, logs["loss"], logs["learning_rate"]).append(shared_folder(os.environ))
+        if self.rank == 0:
+            Step(step, self.size, logs["loss"], logs["learning_rate"]).append(shared_folder(os.environ))
 
 
-class Hold(Callback):
+class Hold(InWorld):
     """In a worker: waits after each of these steps until the driver says go, so that each world begins at a known step.
 
     A change of workers takes effect after the step that follows its announcement, whenever that comes. So the workers wait at
@@ -117,15 +112,11 @@ class Hold(Callback):
         self._folder = folder
         self._steps = frozenset(steps)
         self._seconds = seconds
-        self._rank = 0
-
-    def on_world_change(self, size: int, rank: int) -> None:
-        self._rank = rank
 
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
         if step not in self._steps:
             return
-        if self._rank == 0:
+        if self.rank == 0:
             held_file(self._folder, step).touch()
         deadline = time.monotonic() + self._seconds
         while not go_file(self._folder, step).exists():

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from benchmarks.experiments.lab import Lab, queue_flags
+from benchmarks.experiments.training import Witness
 from benchmarks.processes import Failed
 from elasticdl.job.journal import Entry
 from elasticdl.kube.manifests.names import journal_name, state_name
@@ -88,7 +89,7 @@ def allocate(candidates: Sequence[Candidate], places: int) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Scheduler:
+class Scheduler(Witness):
     """Looks at all jobs now and then, and scales them by AdaptDL's rule, while its context lasts."""
 
     lab: Lab

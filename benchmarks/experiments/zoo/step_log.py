@@ -21,16 +21,19 @@ class LoggedStep:
     loss: float
 
 
-class StepLog(Callback):
-    def __init__(self) -> None:
-        self._size, self._rank = 0, 0
+class InWorld(Callback):
+    """Knows the world that it is in."""
+
+    size = rank = 0
 
     def on_world_change(self, size: int, rank: int) -> None:
-        self._size, self._rank = size, rank
+        self.size, self.rank = size, rank
 
+
+class StepLog(InWorld):
     def on_train_batch_end(self, step: int, logs: Logs) -> None:
-        if self._rank == 0:
-            made = LoggedStep(step, time.time(), self._size, logs["loss"])
+        if self.rank == 0:
+            made = LoggedStep(step, time.time(), self.size, logs["loss"])
             print(MARK + json.dumps(asdict(made)), file=sys.stderr, flush=True)
 
 
