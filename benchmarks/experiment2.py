@@ -15,12 +15,9 @@ import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
-
-import numpy as np
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.figures import Lines, Panel, draw_gpus
+from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.options import (
     NO_QUEUE,
@@ -61,7 +58,6 @@ LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
 SHORTEST_EVERY = 1.0
-BINS = 92  # of the load's time, in the figure
 TABLES = ("pods.csv", "requests.csv", "rotation.csv", "steps.csv")
 RESULTS = (*TABLES, "events.*", "scalings.jsonl", "gpus.*", "summary.json", "logs.log", "serving.log")
 REAL = (
@@ -143,24 +139,10 @@ def experiment(setting: Setting) -> None:
         artefacts.summary({**numbers, "targets": TARGETS, "published": PUBLISHED, "setting": given})
         panel = Panel("", seen.changes, seen.end, {})
         owners = {JOB: "training", APP: "serving"}
-        artefacts.figure("gpus", lambda path: draw_gpus(path, [panel], owners, seen.gpus, load_of(seen)))
+        artefacts.figure("gpus", lambda path: draw_gpus(path, [panel], owners, seen.gpus))
         shown = {"ours": {**numbers, "lags": ()}, "published": PUBLISHED}
         show_numbers(f"Serving and training on {setting.gpus} GPUs", shown)
         show_targets(flat(numbers), TARGETS)
-
-
-def load_of(seen: Seen) -> list[Lines]:
-    """Requests and their latency, over time."""
-    width = seen.end / BINS
-    ordered = sorted(seen.requests, key=lambda request: request.time)
-    bins = {number: list(group) for number, group in groupby(ordered, lambda request: int(request.time / width))}
-    times = [(number + 0.5) * width for number in bins]
-    parts = {
-        f"p{part}": (times, [float(np.percentile([each.latency for each in group], part)) for group in bins.values()])
-        for part in (50, 99)
-    }
-    rates = [len(group) / width for group in bins.values()]
-    return [Lines("requests/s", {"load": (times, rates)}), Lines("latency, s", parts)]
 
 
 def simulated(setting: Setting) -> str:

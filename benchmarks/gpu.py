@@ -176,7 +176,7 @@ def state(sizes: Sizes, rng: random.Random, results: Results) -> list[Row]:
     """Commit and checkpoint of one worker alone; the pause when a second one joins it, which receives the state."""
     with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes:
         flags = ["--record", "meter", "--model", sizes.state, "--folder", folder]
-        processes.start_module("state", "benchmarks.loops.gpu_state", "state", *flags)
+        processes.start_module("state", "benchmarks.loops.library", "state", *flags)
         processes.wait_all(START_SECONDS)
         found: dict[str, Any] = json.loads((Path(folder) / "state.json").read_text())
     results.add("state", **found)

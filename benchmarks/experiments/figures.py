@@ -48,31 +48,14 @@ class Panel:
     marks: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Values over a common axis below the panels; each line by its name."""
-
-    label: str
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-def draw_gpus(
-    path: Path, panels: Sequence[Panel], owners: Mapping[str, str], gpus: int, below: Sequence[Lines] = ()
-) -> None:
+def draw_gpus(path: Path, panels: Sequence[Panel], owners: Mapping[str, str], gpus: int) -> None:
     """Panels one above the other, over the same time; ``owners`` by their name in the series: what the legend says."""
     with matplotlib.rc_context(STYLE):
-        heights = [1.75] * len(panels) + [0.9] * len(below)
-        figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), layout="constrained")
-        axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        figure = Figure(figsize=(WIDTH, 1.75 * len(panels) + 0.5), layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         last = max(panel.end for panel in panels)
-        for axis, panel in zip(axes, panels, strict=False):
+        for axis, panel in zip(axes, panels, strict=True):
             _draw_panel(axis, panel, owners, gpus, last)
-        for axis, each in zip(axes[len(panels) :], below, strict=True):
-            for name, (times, values) in each.lines.items():
-                axis.plot(times, values, lw=0.9, label=name)
-            axis.set_ylabel(each.label)
-            axis.set_ylim(bottom=0)
-            axis.legend(loc="upper right", ncols=2)
         axes[0].set_xlim(0, last * 1.02)
         axes[-1].set_xlabel("time in seconds")
         handles, names = axes[0].get_legend_handles_labels()

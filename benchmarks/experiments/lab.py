@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, ClusterKind, Opt
 from benchmarks.experiments.pods import Pods, gpu_capacity, held_gpus, is_over, owner_of, role_of
 from benchmarks.harness import describe_machine, machine_facts
 from benchmarks.job import COMMAND
-from benchmarks.processes import ROOT, Failed, wait_until
+from benchmarks.processes import ROOT, Failed
 from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UserError
 from elasticdl.job.journal import Entry
@@ -41,11 +39,10 @@ from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import master_name
+from tests.cluster.kit import new_namespace
 
 NODE_GPUS = 3  # of each node of tier 1, if the experiment's are a multiple of it
 COMMAND_SECONDS = 120.0
-GONE_SECONDS = 90.0
-ACCOUNT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +179,9 @@ def open_lab(options: Options, gpus: int, nodes: Mapping[str, int] | None = None
         core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
         with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
-        namespace = stack.enter_context(_namespace(options, core, stays=kubeconfig is None))
+        with refusals("make a namespace (or give one with --namespace)"):
+            own_one = nullcontext(_require_namespace(core, options.namespace)) if options.namespace else None
+            namespace = stack.enter_context(own_one or new_namespace(core.api_client))
         if options.queue == OWN_QUEUE:
             stack.enter_context(GangScheduler(core, namespace))
         own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
@@ -239,41 +238,18 @@ def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
         cluster.stop()
 
 
-@contextmanager
-def _namespace(options: Options, core: client.CoreV1Api, *, stays: bool) -> Iterator[str]:
-    """The given one, or one that is made; in a cluster that ``stays`` it is removed again."""
-    if options.namespace:
-        with refusals(f"look at namespace {options.namespace}"):
-            if not _is_there(core.read_namespace, options.namespace):
-                raise UserError(f"there is no namespace {options.namespace} in the cluster: choose another --namespace")
-        yield options.namespace
-        return
-    name = f"experiment-{secrets.token_hex(4)}"
-    with refusals("make a namespace (or give one with --namespace)"):
-        core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name)))
+def _require_namespace(core: client.CoreV1Api, name: str) -> str:
+    """Raises:
+    UserError: there is none. Whoever may not look has to take it for granted.
+    """
     try:
-        account = core.read_namespaced_service_account  # until it is there no pod is taken
-        what = f"the default account of namespace {name}"
-        wait_until(lambda: _is_there(account, "default", name), ACCOUNT_SECONDS, what)
-        yield name
-    finally:
-        if stays:
-            with _said(f"namespace {name}"):
-                core.delete_namespace(name)
-                what = f"namespace {name}: its removal"
-                wait_until(lambda: not _is_there(core.read_namespace, name), GONE_SECONDS, what)
-
-
-def _is_there(read: Callable[..., object], *names: str) -> bool:
-    """Whoever may not look has to take it for granted."""
-    time.sleep(0.1)  # a request each 10 ms would be rude
-    try:
-        read(*names)
+        core.read_namespace(name)
     except client.ApiException as error:
-        if error.status not in (403, 404):
+        if error.status == 404:
+            raise UserError(f"there is no namespace {name} in the cluster: choose another --namespace") from error
+        if error.status != 403:
             raise
-        return bool(error.status == 403)
-    return True
+    return name
 
 
 @contextmanager

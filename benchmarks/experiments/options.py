@@ -182,27 +182,22 @@ def writable(folder: Path) -> Path:
 
 
 def positive(text: str) -> float:
-    value = not_negative(text)
-    if not value:
+    if not (value := not_negative(text)):
         raise argparse.ArgumentTypeError("must be above 0")
     return value
 
 
 def natural(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0")
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def not_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be a number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return value

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +128,67 @@ class PodWatch:
             self._news.notify_all()
 
 
+class Fact(StrEnum):
+    CREATED = "created"
+    BOUND = "bound"  # the scheduler has chosen its node
+    RUNNING = "running"  # its container's process was started
+    NOTICE = "notice"  # it is to go: its deletionTimestamp is set
+    ENDED = "ended"  # its container's process has
+    GONE = "gone"  # so is the object, and the device free
+
+
+Times = Mapping[Fact, float]
+
+
+def facts_of(pod: Pod) -> set[Fact]:
+    """All that is true of a pod that is there."""
+    status: Pod = pod.get("status") or {}
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    true = {
+        Fact.CREATED: True,
+        Fact.BOUND: pod["spec"].get("nodeName"),
+        Fact.RUNNING: any(state.get("running") for state in states),
+        Fact.NOTICE: pod["metadata"].get("deletionTimestamp"),
+        Fact.ENDED: is_over(pod) or any(state.get("terminated") for state in states),
+    }
+    return {fact for fact, so in true.items() if so}
+
+
+class PodTimes(PodWatch):
+    """The first time that each fact was seen of each pod; a pod's own timestamps are whole seconds."""
+
+    def __init__(self, core: client.CoreV1Api, namespace: str, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(core, namespace)
+        self._clock = clock
+        self._times: dict[str, dict[Fact, float]] = {}
+
+    def see(self, pods: Pods) -> None:
+        now = self._clock()
+        facts = {name: facts_of(pod) for name, pod in pods.items()}
+        gone = {name: {Fact.ENDED, Fact.GONE} for name in self._times if name not in pods}
+        for name, found in (facts | gone).items():
+            times = self._times.setdefault(name, {})
+            for fact in found:
+                times.setdefault(fact, now)
+
+    def all(self) -> dict[str, dict[Fact, float]]:
+        """By the pod's name."""
+        with self._news:
+            return {name: dict(times) for name, times in self._times.items()}
+
+    def find(self, wanted: Callable[[str, Times], bool], seconds: float, what: str) -> str:
+        """The name of the first pod of which it is so.
+
+        Raises:
+            Failed: there was none in time.
+        """
+
+        def found(pods: Pods) -> str:
+            return next((name for name, times in self._times.items() if wanted(name, times)), "")
+
+        return self.wait(found, seconds, what)
+
+
 class GpuSeries(PodWatch):
     """GPUs in use over time, from each pod's binding to its end; time 0 is when the context was entered.
 
@@ -195,67 +256,6 @@ def read_series(path: Path) -> list[Change]:
     """What was written so far."""
     with path.open(newline="") as lines:
         return [Change(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]
-
-
-class Fact(StrEnum):
-    CREATED = "created"
-    BOUND = "bound"  # the scheduler has chosen its node
-    RUNNING = "running"  # its container's process was started
-    NOTICE = "notice"  # it is to go: its deletionTimestamp is set
-    ENDED = "ended"  # its container's process has
-    GONE = "gone"  # so is the object, and the device free
-
-
-Times = Mapping[Fact, float]
-
-
-def facts_of(pod: Pod) -> set[Fact]:
-    """All that is true of a pod that is there."""
-    status: Pod = pod.get("status") or {}
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    true = {
-        Fact.CREATED: True,
-        Fact.BOUND: pod["spec"].get("nodeName"),
-        Fact.RUNNING: any(state.get("running") for state in states),
-        Fact.NOTICE: pod["metadata"].get("deletionTimestamp"),
-        Fact.ENDED: is_over(pod) or any(state.get("terminated") for state in states),
-    }
-    return {fact for fact, so in true.items() if so}
-
-
-class PodTimes(PodWatch):
-    """The first time that each fact was seen of each pod; a pod's own timestamps are whole seconds."""
-
-    def __init__(self, core: client.CoreV1Api, namespace: str, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(core, namespace)
-        self._clock = clock
-        self._times: dict[str, dict[Fact, float]] = {}
-
-    def see(self, pods: Pods) -> None:
-        now = self._clock()
-        facts = {name: facts_of(pod) for name, pod in pods.items()}
-        gone = {name: {Fact.ENDED, Fact.GONE} for name in self._times if name not in pods}
-        for name, found in (facts | gone).items():
-            times = self._times.setdefault(name, {})
-            for fact in found:
-                times.setdefault(fact, now)
-
-    def all(self) -> dict[str, dict[Fact, float]]:
-        """By the pod's name."""
-        with self._news:
-            return {name: dict(times) for name, times in self._times.items()}
-
-    def find(self, wanted: Callable[[str, Times], bool], seconds: float, what: str) -> str:
-        """The name of the first pod of which it is so.
-
-        Raises:
-            Failed: there was none in time.
-        """
-
-        def found() -> Iterator[str]:
-            return (name for name, times in self._times.items() if wanted(name, times))
-
-        return self.wait(lambda pods: next(found(), ""), seconds, what)
 
 
 def write_times(path: Path, history: Mapping[str, Times]) -> None:

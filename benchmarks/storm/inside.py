@@ -10,19 +10,22 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
-from benchmarks.harness import Results, describe_machine
+from benchmarks.harness import Results, Summary, describe_machine, show_table, summarise
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.driver import RANGES, Driver, Story
+from benchmarks.storm.driver import RANGES, Brought, Driver, Line, Story
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.report import show, write_story
-from benchmarks.storm.schedule import schedule
+from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.surroundings import MASTER, Disk, Network
-from benchmarks.storm.training import STEPS_PER_EPOCH, Wrong, check_journal, compare
+from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, Wrong, check_journal, compare
+from elasticdl.job.journal import Entry, dump_entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
 STEPS_PER_DISTURBANCE = 50
@@ -120,6 +123,49 @@ class Run:
         print(
             f"seed {self._seed}: FAILED {done}: {failure}\nstory, logs, journal, losses and record: {keep}", flush=True
         )
+
+
+def pauses_by_change(journal: Iterable[Entry], brought: Sequence[Brought]) -> dict[str, Summary]:
+    """By what the worker says of the change; a failure by what was done then, too."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for entry in journal:
+        if entry["event"] == "pause":
+            change = entry["kind"]
+            found[change].append(entry["total"])
+            if change == "failure":
+                found[f"{change}: {_cause(entry['time'], brought)}"].append(entry["total"])
+    return {change: summarise(seconds) for change, seconds in sorted(found.items())}
+
+
+def _cause(at: float, brought: Sequence[Brought]) -> str:
+    last = next((each for each in reversed(brought) if each.at <= at), None)
+    return " and ".join(kind.name for kind in last.kinds) if last else "none"
+
+
+def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: Results) -> None:
+    rows = [[kind.name, kind.value, str(story.counts[kind])] for kind in Kind]
+    rows.append(["", "all", str(story.counts.total())])
+    show_table("Disturbances", ["kind", "", "n"], rows)
+    for moment in story.brought:
+        kinds = [kind.name for kind in moment.kinds]
+        results.add("moment", disturbances=kinds, at=round(moment.at, 3), recovery=round(moment.recovery, 3))
+    pauses = pauses_by_change(journal, story.brought)
+    for change, each in pauses.items():
+        results.add("pauses", change=change, **asdict(each))
+    values = [[change, str(p.n), *(f"{v:.2f}" for v in (p.median, p.p90, p.p99, p.maximum))] for change, p in pauses.items()]  # fmt: skip
+    show_table("Pauses of the survivors, s", ["change", "n", "median", "p90", "p99", "max"], values)
+    print(
+        f"{agreement.steps} steps, {agreement.samples} samples in {agreement.epochs} epochs, each once; "
+        f"{agreement.losses_compared} losses seen by workers are those of an undisturbed run (largest difference "
+        f"{agreement.difference:.1e}, relative)"
+    )
+
+
+def write_story(path: Path, story: Story, journal: Iterable[Entry]) -> None:
+    """What was done beside what the job says happened, in the order of time."""
+    lines = [*story.lines, *(Line(entry["time"], f"    {dump_entry(entry)}") for entry in journal)]
+    ordered = sorted(lines, key=lambda line: line.time)
+    path.write_text("".join(f"{line.time - ordered[0].time:9.3f} s  {line.text}\n" for line in ordered))
 
 
 def _check_checkpoints(folder: Path, last: int) -> None:

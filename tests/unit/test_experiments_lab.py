@@ -44,8 +44,8 @@ def options_of(tmp_path, *argv):
         (["--cluster", "kubeconfig"], "--cluster kubeconfig needs --image"),
         (["--image", "i"], "--image is for --cluster kubeconfig"),
         (["--scale", "0"], "argument --scale: must be above 0"),
-        (["--scale", "fast"], "argument --scale: 'fast' is not a number"),
-        (["--seconds_per_sample", "nan"], "argument --seconds_per_sample: nan must be a number of at least 0"),
+        (["--scale", "fast"], "argument --scale: 'fast' is not a number of at least 0"),
+        (["--seconds_per_sample", "nan"], "argument --seconds_per_sample: 'nan' is not a number of at least 0"),
         (["--cluster", "kubeconfig", "--image", "i", "--training_data", "d", "--queue", "q"], "--queue q: "),
         (["--cluster", "moon"], "argument --cluster: invalid choice: 'moon'"),
     ],
@@ -61,8 +61,8 @@ def test_a_wrong_option_is_one_line_and_code_2(tmp_path, capsys, argv, says):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--seed", "-1"], "argument --seed: -1 must be at least 0"),
-        (["--seed", "x"], "argument --seed: 'x' is not a whole number"),
+        (["--seed", "-1"], "argument --seed: '-1' is not a whole number of at least 0"),
+        (["--seed", "x"], "argument --seed: 'x' is not a whole number of at least 0"),
         (["--seconds_per_sample", "1e-320"], "--seconds_per_sample 9.99989e-321: at least 1e-06, or 0 for real GPUs"),
         (["--seconds_per_sample", "0"], "--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0"),
         (["--steps", "-5"], "--steps -5: must be above 0"),

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness import summarise
 from benchmarks.storm import training
 from benchmarks.storm.driver import Brought
-from benchmarks.storm.report import pauses_by_change
+from benchmarks.storm.inside import pauses_by_change
 from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, Wrong, check_journal, compare, undisturbed
 from benchmarks.storm.zoo import watched_softmax

@@ -7,7 +7,6 @@ changes nothing.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from bisect import bisect_right
@@ -131,28 +130,17 @@ class LoadPlan:
     seed: int
 
 
-def moments(plan: LoadPlan, per_replica: float) -> Iterator[tuple[float, bool]]:
-    """When something is due, in order, and whether that is a request (else a look)."""
-    requests = ((time, True) for time in arrivals(plan.curve, per_replica, random.Random(plan.seed)))
-    looks = ((number * plan.every, False) for number in range(1, int(plan.curve.end / plan.every) + 1))
-    return heapq.merge(requests, looks)
+def requests_of(plan: LoadPlan, per_replica: float) -> list[float]:
+    """When they are due."""
+    return list(arrivals(plan.curve, per_replica, random.Random(plan.seed)))
 
 
 def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
-    """What the autoscaler will decide."""
-    came: list[float] = []
-    for time, is_request in moments(plan, autoscaler.rule.per_replica):
-        if is_request:
-            came.append(time)
-        else:
-            autoscaler, scaling = look(autoscaler, came, time, plan.window)
-            if scaling:
-                yield scaling
-
-
-def look(
-    autoscaler: Autoscaler, came: Sequence[float], time: float, window: float
-) -> tuple[Autoscaler, Scaling | None]:
-    rate = rate_before(came, time, window)
-    after, reason = autoscaler.look(rate)
-    return after, Scaling(time, rate, autoscaler.replicas, after.replicas, reason) if reason else None
+    """What the autoscaler decides, who looks at what was due: it follows from the seed, however busy the machine is."""
+    due = requests_of(plan, autoscaler.rule.per_replica)
+    for number in range(1, int(plan.curve.end / plan.every) + 1):
+        now, before = number * plan.every, autoscaler.replicas
+        rate = rate_before(due[: bisect_right(due, now)], now, plan.window)
+        autoscaler, reason = autoscaler.look(rate)
+        if reason:
+            yield Scaling(now, rate, before, autoscaler.replicas, reason)

@@ -1,7 +1,6 @@
 """The serving side at work: all requests at their time, whatever became of those before (an open loop), and what happened.
 
-Requests and the autoscaler's looks are taken in the order in which they are due, and a look counts the requests that were due:
-so what the autoscaler decides follows from the seed, however busy the machine is.
+What the autoscaler decides follows from when requests are due, and is done at its time.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import csv
 import json
 import random
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from kubernetes import client
 
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.pods import Pods, PodWatch
-from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Scaling, look, moments
+from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Scaling, requests_of, scalings
 from benchmarks.experiments.serving.frontend import Frontend, new_session, ready_addresses
 from benchmarks.experiments.serving.server import PIXELS
 from benchmarks.processes import Failed, wait_until
@@ -100,24 +99,22 @@ class Load:
 
     async def play(self, frontend: Frontend, records: Records) -> None:
         """To the curve's end, and until every request has its reply."""
-        images, came, autoscaler = Images(self.plan.seed), list[float](), self.autoscaler
-        with ThreadPoolExecutor(1, "scale") as scaler:  # one, so that they keep their order
-            async with asyncio.TaskGroup() as tasks:
-                for time, is_request in moments(self.plan, autoscaler.rule.per_replica):
-                    await asyncio.sleep(time - self.clock())
-                    if is_request:
-                        came.append(time)
-                        tasks.create_task(self._request(time, images, frontend, records))
-                        continue
-                    autoscaler, scaling = look(autoscaler, came, time, self.plan.window)
-                    if scaling:
-                        records.scaling(scaling)
-                        loop = asyncio.get_running_loop()
-                        tasks.create_task(self._scale(loop.run_in_executor(scaler, self.scale, scaling.replicas)))
-                await asyncio.sleep(self.plan.curve.end - self.clock())
+        images = Images(self.plan.seed)
+        due = requests_of(self.plan, self.autoscaler.rule.per_replica)
+        decided = scalings(self.plan, self.autoscaler)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._scale(list(decided), records))
+            for time in due:
+                await asyncio.sleep(time - self.clock())
+                tasks.create_task(self._request(time, images, frontend, records))
+            await asyncio.sleep(self.plan.curve.end - self.clock())
 
-    async def _scale(self, done: asyncio.Future[None]) -> None:
-        await done
+    async def _scale(self, decided: Sequence[Scaling], records: Records) -> None:
+        """One after the other, so that they keep their order."""
+        for scaling in decided:
+            await asyncio.sleep(scaling.time - self.clock())
+            records.scaling(scaling)
+            await asyncio.to_thread(self.scale, scaling.replicas)
 
     async def _request(self, time: float, images: Images, frontend: Frontend, records: Records) -> None:
         number, image = images.draw()
