@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from elasticdl.common.environment import STACKS, WORKER_ID
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.tether import tethered
 from elasticdl.places.fork_server import CannotFork, ForkServer
-from elasticdl.places.process_group import GroupLeader
 
 NOT_FORKED = "workers are started without the fork server (slower): %s"
 NOT_STARTED = "it was not started yet"
@@ -40,7 +40,7 @@ class Spawner:
 
     async def spawn(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
-    ) -> GroupLeader | None:
+    ) -> ProcessGroup | None:
         """None if it was not wanted any more before there was a process.
 
         Raises:
@@ -62,7 +62,7 @@ class Spawner:
             env=environment,
             start_new_session=True,
         )
-        return GroupLeader(process.pid, process.wait)
+        return ProcessGroup(process.pid, process.wait)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -79,7 +79,7 @@ class WorkerRun:
 
     def __init__(self, worker_id: int) -> None:
         self.worker_id = worker_id
-        self.process: GroupLeader | None = None  # while it runs
+        self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
         # What is being started for a worker that is over: whoever ends waits for it.
@@ -131,25 +131,25 @@ class WorkerRun:
                 self._killing.cancel()
             await _remove(folder)
 
-    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str], printing: Printing) -> GroupLeader | None:
+    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str], printing: Printing) -> ProcessGroup | None:
         with printing as (out, log):
             return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
-    async def _until_started(self, spawning: asyncio.Future[GroupLeader | None]) -> None:
+    async def _until_started(self, spawning: asyncio.Future[ProcessGroup | None]) -> None:
         """Or until the worker is killed: to start it may take long."""
         killing = asyncio.ensure_future(self._unwanted.wait())
         awaited: set[asyncio.Future[Any]] = {spawning, killing}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
 
-    async def _end_unwanted(self, spawning: asyncio.Future[GroupLeader | None], folder: str) -> None:
+    async def _end_unwanted(self, spawning: asyncio.Future[ProcessGroup | None], folder: str) -> None:
         """What is being started can't be called back: it is killed as soon as it is there."""
         with contextlib.suppress(OSError):
             await _end(await spawning)
         await _remove(folder)
 
 
-async def _end(process: GroupLeader | None) -> None:
+async def _end(process: ProcessGroup | None) -> None:
     if process is not None:
         process.kill()
         await process.wait()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.spec import JobSpec
 
@@ -62,11 +62,10 @@ def checking(spec: JobSpec) -> Iterator[JobCheck]:
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(spec.to_json().encode())
         given.seek(0)
-        group = ProcessGroup(
-            subprocess.Popen(
-                [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-            )
+        process = subprocess.Popen(
+            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
         )
+        group = ProcessGroup(process.pid, process.wait)
         try:
             yield JobCheck(group, said, spec.start_timeout)
         finally:
