@@ -18,7 +18,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -244,9 +243,7 @@ async def attend(environ: Mapping[str, str]) -> int:
     if environment is None or not environ.get(PLACE):
         missing = PLACE if environment else MASTER
         raise UserError(f"{missing} is not set: an agent is started by what provides the places of a job")
-    about = pb.AgentHello(
-        place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host, gpus=_count_gpus(environ)
-    )
+    about = pb.AgentHello(place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host)
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     base = {**defaults, **environ, "PYTHONUNBUFFERED": "1", **python_path(environ), **environment.to_env()}
     spawner = asyncio.ensure_future(prepare(environment.job_spec, base))
@@ -276,12 +273,6 @@ async def attend(environ: Mapping[str, str]) -> int:
         with contextlib.suppress(UserError, asyncio.CancelledError):
             await (await spawner).close()
     return agent.exit_code
-
-
-def _count_gpus(environ: Mapping[str, str]) -> int:
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([device for device in visible.split(",") if device.strip()])
-    return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
 def main() -> int:

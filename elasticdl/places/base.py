@@ -48,7 +48,6 @@ class Place:
 
     id: str  # unique in the job; never used again once the place is lost
     node: str = ""  # of a cluster, where the place is; empty while nobody knows, and on this machine
-    gpus: int = 0  # that a worker in it may use: none, one or several
     state: PlaceState = PlaceState.WAITING
     reason: str = ""  # for people: why it is WAITING or ENDING
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # what a worker in it must have set

@@ -97,9 +97,8 @@ def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
 
 def _read(line: str) -> Place | End:
     """A line of ``squeue``."""
-    number, state, node, resources, reason = line.split("|", _FIELDS - 1)
-    gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
-    place = Place(number, node, int(gpus[1]) if gpus else 0)
+    number, state, node, _, reason = line.split("|", _FIELDS - 1)
+    place = Place(number, node)
     if state in _WAITING:
         why = reason.strip("()")
         return replace(place, reason=f"Slurm has no place for it yet: {why}" if why != "None" else _NOT_SEEN)

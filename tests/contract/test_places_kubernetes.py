@@ -11,7 +11,7 @@ from test_places_contract import CHECKS, DEADLINE, Bench
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import PlaceLost, PlaceState
 from elasticdl.places.pods.leftovers import KEPT
-from elasticdl.places.pods.pod_places import Patience
+from elasticdl.places.pods.pod_places import PodTimeouts
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -218,7 +218,7 @@ def test_of_pods_that_are_over_the_newest_are_left(own_cluster, namespace, tmp_p
 
     async def run():
         pods, api = worker_pods(own_cluster, namespace, tmp_path), api_of(own_cluster)
-        bench = Bench(lambda report: make_places(api, pods, report, Patience(leave=0.0, over=0.0)))
+        bench = Bench(lambda report: make_places(api, pods, report, PodTimeouts(leave=0.0, over=0.0)))
 
         async def there():
             found = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, namespace)

@@ -24,7 +24,7 @@ from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers
-from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, Patience, PodPlaces
+from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, PodTimeouts, PodPlaces
 from elasticdl.places.pods.shared_retry import SharedRetry
 
 DEADLINE = 20.0
@@ -44,15 +44,15 @@ class RejectingPods(FakePods):
 class Stage:
     """A launcher, and what it reports."""
 
-    def __init__(self, pods, patience):
+    def __init__(self, pods, timeouts):
         self.pods = pods
         self.reports = asyncio.Queue()
-        self.patience = patience
+        self.timeouts = timeouts
         self.launcher = self.another()
 
     def another(self):
         def make_places(report):
-            self.places = PodPlaces(self.pods, PODS, report, self.patience, random.Random(1))
+            self.places = PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
             return self.places
 
         return PlaceLauncher(
@@ -73,9 +73,9 @@ class Stage:
                 await asyncio.sleep(0.005)
 
 
-def on_stage(pods_class, story, **patience):
+def on_stage(pods_class, story, **timeouts):
     async def whole():
-        stage = Stage(pods_class(FakeObjects(), FakeObjects()), Patience(**patience))
+        stage = Stage(pods_class(FakeObjects(), FakeObjects()), PodTimeouts(**timeouts))
         await stage.launcher.find()
         try:
             await story(stage)

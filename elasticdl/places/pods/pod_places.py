@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PodTimeouts:
     """Times in seconds."""
 
     image: float = 300.0  # for an image to be pulled, while no pod has ever run
@@ -67,7 +67,7 @@ class PodPlaces:
         api: WorkerPodApi,
         pods: WorkerPods,
         report: PlaceReport,
-        patience: Patience,
+        timeouts: PodTimeouts,
         rng: random.Random,
         first_number: int = 0,
     ) -> None:
@@ -75,8 +75,8 @@ class PodPlaces:
         self._api = api
         self._pods = pods
         self._report = report
-        self._patience = patience
-        self._backoff = partial(Backoff, rng, patience.first_retry, patience.longest_retry)
+        self._timeouts = timeouts
+        self._backoff = partial(Backoff, rng, timeouts.first_retry, timeouts.longest_retry)
         self._ledger = Ledger(pods.name, first_number)
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
@@ -88,7 +88,7 @@ class PodPlaces:
         self._event_watch = Watch(api.events, events_seen, self._backoff(), time.monotonic)
         self._refusals = SharedRetry(self._backoff())
         self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)  # to ask for a pod
-        self._leftovers = Leftovers(patience.over)
+        self._leftovers = Leftovers(timeouts.over)
         self._removal: asyncio.TimerHandle | None = None
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
@@ -98,7 +98,7 @@ class PodPlaces:
 
     async def found(self) -> tuple[Place, ...]:
         ask = partial(self._call, self._api.pods.list)
-        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._patience.start))
+        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start))
         found = tuple(self._ledger.adopt(pod) for pod in listing.items if self._pods.owns(pod))
         # What becomes of them is reported only after the caller knows that they were found.
         asyncio.get_running_loop().call_soon(self._begin, listing)
@@ -127,12 +127,12 @@ class PodPlaces:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience.close
+        deadline = loop.time() + self._timeouts.close
         for number in self._ledger.numbers:
             self._ledger.tell(number)
         for given_up in self._creating.values():
             given_up.set()
-        await self._until(lambda: not self._ledger.runs(), loop.time() + self._patience.leave)
+        await self._until(lambda: not self._ledger.runs(), loop.time() + self._timeouts.leave)
         if self._ledger.numbers:
             self._start(self._delete_all())
         await self._until(lambda: not self._ledger.numbers, deadline)
@@ -185,11 +185,11 @@ class PodPlaces:
 
     async def _delete_all(self) -> None:
         """By force, if pods do not go in time. Not behind the requests that wait for the launcher's own threads."""
-        deadline = time.monotonic() + self._patience.force
+        deadline = time.monotonic() + self._timeouts.force
         while self._ledger.numbers:
             grace = KILL_GRACE if time.monotonic() < deadline else 0
             await retry(partial(asyncio.to_thread, self._api.delete_all, grace), "delete pods", self._backoff())
-            await asyncio.sleep(self._patience.force)
+            await asyncio.sleep(self._timeouts.force)
 
     # ---- pods come and go ----
 
@@ -271,7 +271,7 @@ class PodPlaces:
         while await self._ask(number, self._api.delete, grace):
             if not grace:
                 return
-            await asyncio.sleep(self._patience.force)
+            await asyncio.sleep(self._timeouts.force)
             if number not in self._ledger:
                 return
             grace = 0
@@ -345,7 +345,7 @@ class PodPlaces:
             self._report(report)
         loop = asyncio.get_running_loop()
         if self._ledger.held(number):
-            loop.call_later(self._patience.event, lambda: self._look(number, self._ledger.settle(number)))
+            loop.call_later(self._timeouts.event, lambda: self._look(number, self._ledger.settle(number)))
         for left in self._ledger.take_left():
             self._leftovers.add(left, loop.time())
         self._plan_removal()
@@ -353,7 +353,7 @@ class PodPlaces:
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
         elif trouble and self._image_timer is None:
-            self._image_timer = loop.call_later(self._patience.image, self._give_up_image)
+            self._image_timer = loop.call_later(self._timeouts.image, self._give_up_image)
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
             self._image_timer = None
@@ -374,7 +374,7 @@ class PodPlaces:
 
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
-            seconds = f"{self._patience.image:g} s"
+            seconds = f"{self._timeouts.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
 
 
