@@ -167,7 +167,7 @@ class Agents:
 
     def start(self, number: int, pod: Pod) -> None:
         """From any thread."""
-        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1", gpus=1)
+        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1")
         self._loop.call_soon_threadsafe(self._start, number, hello)
 
     def end(self, number: int) -> None:
