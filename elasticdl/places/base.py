@@ -162,11 +162,15 @@ class Starter(Protocol):
     Every method may be called for a worker or place that is gone or unknown, and then does nothing.
     """
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """The workers in these places, which an earlier master has left; called once, first of all.
 
-        Waits a limited time for places that have not said yet what runs in them. A worker that shows itself later, and which this
-        master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
+        Waits a limited time for places that have not said yet what runs in them. Of one that does not say so, the workers count as
+        found that were there as the earlier master remembered: what became of them is reported when the place says so. Another
+        worker that shows itself later, and which this master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
+
+        Args:
+            remembered: The ids of workers, each with that of its place; empty for one whose place is not known.
         """
 
     def start(self, worker_id: int, place: Place) -> None:
@@ -211,10 +215,10 @@ class Launcher(Protocol):
     Every failure is reported that way, none is raised. No method waits for a worker except `close` and `detach`.
     """
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         """The workers that an earlier master of this job has left, whatever became of them; called once, first of all.
 
-        From then on they count as launched: what became of them is reported after the call.
+        From then on they count as launched: what became of them is reported after the call. ``remembered``: as in `Starter.found`.
         """
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -111,14 +111,14 @@ class PlaceLauncher:
 
     # ---- the port ----
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         self._busy = True  # what is reported meanwhile is taken afterwards
         try:
             for place in await self._places.found():
                 self._see(place)
             spots = self._pairing.spots
             self._keeps_waiting = bool(spots)
-            found = await self._starter.found([spot.place for spot in spots.values()])
+            found = await self._starter.found([spot.place for spot in spots.values()], remembered)
             return [self._adopt(spots[each.place_id], each.worker) for each in found]
         finally:
             self._busy = False

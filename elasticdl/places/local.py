@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +61,7 @@ class LocalStarter:
         self._memory_kills = MemoryKills()
         self._closed = False
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """None: workers of this machine die with their master."""
         return ()
 

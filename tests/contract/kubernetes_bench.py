@@ -14,7 +14,7 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import labels, selector, state_name
-from elasticdl.places.pods.pod_places import PodTimeouts, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"

@@ -88,7 +88,7 @@ class FakeStarter:
         self.asked_to_end = []
         self.left = ()
 
-    async def found(self, places):
+    async def found(self, places, remembered):
         self.started |= {each.worker.worker_id: each.place_id for each in self.left}
         return self.left
 

@@ -111,7 +111,7 @@ async def agent_bench(tmp_path):
         names = [f"place-{number}" for number in range(PLACES)]
         for name in names:
             await scene.agent(master.port, name)
-        await master.agents.found([place(name) for name in names])
+        await master.agents.found([place(name) for name in names], {-1: ""})
         yield bench
         await bench.launcher.close()
 

@@ -12,7 +12,7 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.pod_places import PodTimeouts, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import number_of
 
 DEADLINE = 20.0

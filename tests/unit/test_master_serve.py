@@ -27,7 +27,7 @@ class NoPlace:
         self.broken = broken
         self.calls = []
 
-    async def find(self):
+    async def find(self, remembered):
         return ()
 
     async def launch(self, worker_id, away_from=()):

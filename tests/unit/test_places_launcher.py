@@ -357,7 +357,7 @@ def test_another_master_takes_over_what_it_finds():
     scene.starter.left = tuple(
         FoundInPlace(place, FoundWorker(worker_id, "host", 1)) for place, worker_id in (("a", 3), ("b", 4))
     )
-    found = now(scene.launcher.find())
+    found = now(scene.launcher.find({}))
     assert found == [FoundWorker(3, "host", 1, node="n1"), FoundWorker(4, "host", 1, doubtful=True, node="n2")]
     with pytest.raises(ValueError, match="4"):
         scene.launch(4)
@@ -380,7 +380,7 @@ def found_two_in_a_place():
     scene.places.left = (Place("a", "n1", state=READY),)
     over, running = FoundWorker(3, "host", 0, over=True), FoundWorker(4, "host", 1)
     scene.starter.left = (FoundInPlace("a", over), FoundInPlace("a", running))
-    now(scene.launcher.find())
+    now(scene.launcher.find({}))
     scene.clock.advance(0)
     return scene
 

@@ -116,7 +116,7 @@ class Job:
         if self._recovery and not self._recovery.begun:
             return self._past
         workers = tuple(
-            WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure)
+            WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure, r.place_id)
             for r in self._workers.records.values()
             if r.state is not _S.COMPLETED
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticdl.master.shell.sessions import Outbox
@@ -34,8 +34,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
 FIND_SECONDS = 30.0
-# For those in places that are ENDING, once the others have come: most of them never will.
-DOUBTFUL_SECONDS = 3.0
+# For those that need not be waited for: nobody can be in their places but who was there already. Most of the others have come then.
+SOON_SECONDS = 3.0
 CLOSE_SECONDS = 15.0
 # So long an agent may take to come without anybody being told.
 LATE_SECONDS = 10.0
@@ -165,13 +165,18 @@ class Agents:
 
     # ---- the port ----
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
-        ready = {place.id for place in places if place.state is PlaceState.READY}
-        awaited = ready | {place.id for place in places if place.state is PlaceState.ENDING}
-        await self._until(lambda: ready <= self._hellos.keys(), self._find_seconds)
-        await self._until(lambda: awaited <= self._hellos.keys(), min(DOUBTFUL_SECONDS, self._find_seconds))
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
+        held = {place.id: place for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
+        known = set(remembered.values())
+        # In which a worker may be of whom only the agent knows that.
+        unsure = {each.id for each in held.values() if each.state is PlaceState.READY and "" in known} - known
+        await self._until(lambda: unsure <= self._hellos.keys(), self._find_seconds)
+        await self._until(lambda: held.keys() <= self._hellos.keys(), min(SOON_SECONDS, self._find_seconds))
         asyncio.get_running_loop().call_soon(self.begun.set)
-        return [found for place in sorted(awaited & self._hellos.keys()) for found in self._found(self._hellos[place])]
+        heard = [found for each in sorted(held.keys() & self._hellos) for found in self._found(self._hellos[each])]
+        silent = held.keys() - self._hellos.keys()
+        late = [self._remember(number, held[each]) for number, each in sorted(remembered.items()) if each in silent]
+        return [*heard, *late]
 
     def start(self, worker_id: int, place: Place) -> None:
         if self._closed:
@@ -241,6 +246,11 @@ class Agents:
     def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundInPlace:
         self._add(Tenant(worker_id, hello.place, ordered=True, placed=bool(pid)))
         return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
+
+    def _remember(self, worker_id: int, place: Place) -> FoundInPlace:
+        """Its agent is late; whether it still runs the agent will say, if it comes."""
+        self._add(Tenant(worker_id, place.id, ordered=True))
+        return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, node=place.node))
 
     def _add(self, tenant: Tenant) -> None:
         self._tenants[tenant.worker_id] = tenant

@@ -55,7 +55,7 @@ from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pods.judge import crash_loop
-from elasticdl.places.pods.pod_places import KILL_GRACE, PodTimeouts, PodPlaces
+from elasticdl.places.pods.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
