@@ -153,4 +153,4 @@ def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
     with pytest.raises(UnreachableError, match="Zero Bytes"):
         asyncio.run(provider.list())
     monkeypatch.setattr(slurm, "_run", printed)
-    assert asyncio.run(provider.list()) == {"12": Place("12", "n1", 2, PlaceState.READY)}
+    assert asyncio.run(provider.list()) == {"12": Place("12", "n1", PlaceState.READY)}

@@ -27,9 +27,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
+from elasticdl.common.retry import retry
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.retry import retry
 from elasticdl.kube.watch import Listing, Receiver, Watch
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.common.errors import UnreachableError
-from elasticdl.kube.api_error import ApiError
+from elasticdl.common.errors import ElasticDLError, UnreachableError
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ async def retry(
     while True:
         try:
             return await attempt()
-        except (ApiError, OSError) as error:
+        except (ElasticDLError, OSError) as error:
             failure = error
         delay = backoff.delay(getattr(failure, "retry_after", 0.0))
         if loop.time() + delay > deadline:
