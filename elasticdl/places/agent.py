@@ -30,10 +30,9 @@ from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
-from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.memory_kills import MemoryKills
-from elasticdl.places.worker_output import Output, open_output
-from elasticdl.places.worker_process import NOT_FORKED, Spawner, WorkerRun, what_failed
+from elasticdl.places.worker_output import InFile, PassedOn
+from elasticdl.places.worker_process import Spawner, WorkerRun, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
 
 EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
@@ -51,7 +50,7 @@ class Run(WorkerRun):
         """``changes``: of its environment."""
         super().__init__(worker_id)
         self.changes = changes
-        self.output: Output | None = None
+        self.output: InFile | PassedOn | None = None
 
 
 class Agent:
@@ -151,11 +150,10 @@ class Agent:
         async with self._turn:
             try:
                 spawner = await self._spawner
-                run.output = open_output(self._logs, run.worker_id)
+                run.output = InFile(self._logs / f"worker-{run.worker_id}.log") if self._logs else PassedOn()
                 environment = {**self._environment, **run.changes}
-                _log.info(
-                    "starting worker %d", run.worker_id
-                )  # in a log that all workers share: what follows is its own
+                # In a log that all workers share: what follows is its own.
+                _log.info("starting worker %d", run.worker_id)
                 code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
@@ -216,18 +214,10 @@ async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
     if child.returncode:
         raise UserError(f"can't tell how workers are started: {' '.join(program)} ended with code {child.returncode}")
     told = json.loads(printed)
-    if "problem" in told:
-        raise UserError(told["problem"])
-    reason, server = told["reason"], None
-    if told["modules"]:
-        try:
-            server = ForkServer(told["argv"], environment, told["modules"], sys.stderr.fileno())
-            server.start()
-        except (CannotFork, OSError) as error:
-            reason, server = str(error), None
-    if reason:
-        _log.warning(NOT_FORKED, reason)
-    return Spawner(told["argv"], server)
+    if isinstance(told, str):
+        raise UserError(told)
+    argv, modules, reason = told
+    return Spawner.begin(argv, modules, reason, environment, sys.stderr.fileno())
 
 
 async def attend(environ: Mapping[str, str]) -> int:

@@ -19,7 +19,6 @@ from typing import Any
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, StarterReport
 from elasticdl.places.exits import end_of, judge_end
-from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.memory_kills import MemoryKills
@@ -37,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How to start a worker: its command line, its environment, and the file that takes what it prints. ``out``: that takes what
-    it prints on stdout, if that is another."""
+    """How to start a worker, its environment, and the file that takes what it prints. ``out``: that takes what it prints on
+    stdout, if that is another."""
 
-    argv: Sequence[str]
+    spawner: Spawner
     environment: Callable[[int, Place], dict[str, str]]
     log: Callable[[int], Path]
     out: Callable[[int], Path] | None = None
@@ -49,11 +48,9 @@ class WorkerCommand:
 class LocalStarter:
     """See `elasticdl.places.base.Starter` for the contract."""
 
-    def __init__(self, command: WorkerCommand, report: StarterReport, server: ForkServer | None = None) -> None:
-        """Without a server to fork from, each worker imports for itself."""
+    def __init__(self, command: WorkerCommand, report: StarterReport) -> None:
         self._command = command
         self._report = report
-        self._spawner = Spawner(command.argv, server)
         self._runs: dict[int, WorkerRun] = {}
         self._places: dict[str, int] = {}  # the worker that was started there last
         self._silent: set[int] = set()  # workers whose place is gone
@@ -101,7 +98,7 @@ class LocalStarter:
         self._closed = True
         for worker_id in list(self._runs):
             self.end(worker_id, 0)
-        await self._spawner.close()
+        await self._command.spawner.close()
         while self._tasks:
             _, hanging = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             if hanging:
@@ -137,7 +134,7 @@ class LocalStarter:
             self._tell(WorkerPlaced(worker_id, HOST, pid))
 
         try:
-            code = await run.to_its_end(self._spawner, environment, self._printing(worker_id), placed)
+            code = await run.to_its_end(self._command.spawner, environment, self._printing(worker_id), placed)
             exited = self._judge(run, code)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")

@@ -6,9 +6,8 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 READ_BYTES = 1 << 16
 # So much of what a worker prints may be about its end: a dump of its stacks, and lines after it.
@@ -27,40 +26,27 @@ def last_of(log: Path) -> str:
         return ""
 
 
-class Output(Protocol):
+class InFile:
     """Of one worker."""
 
-    def printing(self) -> AbstractContextManager[tuple[int, int]]:
-        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
-
-    def last(self) -> str:
-        """The end of what it has printed so far."""
-
-    def all(self) -> str:
-        """As `last`, of a worker that has ended: waits a short time for what is under way."""
-
-
-def open_output(folder: Path | None, worker_id: int) -> Output:
-    return PassedOn() if folder is None else InFile(folder / f"worker-{worker_id}.log")
-
-
-class InFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextmanager
     def printing(self) -> Iterator[tuple[int, int]]:
+        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
         with self._path.open("ab") as log:
             yield log.fileno(), log.fileno()
 
     def last(self) -> str:
+        """The end of what it has printed so far."""
         return last_of(self._path)
 
     all = last
 
 
 class PassedOn:
-    """By a thread for each of the two, as this process's own may be slow."""
+    """As `InFile`, to this process's own stdout and stderr: by a thread for each of the two, as these may be slow."""
 
     def __init__(self) -> None:
         self._last = bytearray()
@@ -87,6 +73,7 @@ class PassedOn:
             return self._last.decode(errors="replace")
 
     def all(self) -> str:
+        """As `last`, of a worker that has ended: waits a short time for what is under way."""
         for thread in self._threads:
             thread.join(DRAIN_SECONDS)
         return self.last()

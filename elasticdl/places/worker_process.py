@@ -22,7 +22,6 @@ from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.tether import tethered
 from elasticdl.places.fork_server import CannotFork, ForkServer
 
-NOT_FORKED = "workers are started without the fork server (slower): %s"
 NOT_STARTED = "it was not started yet"
 # While it is entered the descriptors for a worker's stdout and stderr are open here.
 Printing: TypeAlias = AbstractContextManager[tuple[int, int]]
@@ -37,6 +36,23 @@ class Spawner:
         self._argv = argv
         self._server = server
         self._told: set[str] = set()  # why workers were not forked
+
+    @classmethod
+    def begin(
+        cls, argv: Sequence[str], modules: Sequence[str], reason: str, environment: Mapping[str, str], log: Path | int
+    ) -> Spawner:
+        """One whose server begins to import; the first three are what `elasticdl.places.preload.how_to_start` says, the others
+        as of a `ForkServer`."""
+        server = ForkServer(argv, environment, modules, log) if modules else None
+        try:
+            if server:
+                server.start()
+        except OSError as error:
+            server, reason = None, error.strerror or str(error)
+        spawner = cls(argv, server)
+        if reason:
+            spawner._warn(reason)
+        return spawner
 
     async def spawn(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
@@ -71,7 +87,7 @@ class Spawner:
     def _warn(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            _log.warning(NOT_FORKED, reason)
+            _log.warning("workers are started without the fork server (slower): %s", reason)
 
 
 class WorkerRun:
