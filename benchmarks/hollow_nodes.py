@@ -33,7 +33,7 @@ from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
-from elasticdl.kube.watch import Receiver, Watch
+from elasticdl.kube.watch import Watch
 from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -269,9 +269,9 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
     agents.left = kubelet.left
     watch = Watch(
         WorkerPodApi(Client(api, namespace), job).pods,
-        Receiver(kubelet.listed, kubelet.changed),
+        kubelet.listed,
+        kubelet.changed,
         Backoff(random.Random()),
-        time.monotonic,
     )
     with _registered(nodes):
         watch.start()

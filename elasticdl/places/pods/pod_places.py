@@ -30,7 +30,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.retry import retry
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.watch import Listing, Receiver, Watch
+from elasticdl.kube.watch import Listing, Watch
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.pods.ledger import Ledger, Reports
@@ -82,10 +82,9 @@ class PodPlaces:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._tasks: set[asyncio.Task[Any]] = set()
         soon = partial(_soon, asyncio.get_running_loop())
-        pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
-        events_seen = Receiver(partial(soon, self.events_listed), partial(soon, self.event_changed))
-        self._pod_watch = Watch(api.pods, pods_seen, self._backoff(), time.monotonic)
-        self._event_watch = Watch(api.events, events_seen, self._backoff(), time.monotonic)
+        pods_seen, events_seen = partial(soon, self.pods_listed), partial(soon, self.events_listed)
+        self._pod_watch = Watch(api.pods, pods_seen, partial(soon, self.pod_changed), self._backoff())
+        self._event_watch = Watch(api.events, events_seen, partial(soon, self.event_changed), self._backoff())
         self._refusals = SharedRetry(self._backoff())
         self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)  # to ask for a pod
         self._leftovers = Leftovers(timeouts.over)
