@@ -93,7 +93,7 @@ class Places(Protocol):
             UnreachableError: whoever provides the places can't be asked.
         """
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
         What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
@@ -102,7 +102,6 @@ class Places(Protocol):
         begins or ceases to be ENDING.
 
         Args:
-            fewest: With fewer the job can't train: where that is possible, so many are had together or not at all.
             most: With more the job can do nothing.
             avoid: Nodes on which a place that is asked for from now on should not be, if there is any other.
         """

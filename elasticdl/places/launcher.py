@@ -84,24 +84,21 @@ class PlaceLauncher:
         make_starter: StarterFactory,
         report: Report,
         *,
-        fewest: Callable[[], int] = lambda: 1,
         seconds: Seconds = Seconds(),
         call_later: CallLater | None = None,
     ) -> None:
         """
         Args:
-            fewest: Says without how many workers the job can't train at present.
             call_later: By default that of the running event loop.
         """
         self._places = make_places(self._take)
         self._starter = make_starter(self._take)
         self._report = report
-        self._fewest = fewest
         self._seconds = seconds
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
         self._known: set[int] = set()
         self._pairing = Pairing()
-        self._wanted: tuple[int, int, frozenset[str]] | None = None
+        self._wanted: tuple[int, frozenset[str]] | None = None
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
         self._sparing: Timer | None = None  # ends that
@@ -298,10 +295,9 @@ class PlaceLauncher:
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
             self._give_back(spot, None)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
-        wanted = (min(self._fewest(), most), most, pairing.avoided)
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._places.want(*wanted)
+        if self._wanted != (most, pairing.avoided):
+            self._wanted = most, pairing.avoided
+            self._places.want(*self._wanted)
         for worker_id, spot in pairing.promises():
             self._tell(worker_id, spot)
 

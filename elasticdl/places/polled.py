@@ -80,7 +80,7 @@ class PolledPlaces:
         self._start(self._keep())
         return tuple(self._places.values())
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         self._avoid, self._most = frozenset(avoid), most
         self._missing = max(0, most - len(self._wanted()) - self._asking)
         self._drop_surplus()
@@ -94,7 +94,7 @@ class PolledPlaces:
             self._start(self._end(place_id, at_once))
 
     async def close(self) -> None:
-        self.want(0, 0, frozenset())
+        self.want(0, frozenset())
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while self._places or self._asking or self._unsure:

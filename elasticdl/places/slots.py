@@ -82,7 +82,7 @@ class Slots:
         """None: leases end with their master."""
         return ()
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         missing = most - len(self._leases) - len(self._waiting)
         for place_id in list(self._waiting)[missing:] if missing < 0 else ():
             self._end(place_id)

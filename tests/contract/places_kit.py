@@ -27,8 +27,8 @@ class FakePlaces:
         self.places |= {place.id: place for place in self.left}
         return self.left
 
-    def want(self, fewest, most, avoid):
-        self.wants.append((fewest, most, avoid))
+    def want(self, most, avoid):
+        self.wants.append((most, avoid))
         counted = [place for place in self.places.values() if place.state is not PlaceState.ENDING]
         waiting = [place for place in counted if place.state is PlaceState.WAITING]
         for place in waiting[::-1][: max(0, len(counted) - most)]:

@@ -46,7 +46,7 @@ class Scene(Bench):
             self.losses[report.place_id] = report
 
     async def become_ready(self, count):
-        self.places.want(1, count, frozenset())
+        self.places.want(count, frozenset())
         await self.has(ready=count)
 
     async def loss(self, number):
@@ -119,7 +119,7 @@ def test_a_pod_that_somebody_deletes(play, grace):
 
 def test_the_reason_to_wait_is_the_schedulers(play):
     async def story(scene):
-        scene.places.want(1, 1, frozenset())
+        scene.places.want(1, frozenset())
         await scene.until(
             lambda scene: any("Insufficient nvidia.com/gpu" in each.reason for each in scene.now.values())
         )
@@ -133,7 +133,7 @@ def test_an_api_server_that_is_away_for_a_while_costs_nothing(play, own_cluster)
         away = asyncio.create_task(asyncio.to_thread(own_cluster.restart_api_server, 2.0))
         await asyncio.sleep(0)
         scene.places.give_back(name(0), None)
-        scene.places.want(1, 1, frozenset())
+        scene.places.want(1, frozenset())
         await away
         await scene.until(lambda scene: name(0) in scene.losses and scene.ready() == [name(1)])
 
@@ -160,7 +160,7 @@ def test_a_pod_whose_master_died_before_it_heard_of_it_is_taken_over(play):
     async def story(scene):
         await scene.become_ready(1)
         await asyncio.to_thread(scene.core.create_namespaced_pod, scene.namespace, scene.pods.manifest(1, 1))
-        scene.places.want(1, 2, frozenset())  # its name is taken, by itself
+        scene.places.want(2, frozenset())  # its name is taken, by itself
         await scene.has(ready=2)
         assert sorted(scene.ready()) == [name(0), name(1)]
 
@@ -226,12 +226,12 @@ def test_of_pods_that_are_over_the_newest_are_left(own_cluster, namespace, tmp_p
 
         try:
             await bench.places.found()
-            bench.places.want(1, 2, frozenset())
+            bench.places.want(2, frozenset())
             await bench.has(ready=2)
             for number in range(1, KEPT + 3):
                 end(tmp_path, number, number % 2)
                 await bench.until(lambda bench: len(bench.lost) == number)  # noqa: B023
-                bench.places.want(1, 2, frozenset())
+                bench.places.want(2, frozenset())
                 await bench.has(ready=2)
             async with asyncio.timeout(DEADLINE):
                 while len(left := await there()) > 2 + KEPT:

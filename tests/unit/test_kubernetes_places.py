@@ -34,7 +34,7 @@ class Scene:
         return PodPlaces(self.pods, PODS, self.reports.put_nowait, self.timeouts, random.Random(1))
 
     def want(self, most, *avoid):
-        self.places.want(1, most, frozenset(avoid))
+        self.places.want(most, frozenset(avoid))
 
     async def next(self, kind):
         """The next report, but for those which say only that a place is asked for."""

@@ -99,7 +99,7 @@ def placed(worker_id, place=0, node="n1"):
 def test_a_worker_waits_for_a_place_and_is_told_why():
     scene = Scene()
     scene.launch(0, 1)
-    assert scene.places.wants == [(1, 1, frozenset()), (1, 2, frozenset())]
+    assert scene.places.wants == [(1, frozenset()), (2, frozenset())]
     scene.places.change("place-1", reason="no node has a GPU free", node="n2")
     scene.places.change("place-1", reason="no node has a GPU free", node="n2")
     scene.places.change("place-0", reason="its image is pulled")
@@ -133,7 +133,7 @@ def test_a_worker_is_replaced_in_its_own_place():
     assert scene.new() == [placed(1)]
     assert (list(scene.places.places), scene.places.wants, scene.places.given_back) == (
         ["place-0"],
-        [(1, 1, frozenset())],
+        [(1, frozenset())],
         {},
     )
 
@@ -159,7 +159,7 @@ def test_an_idle_place_is_given_back_in_time():
     assert scene.places.given_back == {}
     scene.clock.advance(1)
     assert scene.places.given_back == {"place-1": None}
-    assert scene.places.wants[-1] == (1, 1, frozenset())
+    assert scene.places.wants[-1] == (1, frozenset())
 
 
 def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
@@ -203,7 +203,7 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
     if idle:
         scene.starter.exit(0, -9)
     scene.launch(1, away_from=["slow"])
-    assert scene.places.wants[-1] == (1, 1 if idle else 2, frozenset({"slow"}))
+    assert scene.places.wants[-1] == (1 if idle else 2, frozenset({"slow"}))
     assert scene.places.given_back == ({"place-0": None} if idle else {})
     scene.ready(1, node="slow")  # there is no other
     assert scene.starter.started[1] == "place-1"
@@ -368,7 +368,7 @@ def test_another_master_takes_over_what_it_finds():
     assert scene.places.in_state(WAITING) == ["d"]
     scene.clock.advance(IDLE_SECONDS)
     assert scene.places.in_state(WAITING) == [], "nobody is to come"
-    assert scene.places.wants[-1] == (1, 2, frozenset())
+    assert scene.places.wants[-1] == (2, frozenset())
     scene.new()
     scene.places.lose("b", "drained", ExitCause.EVICTED, 143)
     assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
@@ -400,15 +400,6 @@ def test_of_two_workers_that_were_found_in_a_place_both_are_lost_with_it():
     scene = found_two_in_a_place()
     scene.places.lose("a", "gone", ExitCause.NODE_LOST, -9)
     assert [exited.worker_id for exited in scene.new()] == [3, 4]
-
-
-def test_the_fewest_are_wanted_together():
-    fewest = [4]
-    scene = Scene(fewest=lambda: fewest[0])
-    scene.launch(*range(5))
-    fewest[0] = 2
-    scene.launch(5)
-    assert [(few, most) for few, most, _ in scene.places.wants] == [(1, 1), (2, 2), (3, 3), (4, 4), (4, 5), (2, 6)]
 
 
 def test_a_master_that_leaves_ends_nobody():

@@ -33,7 +33,7 @@ class Job:
                 self.places.pop(place_id, None)
 
     def want(self, most):
-        self.slots.want(1, most, frozenset())
+        self.slots.want(most, frozenset())
         return self
 
     def in_state(self, state):
@@ -117,7 +117,7 @@ def test_a_gpu_that_another_job_gives_back_is_found_in_time(tmp_path, monkeypatc
         got = asyncio.Event()
         mine = Job(0, GPUS, tmp_path).want(2)
         other = Slots(0, GPUS, tmp_path, lambda report: report.place.state is PlaceState.READY and got.set())
-        other.want(1, 1, frozenset())
+        other.want(1, frozenset())
         mine.give_back(0)
         await asyncio.wait_for(got.wait(), 30)
 

@@ -197,8 +197,7 @@ class Master:
                 return PodPlaces(WorkerPodApi(client, job), pods, report, timeouts, random.Random(), state.next_worker)
 
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
-            make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)
-            launchers.append(make(fewest=lambda: limits().minimum))
+            launchers.append(PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds))
             return launchers[0]
 
         def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:

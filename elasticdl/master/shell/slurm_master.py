@@ -103,8 +103,8 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
-        fewest, seconds = (lambda: limits().minimum), Seconds(start=spec.start_timeout)
-        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds))
+        seconds = Seconds(start=spec.start_timeout)
+        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, seconds=seconds))
         return launchers[0]
 
     @asynccontextmanager

@@ -103,7 +103,7 @@ class PodPlaces:
         asyncio.get_running_loop().call_soon(self._begin, listing)
         return found
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         if self._closed:
             return
         waiting = self._ledger.in_state(PlaceState.WAITING)
