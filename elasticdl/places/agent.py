@@ -43,16 +43,6 @@ TELL_SECONDS = 5.0
 _log = logging.getLogger("elasticdl.places.agent")  # by which its lines are told from those of its workers
 
 
-class Run(WorkerRun):
-    """One worker, from the order to start it to its end."""
-
-    def __init__(self, worker_id: int, changes: Mapping[str, str]) -> None:
-        """``changes``: of its environment."""
-        super().__init__(worker_id)
-        self.changes = changes
-        self.output: InFile | PassedOn | None = None
-
-
 class Agent:
     """``say``: sends a body of an `AgentMessage`, or nothing where there is no master."""
 
@@ -69,7 +59,7 @@ class Agent:
         self._spawner = spawner
         self._logs = logs
         self._say = say
-        self._runs: dict[int, Run] = {}  # the first has the place; one that follows waits until that is gone
+        self._runs: dict[int, WorkerRun] = {}  # the first has the place; one that follows waits until that is gone
         self._turn = asyncio.Lock()
         self._memory_kills = MemoryKills()
         self._untold: dict[int, pb.Ended] = {}
@@ -132,69 +122,65 @@ class Agent:
         worker_id = order.worker_id
         if worker_id in self._runs or worker_id in self._untold:
             return  # ordered again, by a master that did not know
-        run = Run(worker_id, dict(order.environment))
         if order.processes > 1:
-            self._tell_end(run, pb.Ended(code=1, problem="its place runs one process for a worker"))
+            self._tell_end(worker_id, pb.Ended(code=1, problem="its place runs one process for a worker"))
         elif self._leaving:
-            self._tell_end(run, pb.Ended(code=-signal.SIGTERM))
+            self._tell_end(worker_id, pb.Ended(code=-signal.SIGTERM))
         else:
-            self._runs[worker_id] = run
-            self._track(self._live(run))
+            output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()
+            run = self._runs[worker_id] = WorkerRun(worker_id, output)
+            self._track(self._live(run, {**self._environment, **order.environment}))
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, run: Run) -> None:
+    async def _live(self, run: WorkerRun, environment: Mapping[str, str]) -> None:
         async with self._turn:
             try:
                 spawner = await self._spawner
-                run.output = InFile(self._logs / f"worker-{run.worker_id}.log") if self._logs else PassedOn()
-                environment = {**self._environment, **run.changes}
                 # In a log that all workers share: what follows is its own.
                 _log.info("starting worker %d", run.worker_id)
-                code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
+                code = await run.to_its_end(spawner, environment, partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:
                 ended = pb.Ended(code=1, problem=what_failed(error))
-            self._tell_end(run, ended)
+            self._tell_end(run.worker_id, ended)
         if run.left:
             await run.left
 
-    def _placed(self, run: Run, pid: int) -> None:
+    def _placed(self, run: WorkerRun, pid: int) -> None:
         self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
 
-    def _tell_end(self, run: Run, ended: pb.Ended) -> None:
+    def _tell_end(self, worker_id: int, ended: pb.Ended) -> None:
         """Once for each worker, and again in each Hello until a master has taken it."""
-        ended.worker_id = run.worker_id
-        _log.info("worker %d has ended: %s", run.worker_id, ended.problem or f"exit code {ended.code}")
-        self._runs.pop(run.worker_id, None)
-        self._untold[run.worker_id] = ended
+        ended.worker_id = worker_id
+        _log.info("worker %d has ended: %s", worker_id, ended.problem or f"exit code {ended.code}")
+        self._runs.pop(worker_id, None)
+        self._untold[worker_id] = ended
         self._say(ended=ended)
         self._end_if_over()
 
-    def _look(self, worker_id: int, how: Callable[[Run, int], pb.Looked]) -> None:
-        run = self._runs.get(worker_id)
-        if run is not None and run.process is not None:
-            self._track(self._tell_look(run, partial(how, run, run.process.pid)))
+    def _look(self, worker_id: int, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
+        if run := self._runs.get(worker_id):
+            self._track(self._tell_look(run, how))
 
-    async def _tell_look(self, run: Run, look: Callable[[], pb.Looked]) -> None:
-        looked = await asyncio.to_thread(look)
-        if run.process is not None:
+    async def _tell_look(self, run: WorkerRun, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
+        if looked := await run.look(how):
             self._say(looked=looked)
 
 
-def _stacks(run: Run, pid: int) -> pb.Looked:
+def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
     from elasticdl.places.hung_process import look_at  # large, and seldom needed
 
     found = look_at(run.worker_id, pid, run.dump)
     return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
 
 
-def _printed(run: Run, pid: int) -> pb.Looked:
-    return pb.Looked(worker_id=run.worker_id, text=run.output.last() if run.output else "", printed=True)
+def _printed(run: WorkerRun, pid: int) -> pb.Looked:
+    return pb.Looked(worker_id=run.worker_id, text=run.output.last(), printed=True)
 
 
 async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:

@@ -12,20 +12,19 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from elasticdl.common.environment import STACKS, WORKER_ID
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.tether import tethered
 from elasticdl.places.fork_server import CannotFork, ForkServer
+from elasticdl.places.worker_output import Output
 
 NOT_STARTED = "it was not started yet"
-# While it is entered the descriptors for a worker's stdout and stderr are open here.
-Printing: TypeAlias = AbstractContextManager[tuple[int, int]]
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Spawner:
@@ -93,8 +92,9 @@ class Spawner:
 class WorkerRun:
     """One worker. Its temporary files are in a folder of its own, which goes with it: a worker that is killed cannot clean up."""
 
-    def __init__(self, worker_id: int) -> None:
+    def __init__(self, worker_id: int, output: Output) -> None:
         self.worker_id = worker_id
+        self.output = output
         self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
@@ -114,9 +114,14 @@ class WorkerRun:
             if grace is not None and self._killing is None:
                 self._killing = asyncio.get_running_loop().call_later(grace, self.process.kill)
 
-    async def to_its_end(
-        self, spawner: Spawner, environment: Mapping[str, str], printing: Printing, placed: Callable[[int], None]
-    ) -> int:
+    async def look(self, how: Callable[[WorkerRun, int], T]) -> T | None:
+        """What that finds, in a thread, by the id of its process; None if there is none, or it has ended meanwhile."""
+        if self.process is None:
+            return None
+        found = await asyncio.to_thread(how, self, self.process.pid)
+        return None if self.process is None else found
+
+    async def to_its_end(self, spawner: Spawner, environment: Mapping[str, str], placed: Callable[[int], None]) -> int:
         """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
 
         ``placed``: is called with its process id once it runs.
@@ -128,7 +133,7 @@ class WorkerRun:
         folder = _temporary_folder(f"{self.worker_id}-")
         self.dump = Path(folder) / "elasticdl-stacks"
         own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
-        spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}, printing))
+        spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}))
         await self._until_started(spawning)
         if not spawning.done():  # it will run nothing of its program: its place is free at once
             self.left = asyncio.ensure_future(self._end_unwanted(spawning, folder))
@@ -147,8 +152,8 @@ class WorkerRun:
                 self._killing.cancel()
             await _remove(folder)
 
-    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str], printing: Printing) -> ProcessGroup | None:
-        with printing as (out, log):
+    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str]) -> ProcessGroup | None:
+        with self.output.printing() as (out, log):
             return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
     async def _until_started(self, spawning: asyncio.Future[ProcessGroup | None]) -> None:
