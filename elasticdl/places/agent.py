@@ -139,10 +139,9 @@ class Agent:
     async def _live(self, run: WorkerRun, environment: Mapping[str, str]) -> None:
         async with self._turn:
             try:
-                spawner = await self._spawner
                 # In a log that all workers share: what follows is its own.
                 _log.info("starting worker %d", run.worker_id)
-                code = await run.to_its_end(spawner, environment, partial(self._placed, run))
+                code = await run.to_its_end(self._spawner, environment, partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:
@@ -244,8 +243,8 @@ async def attend(environ: Mapping[str, str]) -> int:
         for task in (linked, over):
             task.cancel()
         agent.end_workers(END_SECONDS)
+        spawner.cancel()  # if it still looks how workers are started, which may never end
         await agent.close()
-        spawner.cancel()
         with contextlib.suppress(UserError, asyncio.CancelledError):
             await (await spawner).close()
     return agent.exit_code

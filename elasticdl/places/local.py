@@ -128,7 +128,7 @@ class LocalStarter:
             self._tell(WorkerPlaced(worker_id, HOST, pid))
 
         try:
-            code = await run.to_its_end(self._command.spawner, environment, placed)
+            code = await run.to_its_end(self._spawner(), environment, placed)
             exited = self._judge(run, code)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")
@@ -137,6 +137,9 @@ class LocalStarter:
         self._silent.discard(worker_id)
         if run.left:
             await run.left
+
+    async def _spawner(self) -> Spawner:
+        return self._command.spawner
 
     def _judge(self, run: WorkerRun, code: int) -> WorkerExited:
         if not run.was_started:

@@ -4,14 +4,13 @@ the agent of a place."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,7 +120,9 @@ class WorkerRun:
         found = await asyncio.to_thread(how, self, self.process.pid)
         return None if self.process is None else found
 
-    async def to_its_end(self, spawner: Spawner, environment: Mapping[str, str], placed: Callable[[int], None]) -> int:
+    async def to_its_end(
+        self, spawner: Awaitable[Spawner], environment: Mapping[str, str], placed: Callable[[int], None]
+    ) -> int:
         """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
 
         ``placed``: is called with its process id once it runs.
@@ -152,7 +153,8 @@ class WorkerRun:
                 self._killing.cancel()
             await _remove(folder)
 
-    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str]) -> ProcessGroup | None:
+    async def _spawn(self, awaited: Awaitable[Spawner], environment: Mapping[str, str]) -> ProcessGroup | None:
+        spawner = await awaited
         with self.output.printing() as (out, log):
             return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
@@ -165,8 +167,9 @@ class WorkerRun:
 
     async def _end_unwanted(self, spawning: asyncio.Future[ProcessGroup | None], folder: str) -> None:
         """What is being started can't be called back: it is killed as soon as it is there."""
-        with contextlib.suppress(OSError):
-            await _end(await spawning)
+        await asyncio.wait({spawning})
+        if not spawning.cancelled() and not spawning.exception():
+            await _end(spawning.result())
         await _remove(folder)
 
 
