@@ -106,12 +106,10 @@ class Places(Protocol):
             avoid: Nodes on which a place that is asked for from now on should not be, if there is any other.
         """
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         """End this place: nobody wants it any more. `PlaceLost` follows; nothing happens for one that is gone or unknown.
 
-        Args:
-            grace: Seconds between SIGTERM and SIGKILL for what still runs in it; None for as many as the place is
-                usually given, 0 to kill at once.
+        What still runs in it has SIGTERM, and as many seconds as are usual there, or is killed ``at_once``.
         """
 
     async def close(self) -> None:

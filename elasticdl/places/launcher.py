@@ -293,7 +293,7 @@ class PlaceLauncher:
             if self._seconds.start is not None:
                 self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
-            self._give_back(spot, None)
+            self._give_back(spot)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
         if self._wanted != (most, pairing.avoided):
             self._wanted = most, pairing.avoided
@@ -341,7 +341,7 @@ class PlaceLauncher:
     def _force(self, worker_id: int, spot: Spot) -> None:
         """The worker can't be had any other way."""
         if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
-            self._give_back(spot, 0.0)
+            self._give_back(spot, at_once=True)
             self._work()
 
     def _watch(self, spot: Spot) -> None:
@@ -355,12 +355,12 @@ class PlaceLauncher:
 
     def _idle_too_long(self, spot: Spot) -> None:
         spot.timer = None
-        self._give_back(spot, None)
+        self._give_back(spot)
         self._work()
 
-    def _give_back(self, spot: Spot, grace: float | None) -> None:
+    def _give_back(self, spot: Spot, *, at_once: bool = False) -> None:
         spot.given_back = True
         self._wanted = None
         self._pairing.file(spot)
         self._watch(spot)
-        self._places.give_back(spot.place.id, grace)
+        self._places.give_back(spot.place.id, at_once=at_once)

@@ -86,8 +86,7 @@ class PolledPlaces:
         self._drop_surplus()
         self._changed.set()
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
-        at_once = grace == 0
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         told_at_once = self._given_back.get(place_id)
         if place_id in self._places and (told_at_once is None or (at_once and not told_at_once)):
             self._given_back[place_id] = at_once
@@ -99,7 +98,7 @@ class PolledPlaces:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while self._places or self._asking or self._unsure:
                     for place_id in self._places:  # one that was being asked for comes later
-                        self.give_back(place_id, None)
+                        self.give_back(place_id, at_once=False)
                     self._seen.clear()
                     await self._seen.wait()
         except TimeoutError:
@@ -180,7 +179,7 @@ class PolledPlaces:
         for place in [each for each in wanted[::-1] if each.state is PlaceState.WAITING]:
             if surplus <= 0:
                 break
-            self.give_back(place.id, 0)
+            self.give_back(place.id, at_once=True)
             surplus -= 1
 
     async def _end(self, place_id: str, at_once: bool) -> None:

@@ -90,7 +90,7 @@ class Slots:
             self._waiting[next(self._ids)] = ""
         self._lease_all()
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         self._end(place_id)
         self._lease_all()
 

@@ -19,7 +19,7 @@ class FakePlaces:
         self.report, self.room = report, room
         self.ids = (f"place-{number}" for number in itertools.count())
         self.places = {}  # those that count for `want`, and the ENDING ones
-        self.given_back = {}  # by grace
+        self.given_back = {}  # whether at once, by id
         self.wants = []
         self.left = ()
 
@@ -39,9 +39,9 @@ class FakePlaces:
         for place_id in [each for each in self.in_state(PlaceState.WAITING) if each in new]:
             self.change(place_id, reason="full" if self.room else "")
 
-    def give_back(self, place_id, grace):
+    def give_back(self, place_id, *, at_once):
         if place_id in self.places:
-            self.given_back[place_id] = grace
+            self.given_back[place_id] = at_once
             del self.places[place_id]
             if self.room is not None:
                 self.lose(place_id)

@@ -136,7 +136,7 @@ async def test_what_there_is_no_room_for_waits_and_says_why(bench):
     bench.places.want(3, NOWHERE)
     await bench.has(ready=2, waiting=1)
     await bench.until(lambda bench: all(p.reason for p in bench.now.values() if p.state is PlaceState.WAITING))
-    bench.places.give_back(bench.ready()[0], 0)
+    bench.places.give_back(bench.ready()[0], at_once=True)
     await bench.until(lambda bench: bench.lost)
     await bench.has(ready=2)
 
@@ -159,8 +159,8 @@ async def test_a_place_that_is_given_back_is_lost_once(bench):
     await bench.has(ready=2)
     given, kept = bench.ready()
     for _ in range(2):
-        bench.places.give_back(given, 0)
-    bench.places.give_back("unknown", None)
+        bench.places.give_back(given, at_once=True)
+    bench.places.give_back("unknown", at_once=False)
     await bench.until(lambda bench: bench.lost)
     bench.places.want(2, NOWHERE)
     await bench.has(ready=2)

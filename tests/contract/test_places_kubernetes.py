@@ -132,7 +132,7 @@ def test_an_api_server_that_is_away_for_a_while_costs_nothing(play, own_cluster)
         await scene.become_ready(1)
         away = asyncio.create_task(asyncio.to_thread(own_cluster.restart_api_server, 2.0))
         await asyncio.sleep(0)
-        scene.places.give_back(name(0), None)
+        scene.places.give_back(name(0), at_once=False)
         scene.places.want(1, frozenset())
         await away
         await scene.until(lambda scene: name(0) in scene.losses and scene.ready() == [name(1)])
@@ -150,7 +150,7 @@ def test_another_master_takes_over_what_it_finds(play):
         assert all(place.node and place.state is PlaceState.READY for place in found)
         await scene.delete(0)
         await scene.loss(0)
-        scene.places.give_back(name(1), 0)
+        scene.places.give_back(name(1), at_once=True)
         assert (await scene.loss(1)).cause is ExitCause.KILLED
 
     play(story)
@@ -180,7 +180,7 @@ def test_a_lost_node_is_told_from_a_deletion(play, own_cluster):
                     break
                 await asyncio.sleep(0.5)
             await scene.until(lambda scene: scene.now[name(0)].state is PlaceState.ENDING)
-            scene.places.give_back(name(0), 0)
+            scene.places.give_back(name(0), at_once=True)
             assert (await scene.loss(0)).cause is ExitCause.NODE_LOST
         finally:
             await asyncio.to_thread(own_cluster.add_node, node, 3)

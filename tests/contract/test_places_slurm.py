@@ -107,7 +107,7 @@ def test_places_come_wait_and_are_dropped(play):
         await watched.until(lambda: waiting in watched.lost)
         one = watched.in_state(PlaceState.READY)[0]
         places.want(PROCESSORS - 1, frozenset())
-        places.give_back(one, None)
+        places.give_back(one, at_once=False)
         await watched.until(lambda: one in watched.lost)
         assert watched.lost[one].cause is ExitCause.KILLED
         assert len(watched.in_state(PlaceState.READY)) == PROCESSORS - 1

@@ -60,8 +60,8 @@ class Scene:
         assert lost.place_id == f"{JOB}-worker-{number}", lost
         return lost
 
-    def give_back(self, number, grace=0):
-        self.places.give_back(f"{JOB}-worker-{number}", grace)
+    def give_back(self, number, *, at_once=True):
+        self.places.give_back(f"{JOB}-worker-{number}", at_once=at_once)
 
     async def called(self, *call, times=1):
         """Wait until a request was made so often."""
@@ -190,7 +190,7 @@ def test_a_worker_that_may_have_been_made_is_deleted_in_any_case(play):
         scene.pods.failures["create"] = [ApiError(0, "timed out")] * 1000
         scene.want(1)
         await scene.waits()
-        scene.give_back(0, None)
+        scene.give_back(0, at_once=False)
         assert await scene.lost()
         await scene.called("delete", f"{JOB}-worker-0", 1)
 
@@ -213,7 +213,7 @@ def test_deleting_goes_on_until_the_server_has_heard(play):
     async def story(scene):
         await scene.ready(1)
         scene.pods.failures["delete"] = [ApiError(503, "x"), ApiError(0, "y"), ApiError(429, "z")]
-        scene.give_back(0, None)
+        scene.give_back(0, at_once=False)
         assert (await scene.lost()).cause is ExitCause.KILLED
         await scene.called("delete", f"{JOB}-worker-0", None, times=4)
 

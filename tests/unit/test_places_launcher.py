@@ -158,7 +158,7 @@ def test_an_idle_place_is_given_back_in_time():
     scene.clock.advance(IDLE_SECONDS - 1)
     assert scene.places.given_back == {}
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": None}
+    assert scene.places.given_back == {"place-1": False}
     assert scene.places.wants[-1] == (1, frozenset())
 
 
@@ -170,7 +170,7 @@ def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
     scene.launcher.terminate(1)
     scene.starter.exit(2, -9)
     scene.clock.advance(1.0)
-    assert scene.places.given_back == {"place-0": None, "place-1": None}
+    assert scene.places.given_back == {"place-0": False, "place-1": False}
     scene.clock.advance(IDLE_SECONDS)
     assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
 
@@ -204,7 +204,7 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
         scene.starter.exit(0, -9)
     scene.launch(1, away_from=["slow"])
     assert scene.places.wants[-1] == (1 if idle else 2, frozenset({"slow"}))
-    assert scene.places.given_back == ({"place-0": None} if idle else {})
+    assert scene.places.given_back == ({"place-0": False} if idle else {})
     scene.ready(1, node="slow")  # there is no other
     assert scene.starter.started[1] == "place-1"
 
@@ -266,7 +266,7 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     scene.clock.advance(KILL_SECONDS - 1)
     assert (scene.starter.asked_to_end, scene.places.given_back) == ([(0, 0.0)], {})
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-0": 0.0}
+    assert scene.places.given_back == {"place-0": True}
     scene.places.lose("place-0", "gone by force")
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
@@ -282,7 +282,7 @@ def test_a_worker_that_has_not_begun_does_not_wait_for_a_node_to_come_back():
     scene.clock.advance(KILL_SECONDS - 1)
     assert scene.places.given_back == {}
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": 0.0}
+    assert scene.places.given_back == {"place-1": True}
     scene.new()
     scene.places.lose("place-1", "as told", ExitCause.KILLED)
     assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "its node does not answer")]
@@ -299,7 +299,7 @@ def test_a_worker_that_does_not_start_loses_its_place():
     assert scene.places.given_back == {}
     scene.starter.placed(3)
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": 0.0}
+    assert scene.places.given_back == {"place-1": True}
     scene.new()
     scene.places.lose("place-1", "as told", ExitCause.KILLED)
     assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s")]
@@ -314,7 +314,7 @@ def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
     scene.places.change("place-0", ENDING, "n1", "its node does not answer")
     scene.launcher.kill(0)
     scene.clock.advance(0.0)
-    assert scene.places.given_back == {"place-0": 0.0}
+    assert scene.places.given_back == {"place-0": True}
 
 
 def test_a_worker_that_ends_when_it_is_killed_leaves_its_place_to_the_next():

@@ -48,7 +48,7 @@ class Job:
         return [place.reason for place in self.in_state(PlaceState.WAITING)]
 
     def give_back(self, index):
-        self.slots.give_back(self.in_state(PlaceState.READY)[index].id, None)
+        self.slots.give_back(self.in_state(PlaceState.READY)[index].id, at_once=False)
 
 
 @pytest.fixture

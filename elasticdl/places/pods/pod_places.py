@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -116,10 +115,10 @@ class PodPlaces:
             self._report(PlaceChanged(self._ledger.place(number)))
             self._start(self._create(number, self._pods.manifest(number, index, avoid)))
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         number = self._number(place_id)
         if number is not None:
-            self._end(number, None if grace is None else max(KILL_GRACE, math.ceil(grace)))
+            self._end(number, KILL_GRACE if at_once else None)
 
     async def close(self) -> None:
         if self._closed:
