@@ -33,7 +33,7 @@ from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
-from elasticdl.kube.watch import Watch
+from elasticdl.kube.object_watch import Watch
 from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc

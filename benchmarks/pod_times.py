@@ -17,7 +17,7 @@ from kubernetes import client
 from benchmarks.processes import Failed
 from elasticdl.common.backoff import Backoff
 from elasticdl.kube.client import Client
-from elasticdl.kube.watch import Source, Watch
+from elasticdl.kube.object_watch import Source, Watch
 
 Times = Mapping["Fact", float]
 

@@ -13,7 +13,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kube.watch import Source, Watch
+from elasticdl.kube.object_watch import Source, Watch
 
 Pod = dict[str, Any]
 Pods = Mapping[str, Pod]

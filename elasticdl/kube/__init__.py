@@ -3,7 +3,7 @@
 api_error     what may come of a request, in one line each
 kubeconfig    where a cluster is, and as whom it is asked
 client        the requests, over the connections of the official package ``kubernetes``
-watch         list objects of one kind and follow their changes
+object_watch  list objects of one kind and follow their changes
 job_pods      which pods are a job's, and a port of this machine that leads to its master
 manifests     the objects of a job: pure functions of its specification
 """

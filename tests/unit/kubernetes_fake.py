@@ -6,7 +6,7 @@ import queue
 import threading
 
 from elasticdl.kube.api_error import ApiError
-from elasticdl.kube.watch import Change, Listing
+from elasticdl.kube.object_watch import Change, Listing
 
 STOP = object()
 OVER = ("Succeeded", "Failed")

@@ -29,7 +29,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.retry import retry
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.watch import Listing, Watch
+from elasticdl.kube.object_watch import Listing, Watch
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.pods.ledger import Ledger, Reports
