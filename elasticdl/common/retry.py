@@ -1,8 +1,9 @@
-"""Requests that are tried again until there is an answer."""
+"""Trying again until there is an answer, and waiting until something is so."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -37,3 +38,12 @@ async def retry(
             raise UnreachableError(f"can't {what}: {failure}") from failure
         failed(failure)
         await asyncio.sleep(delay)
+
+
+async def until(condition: Callable[[], object], changed: asyncio.Event, seconds: float) -> None:
+    """Wait until that is so, at most so long; ``changed`` is set whenever it is to be looked at again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                changed.clear()
+                await changed.wait()

@@ -21,7 +21,7 @@ from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.memory_kills import MemoryKills
 from elasticdl.places.worker_output import InFile
-from elasticdl.places.worker_process import NOT_STARTED, Spawner, WorkerRun, what_failed
+from elasticdl.places.worker_process import Spawner, WorkerRun, what_failed
 
 HOST = "127.0.0.1"
 # A place that is idle is kept for so long: until a worker that is replaced at once has been launched, and no longer, as other jobs
@@ -143,7 +143,7 @@ class LocalStarter:
 
     def _judge(self, run: WorkerRun, code: int) -> WorkerExited:
         if not run.was_started:
-            return WorkerExited(run.worker_id, ExitCause.KILLED, code, NOT_STARTED)
+            return WorkerExited(run.worker_id, ExitCause.KILLED, code, "it was not started yet")
         cause, detail, output = judge_end(code, run.output.all(), memory_was_short=self._memory_kills.happened())
         if cause is ExitCause.CRASHED:
             detail += f"; its log: {self._command.log(run.worker_id)}"

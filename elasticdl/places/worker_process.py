@@ -21,7 +21,6 @@ from elasticdl.common.tether import tethered
 from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.worker_output import Output
 
-NOT_STARTED = "it was not started yet"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from elasticdl.common.retry import until
 from elasticdl.master.shell.sessions import Outbox
 from elasticdl.master.state.events import (
     ExitCause,
@@ -170,8 +170,9 @@ class Agents:
         known = set(remembered.values())
         # In which a worker may be of whom only the agent knows that.
         unsure = {each.id for each in held.values() if each.state is PlaceState.READY and "" in known} - known
-        await self._until(lambda: unsure <= self._hellos.keys(), self._find_seconds)
-        await self._until(lambda: held.keys() <= self._hellos.keys(), min(SOON_SECONDS, self._find_seconds))
+        await until(lambda: unsure <= self._hellos.keys(), self._changed, self._find_seconds)
+        soon = min(SOON_SECONDS, self._find_seconds)
+        await until(lambda: held.keys() <= self._hellos.keys(), self._changed, soon)
         asyncio.get_running_loop().call_soon(self.begun.set)
         heard = [found for each in sorted(held.keys() & self._hellos) for found in self._found(self._hellos[each])]
         silent = held.keys() - self._hellos.keys()
@@ -220,7 +221,7 @@ class Agents:
         self._closed = True
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
-        await self._until(lambda: not self._tenants, self._close_seconds)
+        await until(lambda: not self._tenants, self._changed, self._close_seconds)
         for worker_id in list(self._untaken):
             self._take(worker_id)
         for line in self._lines.values():
@@ -324,14 +325,6 @@ class Agents:
         self._in_place[tenant.place].discard(tenant.worker_id)
         self._report(exited)
         self._changed.set()
-
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Or until that time is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
 
 
 def _judge(ended: pb.Ended) -> WorkerExited:

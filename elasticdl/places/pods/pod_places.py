@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.common.retry import retry
+from elasticdl.common.retry import retry, until
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
 from elasticdl.kube.object_watch import Listing, Watch
@@ -124,27 +124,17 @@ class PodPlaces:
         if self._closed:
             return
         self._closed = True
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeouts.close
         for number in self._ledger.numbers:
             self._ledger.tell(number)
         for given_up in self._creating.values():
             given_up.set()
-        await self._until(lambda: not self._ledger.runs(), loop.time() + self._timeouts.leave)
+        await until(lambda: not self._ledger.runs(), self._changed, self._timeouts.leave)
         if self._ledger.numbers:
             self._start(self._delete_all())
-        await self._until(lambda: not self._ledger.numbers, deadline)
+        await until(lambda: not self._ledger.numbers, self._changed, self._timeouts.close)
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
         await self.detach()
-
-    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Or until then."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
 
     async def detach(self) -> None:
         """Let the pods be: another master takes them over. None is asked for afterwards."""
@@ -215,7 +205,8 @@ class PodPlaces:
                     self._look(number, self._ledger.created(answer))
                     certain = False
                     break
-                await _until(given_up, answer)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(given_up.wait(), answer)
         finally:
             del self._creating[number]
         if not given_up.is_set() and (number in self._ledger or number in self._leftovers):
@@ -374,13 +365,6 @@ class PodPlaces:
         if trouble := self._ledger.image_trouble:
             seconds = f"{self._timeouts.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
-
-
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait so long, or until it happens."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
