@@ -141,7 +141,7 @@ class Agent:
             try:
                 # In a log that all workers share: what follows is its own.
                 _log.info("starting worker %d", run.worker_id)
-                code = await run.to_its_end(self._spawner, environment, partial(self._placed, run))
+                code = await run.to_its_end(lambda: self._spawner, environment, partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:

@@ -128,7 +128,7 @@ class LocalStarter:
             self._tell(WorkerPlaced(worker_id, HOST, pid))
 
         try:
-            code = await run.to_its_end(self._spawner(), environment, placed)
+            code = await run.to_its_end(self._spawner, environment, placed)
             exited = self._judge(run, code)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")

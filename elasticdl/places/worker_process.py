@@ -120,11 +120,11 @@ class WorkerRun:
         return None if self.process is None else found
 
     async def to_its_end(
-        self, spawner: Awaitable[Spawner], environment: Mapping[str, str], placed: Callable[[int], None]
+        self, spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str], placed: Callable[[int], None]
     ) -> int:
         """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
 
-        ``placed``: is called with its process id once it runs.
+        ``spawner``: what starts it, once that is ready. ``placed``: is called with its process id once it runs.
 
         Raises:
             OSError: it can't be started.
@@ -152,8 +152,10 @@ class WorkerRun:
                 self._killing.cancel()
             await _remove(folder)
 
-    async def _spawn(self, awaited: Awaitable[Spawner], environment: Mapping[str, str]) -> ProcessGroup | None:
-        spawner = await awaited
+    async def _spawn(
+        self, get_spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str]
+    ) -> ProcessGroup | None:
+        spawner = await get_spawner()
         with self.output.printing() as (out, log):
             return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
