@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import retry, until
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
@@ -109,7 +110,7 @@ class PodPlaces:
         missing = most - len(waiting) - len(self._ledger.in_state(PlaceState.READY))
         for number in waiting[::-1][: max(0, -missing)]:
             self._end(number, KILL_GRACE)
-        for _ in range(missing):
+        for _ in range(self._pods.may_ask(missing, len(self._ledger.numbers))):
             number, index = self._ledger.ask()
             self._creating[number] = asyncio.Event()
             self._report(PlaceChanged(self._ledger.place(number)))
@@ -128,6 +129,10 @@ class PodPlaces:
             self._ledger.tell(number)
         for given_up in self._creating.values():
             given_up.set()
+        if self._pods.is_group:
+            ask = partial(self._call, self._api.end_group)
+            with contextlib.suppress(UnreachableError):
+                await self._start(retry(ask, "end the gang", self._backoff(), self._timeouts.leave))
         await until(lambda: not self._ledger.runs(), self._changed, self._timeouts.leave)
         if self._ledger.numbers:
             self._start(self._delete_all())
