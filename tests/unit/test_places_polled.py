@@ -146,7 +146,7 @@ def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
         raise UserError("Slurm refuses squeue: slurm_load_jobs error: Zero Bytes were transmitted or received")
 
     async def printed(*words):
-        return "squeue: a warning\n12|RUNNING|n1|gres/gpu:2|None\n"
+        return "squeue: a warning\n12|RUNNING|n1|None\n"
 
     provider = slurm.SlurmProvider("job", ("agent",), "out")
     monkeypatch.setattr(slurm, "ask", refused)
