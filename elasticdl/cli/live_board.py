@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
-from elasticdl.cli.home import JournalFeed
+from elasticdl.cli.follow import JournalFeed
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.job.facts import Facts
 from elasticdl.job.records import History

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, Self
 
 from elasticdl.cli.outlets import Stream
+from elasticdl.job.journal import Entry
 
 # A line may be longer than this, or never end; then it is shown in parts.
 LONGEST_LINE = 1 << 16
@@ -90,12 +91,14 @@ class Prints:
 
     # -- of this machine, or of a cluster --
 
+    def hear(self, entry: Entry) -> None:
+        """Each entry of the journal."""
+
     def _run(self) -> None:
         """Show what comes until `_over`, and then what is left."""
-        raise NotImplementedError
 
     def _every_lines(self) -> list[Lines]:
-        raise NotImplementedError
+        return []
 
     def _close(self) -> None:
         """Somebody may still read."""

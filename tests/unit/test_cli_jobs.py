@@ -14,8 +14,8 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
+from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.course import show_course
-from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, life_of, prune_jobs
 from elasticdl.cli.master_client import connect
 from elasticdl.common.errors import UnreachableError
@@ -238,7 +238,7 @@ def test_options_of_a_newer_version_do_not_hinder_who_looks_at_a_job_or_stops_it
     monkeypatch.setattr("elasticdl.cli.commands.jobs.CLOSING_TIME", 0.0)
     spec = jobs_root() / "live" / "job.json"
     write_aside(spec, json.dumps({**json.loads(spec.read_text()), "of_next_year": 1, "stop_grace": 0.1}))
-    handle = JobHandle(FolderHome(JobDir(jobs_root() / "live")))
+    handle = FolderHome(JobDir(jobs_root() / "live"))
     assert (handle.spec().job_name, handle.spec().stop_grace) == ("live", 0.1)
     assert run(capsys, "stop", "live", "--now")[0] == 1  # this master does not end
     assert len(running.requests) == 1
@@ -305,8 +305,11 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
     screen = types.SimpleNamespace(line=told.append)
-    wrong = ["garbage{", '{"time": 1, "event": "world_formed", "members": 3}', '{"time": 1, "event": "worker_slow"}']
-    show_course([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
+    prints = PodPrints(None, "one", (0,), screen)
+    events = ('"world_formed", "members": 3', '"world_formed"', '"worker_started"', '"worker_slow"')
+    wrong = ["garbage{", *(f'{{"time": 1, "event": {event}}}' for event in events)]
+    right = '{"time": 1, "event": "warning", "message": "late"}'
+    show_course([*wrong, right], screen, lambda heard: False, prints.hear)
     assert told[-1] == "warning: late"
 
 
@@ -401,3 +404,22 @@ def test_following_logs_takes_up_new_workers(running):
         assert process.stdout.readline() == "worker-4  | hello\n"
         write_aside(job.status, "{}")
         assert process.wait(DEADLINE) == 0
+
+
+def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(capsys, dead_pid):
+    failed, stopped = ended_job("bad", phase="failed", reason="out of luck"), ended_job("cut", phase="stopped")
+    lost = new_job("gone")
+    lost.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    for job, said in ((failed, "failed: out of luck"), (stopped, "stopped: "), (lost, f"lost: {LOST}")):
+        code, _, err = run(capsys, "status", "--follow", job.name)
+        assert code == 1
+        assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+@pytest.mark.parametrize("damaged", [b"", b'{"phase"', b'{"phase": 3}', b"\xff"])
+def test_a_damaged_status_is_one_line(capsys, damaged, follow):
+    ended_job("bad").status.write_bytes(damaged)
+    code, out, err = run(capsys, "status", "bad", *follow)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("elasticdl status: the last status of job bad is damaged: ")

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -396,7 +397,7 @@ def deaf(*_):
 def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, master, phase, reason):
     monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
     status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
-    seen = JobHandle(NamespaceHome(OneJob(status, master, [("get", "pods/portforward")]), "digits")).status()
+    seen = NamespaceHome(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
     assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
     assert seen.reason.startswith(reason)
 
@@ -405,7 +406,7 @@ def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
     monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
     with pytest.raises(UserError, match=line):
-        JobHandle(NamespaceHome(OneJob(master=RUNNING), "digits")).status()
+        NamespaceHome(OneJob(master=RUNNING), "digits").status()
 
 
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
@@ -652,18 +653,17 @@ def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_
     assert len(told._known) == len(told._order) == 3
 
 
-class Masters:
-    """A job's home with one master after another: each tells how the job is and what happened, and leaves it to the next."""
+class Masters(JobHandle):
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
 
     look_seconds = 0.0
 
     def __init__(self, monkeypatch, *masters, kept):
         self._masters, self._kept = list(masters), kept
         monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
-        monkeypatch.setattr(follow, "found", self.found)
 
     @contextmanager
-    def found(self, home):
+    def found(self):
         if not self._masters:
             raise UnreachableError("there is none")
         yield self
@@ -699,7 +699,7 @@ class Masters:
 def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
     """Neither the last entry nor the last status has come over a stream."""
     told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
-    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
@@ -708,7 +708,7 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
 def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
     monkeypatch.setattr(follow, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
-    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
         following._feed._source._thread.join()  # all of it is there at the first look
         heard = [each for each in following if isinstance(each, str)]
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
@@ -728,8 +728,38 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
 
     with closing(follow.stream_feed(no_master, lambda: "it has ended", kept)) as feed:
         feed.finish()
-        assert feed.is_complete
+        feed._source._thread.join()
         assert feed.read() == (False, [entry(1)])
+
+
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
+    hung_up = threading.Event()
+    begun = threading.Event()
+
+    class Hanging(Masters):
+        def __init__(self):
+            pass
+
+        @contextmanager
+        def found(self):
+            yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
+
+        def tell_nothing(self, **_):
+            begun.set()
+            hung_up.wait()
+            return ()
+
+        def feed(self):
+            return follow.stream_feed(self.found, lambda: "", list)
+
+        def over(self):
+            begun.wait()
+            return "it has ended"
+
+    with Hanging().following(statuses=True) as following:
+        assert next(iter(following)) is None
+        assert not hung_up.is_set(), "its end was waited for"
+    assert hung_up.is_set()
 
 
 def test_entries_that_the_next_master_has_joined_are_not_told_again():

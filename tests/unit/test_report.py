@@ -245,7 +245,7 @@ class Ending:
         self.asked = True
         raise UserError("job j is not running: it has succeeded")
 
-    def journal(self, *, follow):
+    def journal(self):
         assert self.asked, "else it might tell less than the status"
         yield from disturbed()
 

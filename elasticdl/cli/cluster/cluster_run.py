@@ -1,7 +1,6 @@
 """Submitting a job and following it: what ``train`` and ``run`` do when there is an image.
 
-The job does not depend on who follows it: a signal ends the following, not the job. While there is no master to be asked,
-what is the matter with it is shown.
+The job does not depend on who follows it: a signal ends the following, not the job.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from elasticdl.cli.cluster.master_watch import LOOK_SECONDS, MasterWatch
 from elasticdl.cli.cluster.namespace_home import NamespaceHome
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.cluster.submission import Submission, make_parts
-from elasticdl.cli.course import show_course, show_end
-from elasticdl.cli.follow import Heard
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.course import Follower, Watch, follow
+from elasticdl.cli.follow import Following
 from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.screens import Printing, open_screen
+from elasticdl.cli.outlets import tell
+from elasticdl.cli.screens import Screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.environment import refuse_variables
-from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.errors import UserError
 from elasticdl.job.option_values import ranks_of
 from elasticdl.job.quantities import parse_envs, parse_secret_envs
 from elasticdl.job.spec import JobSpec
@@ -70,7 +68,7 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     home = NamespaceHome(client, parts.spec.job_name, place)
     tell(f"job {home.name} submitted to {home.whereabouts}; see `elasticdl status {home.name}{home.flags}`")
     signals.raise_first()
-    return 0 if detach else follow(home, parts.spec)
+    return 0 if detach else follow_submitted(home, parts.spec)
 
 
 def _named(spec: JobSpec, client: Client | None) -> JobSpec:
@@ -101,37 +99,24 @@ def _dumped(parts: ManifestInputs) -> str:
     return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 
-def follow(home: NamespaceHome, spec: JobSpec) -> int:
-    """Until the job has ended; returns the exit code.
+def follow_submitted(home: NamespaceHome, spec: JobSpec) -> int:
+    """Until the job has ended; returns the exit code. What is the matter with its master is shown while that is not heard of.
 
     Raises:
         UserError: its image can't be had; the job was deleted again.
         JobFailedError: it failed, was stopped or is lost.
         Interrupted: by a signal; the job goes on.
     """
-    job, signals = JobHandle(home), SignalLog()
     # Of a module's worker the log is its own, from which what the module prints can't be told here.
     ranks = ranks_of(spec.log_ranks) if spec.command else ()
-    with (
-        caught(signals.add),
-        open_screen(spec.log_loss_steps, Printing(*own_outlets())) as screen,
-        PodPrints(home.client, home.name, ranks, screen).shown(wait=lambda: signals.first is None) as prints,
-        job.following(statuses=True) as following,
-    ):
-        watch = MasterWatch(home, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
 
-        def go_on(heard: Heard | None) -> bool:
-            watch.hear(heard, following.failure, time.monotonic())
-            return signals.first is None
+    def watch(screen: Screen, following: Following) -> Watch:
+        masters = MasterWatch(home, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
+        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
 
-        show_course(following, screen, go_on, prints.hear)
-    if signals.first is not None:
-        tell(f"job {job.name} goes on: `elasticdl stop {job.name}{home.flags}` stops it")
-        signals.raise_first()
-    status = job.status()
-    show_end(status, home.journal(), spec.output, prints.has_shown)
-    if status.phase != "succeeded":
-        there = home.client.find("Job", master_name(job.name)) is not None
-        logs = f"; all logs: `elasticdl logs {job.name}{home.flags}`" if there else ""
-        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{logs}")
-    return 0
+    follower = Follower(
+        prints=lambda screen: PodPrints(home.client, home.name, ranks, screen),
+        watch=watch,
+        farewell=f"job {home.name} goes on: `elasticdl stop {home.name}{home.flags}` stops it",
+    )
+    return follow(home, spec, follower)

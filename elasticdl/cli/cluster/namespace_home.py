@@ -10,13 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from google.protobuf import json_format
-
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import stream_feed
-from elasticdl.cli.home import JournalFeed, Lines, found
-from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.wording import is_over
+from elasticdl.cli.follow import JournalFeed, stream_feed
+from elasticdl.cli.job_handle import JobHandle, Lines, choose
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.job.journal import parse_entry
@@ -27,14 +23,13 @@ from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.packed_state import State, unpack_state
 from elasticdl.kube.manifests.pod import SPEC_FILE
 from elasticdl.kube.manifests.pod_status import finished, trouble_of
-from elasticdl.proto import elasticdl_pb2 as pb
 
 ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceHome:
-    """See `elasticdl.cli.home.Home`."""
+class NamespaceHome(JobHandle):
+    """Of a job on a cluster."""
 
     client: Client
     name: str
@@ -54,12 +49,11 @@ class NamespaceHome:
     def flags(self) -> str:
         return self.place.flags
 
-    def spec(self) -> str:
+    def spec_text(self) -> str:
         return str(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
 
-    def kept_status(self) -> pb.JobStatus | None:
-        text = self.state().status
-        return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
+    def status_text(self) -> str | None:
+        return self.state().status or None
 
     def state(self, *, with_journal: bool = False) -> State:
         """``with_journal``: all of it, else the newest part, as the rest may be large."""
@@ -74,8 +68,7 @@ class NamespaceHome:
         return ""
 
     def over(self) -> str:
-        kept = self.kept_status()
-        if kept is not None and is_over(kept):
+        if self.end():
             return "it has ended"
         job = self.client.find("Job", names.master_name(self.name))
         if job is None:
@@ -125,14 +118,14 @@ class NamespaceHome:
     def journal(self) -> Lines:
         """The master's own, if there is one that answers."""
         try:
-            with found(self) as master:
+            with self.found() as master:
                 lines = list(master.events(follow=False))
         except ElasticDLError:
             lines = self._kept_journal()
         yield from lines
 
     def feed(self) -> JournalFeed:
-        return stream_feed(lambda: found(self), self.over, self._kept_journal)
+        return stream_feed(self.found, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state(with_journal=True).journal.splitlines()
@@ -142,6 +135,10 @@ class NamespaceHome:
         if follow:
             return follow_logs(self.client, self.name, worker, self.over, pod)
         return read_logs(self.client, self.name, worker, pod)
+
+    def where_logs(self) -> str:
+        there = self.client.find("Job", names.master_name(self.name)) is not None
+        return f"`elasticdl logs {self.name}{self.flags}`" if there else ""
 
     def _pod_of(self, worker: int) -> str:
         """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
@@ -165,13 +162,13 @@ def find(name: str | None, namespace: str, context: str) -> JobHandle:
             client.require_namespace()
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
-    return JobHandle(NamespaceHome(client, name, place))
+    return NamespaceHome(client, name, place)
 
 
 def find_current(name: str) -> JobHandle | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(ClusterTarget())
-    return JobHandle(NamespaceHome(client, name)) if client.find("Job", names.master_name(name)) else None
+    return NamespaceHome(client, name) if client.find("Job", names.master_name(name)) else None
 
 
 def list_jobs(namespace: str, context: str) -> list[JobHandle]:
@@ -181,7 +178,7 @@ def list_jobs(namespace: str, context: str) -> list[JobHandle]:
     jobs = _jobs(client)
     if not jobs:
         client.require_namespace()
-    return [JobHandle(NamespaceHome(client, _name_of(job), place)) for job in jobs]
+    return [NamespaceHome(client, _name_of(job), place) for job in jobs]
 
 
 def _jobs(client: Client) -> list[Object]:

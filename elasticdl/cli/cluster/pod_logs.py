@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import urllib3
 
-from elasticdl.cli.home import Lines
+from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.kube.api_error import NotDoneError

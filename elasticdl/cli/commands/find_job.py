@@ -67,14 +67,14 @@ def find(name: str | None, given: Given) -> JobHandle:
         if elsewhere is None:
             raise
         return elsewhere
-    if not here.home.over():
+    if not here.over():
         return here
     with suppress(ElasticDLError):  # a cluster that does not answer hides no job of this machine
         namesake = _find_on_cluster(name)
-        if namesake is not None and not namesake.home.over():
+        if namesake is not None and not namesake.over():
             tell(
-                f"this is the job {name} in {namesake.home.whereabouts}, as it goes on; the one of this machine is over: "
-                f"{here.home.whereabouts}"
+                f"this is the job {name} in {namesake.whereabouts}, as it goes on; the one of this machine is over: "
+                f"{here.whereabouts}"
             )
             return namesake
     return here
@@ -85,7 +85,7 @@ def _find_here(name: str | None) -> JobHandle:
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
     running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
     chosen = choose(name, jobs, running, hint=newest)
-    return JobHandle(home_of(jobs[chosen]))
+    return home_of(jobs[chosen])
 
 
 def _find_on_cluster(name: str | None) -> JobHandle | None:
@@ -106,7 +106,7 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
             given["namespace"], given["kube_context"]
         )
         return jobs
-    here = [JobHandle(home_of(job)) for job in list_jobs()]
+    here = [home_of(job) for job in list_jobs()]
     try:
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs("", "") if cluster else ())]

@@ -76,7 +76,7 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
         status = handle.status()  # first: of a job that is over by then the journal tells all
     except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
         status = None
-    with closing(handle.journal(follow=False)) as lines:
+    with closing(handle.journal()) as lines:
         return known(Facts.of(lines, handle.name), status, time.time()), handle.name
 
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import SeenFeed
-from elasticdl.cli.home import JournalFeed, Lines
+from elasticdl.cli.follow import JournalFeed, SeenFeed
+from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
 from elasticdl.cli.local.local_logs import LocalLogs
@@ -96,8 +96,8 @@ def prune_jobs(keep: int = KEPT_JOBS) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderHome:
-    """See `elasticdl.cli.home.Home`."""
+class FolderHome(JobHandle):
+    """Of a job whose master runs on this machine, or has run there."""
 
     folder: JobDir
     namespace: ClassVar = ""
@@ -113,13 +113,13 @@ class FolderHome:
     def whereabouts(self) -> str:
         return f"files: {self.folder.path}"
 
-    def spec(self) -> str:
+    def spec_text(self) -> str:
         return self.folder.spec.read_text()
 
-    def kept_status(self) -> pb.JobStatus | None:
-        """That with which the job ended; None if it runs, or was killed before it could write it."""
+    def status_text(self) -> str | None:
+        """That with which the job ended; none if it runs, or was killed before it could write it."""
         try:
-            return json_format.Parse(self.folder.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
+            return self.folder.status.read_text()
         except FileNotFoundError:
             return None
 
@@ -178,6 +178,9 @@ class FolderHome:
                 time.sleep(LOGS_SECONDS)
         yield from logs.rest()
 
+    def where_logs(self) -> str:
+        return str(self.folder.logs)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchHome(FolderHome):
@@ -219,7 +222,7 @@ def home_of(job: JobDir) -> FolderHome:
 
 
 class FileFeed:
-    """A journal as it grows. See `elasticdl.cli.home.JournalFeed`."""
+    """The journal in this file as it grows. A `elasticdl.cli.follow.JournalFeed`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
