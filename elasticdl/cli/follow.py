@@ -173,34 +173,24 @@ class SeenLines:
         self._known.add(name)
         return True
 
+    def new_of(self, take: Callable[[], list[str]]) -> list[str]:
+        """What ``take`` gets and is new. None: nothing is left, however much came that is known."""
+        while lines := take():
+            if new := [line for line in lines if self.is_new(line)]:
+                return new
+        return []
 
-class SeenFeed:
-    """A journal that each master tells from its first line: what is told once more is left out. A `JournalFeed`.
 
-    ``source``: where the lines come from that ``take`` gets.
-    """
+class StreamFeed(StreamReader[str]):
+    """A `JournalFeed` of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
 
-    def __init__(self, source: StreamReader[str] | JournalFeed, take: Callable[[], list[str]]) -> None:
+    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
         self._seen = SeenLines()
-        self._source, self._take = source, take
-        self.finish, self.close = source.finish, source.close
-
-    @property
-    def is_complete(self) -> bool:
-        return self._source.is_complete
+        super().__init__(master, lambda client: client.events(follow=True), has_ended, kept)
 
     def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew. No lines: nothing is left, as much may come that is known."""
-        while lines := self._take():
-            if new := [line for line in lines if self._seen.is_new(line)]:
-                return False, new
-        return False, []
-
-
-def stream_feed(master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> SeenFeed:
-    """Of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
-    reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
-    return SeenFeed(reader, reader.take)
+        """The journal never begins anew: each master tells it from its first line, and what is told once more is left out."""
+        return False, self._seen.new_of(self.take)
 
 
 class Following:

@@ -247,14 +247,4 @@ def _said(error: Exception) -> str:
 
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:
     namespace, name = key
-    goes_on = status.max_workers and not wording.is_over(status)
-    return {
-        "name": name,
-        "namespace": namespace,
-        "page": job_path(namespace, name),
-        "phase": status.phase,
-        "workers": f"{len(wording.members(status))} of {wording.wanted_workers(status)}" if goes_on else "",
-        "step": wording.count_of(status.step, status.total_steps),
-        "elapsed": wording.duration(status.elapsed),
-        "reason": status.reason,
-    }
+    return {"name": name, "namespace": namespace, "page": job_path(namespace, name), **wording.facts(status)}

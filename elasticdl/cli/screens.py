@@ -216,7 +216,7 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
-    parts += [Text(said, style="dim") for said in (*wording.scaling_lines(status), *wording.compared_lines(status))]
+    parts += [Text(said, style="dim") for said in wording.finding_lines(status)]
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.course import show_course
-from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, life_of, prune_jobs
+from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, home_of, prune_jobs
 from elasticdl.cli.master_client import connect
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
@@ -71,24 +71,24 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 
 def test_the_life_of_a_job(dead_pid):
     job = new_job("one")
-    assert life_of(job) is Life.STARTING
+    assert home_of(job).life() is Life.STARTING
     os.utime(job.path, (1e9, 1e9))
-    assert life_of(job) is Life.LOST, "its start was cut off long ago"
+    assert home_of(job).life() is Life.LOST, "its start was cut off long ago"
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
-    assert life_of(job) is Life.RUNNING
+    assert home_of(job).life() is Life.RUNNING
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
-    assert life_of(job) is Life.LOST
+    assert home_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
-    assert life_of(job) is Life.RUNNING
+    assert home_of(job).life() is Life.RUNNING
     write_aside(job.status, "{}")
-    assert life_of(job) is Life.ENDED
+    assert home_of(job).life() is Life.ENDED
 
 
 def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys):
     job = new_job("one")
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
     write_aside(job.master, json.dumps(another))
-    assert life_of(job) is Life.LOST
+    assert home_of(job).life() is Life.LOST
     assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
 
 

@@ -684,7 +684,7 @@ class Masters(JobHandle):
                 raise UnreachableError("there is none")
             yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
 
-        return follow.stream_feed(master, self.over, lambda: [*lines, entry(99)])
+        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
 
     def close(self):
         pass
@@ -709,7 +709,7 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
     monkeypatch.setattr(follow, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
     with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
-        following._feed._source._thread.join()  # all of it is there at the first look
+        following._feed._thread.join()  # all of it is there at the first look
         heard = [each for each in following if isinstance(each, str)]
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
@@ -726,9 +726,9 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     def no_master():
         raise UnreachableError("there is none")
 
-    with closing(follow.stream_feed(no_master, lambda: "it has ended", kept)) as feed:
+    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
         feed.finish()
-        feed._source._thread.join()
+        feed._thread.join()
         assert feed.read() == (False, [entry(1)])
 
 
@@ -750,7 +750,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             return ()
 
         def feed(self):
-            return follow.stream_feed(self.found, lambda: "", list)
+            return follow.StreamFeed(self.found, lambda: "", list)
 
         def over(self):
             begun.wait()

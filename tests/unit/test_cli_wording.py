@@ -212,18 +212,18 @@ def test_the_summary():
 
 def test_when_the_states_were_last_compared_is_shown():
     status = status_of(compared_step=1280, compared_workers=3)
-    (line,) = wording.compared_lines(status)
+    (line,) = wording.finding_lines(status)
     assert line == "state last compared after step 1,280: the same on 3 workers"
     assert line in drawn(status)
-    assert wording.compared_lines(status_of()) == []
+    assert wording.finding_lines(status_of()) == []
 
 
 def test_how_a_job_scales_is_shown_and_what_follows_from_it():
     status = status_of(advice="2 workers: 1.3x of one (1.2-1.4)", decision="stays at 2: --num_workers allows no more")
-    lines = wording.scaling_lines(status)
+    lines = wording.finding_lines(status)
     assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
     assert all(line in drawn(status) for line in lines)
-    assert wording.scaling_lines(status_of()) == []
+    assert wording.finding_lines(status_of()) == []
 
 
 def test_a_curve_is_for_programs():

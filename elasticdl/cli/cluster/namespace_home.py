@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import JournalFeed, stream_feed
+from elasticdl.cli.follow import JournalFeed, StreamFeed
 from elasticdl.cli.job_handle import JobHandle, Lines, choose
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
@@ -125,7 +125,7 @@ class NamespaceHome(JobHandle):
         yield from lines
 
     def feed(self) -> JournalFeed:
-        return stream_feed(self.found, self.over, self._kept_journal)
+        return StreamFeed(self.found, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state(with_journal=True).journal.splitlines()

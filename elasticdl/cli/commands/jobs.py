@@ -23,6 +23,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.proto import elasticdl_pb2 as pb
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
 FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has ended")
@@ -52,22 +53,19 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     elsewhere = any(job.namespace for job in jobs)
-    for title in ("job", *(["namespace"] if elsewhere else []), "phase", "workers", "step", "elapsed", "reason"):
+    rows = [{"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **facts(job)} for job in jobs]
+    for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
-    for job in jobs:
-        table.add_row(*(Text(cell) for cell in (job.name, *([job.namespace] if elsewhere else []), *facts(job))))
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
     console.print(table)
 
 
-def facts(job: JobHandle) -> tuple[str, ...]:
+def facts(job: JobHandle) -> dict[str, str]:
     try:
-        status = job.status()
+        return wording.facts(job.status())
     except ElasticDLError as error:
-        return "unreachable", "", "", "", str(error)
-    workers = f"{len(wording.members(status))} of {wording.wanted_workers(status)}"
-    shown = workers if status.max_workers and not wording.is_over(status) else ""
-    steps = wording.count_of(status.step, status.total_steps)
-    return status.phase, shown, steps, wording.duration(status.elapsed), status.reason
+        return {**dict.fromkeys(wording.facts(pb.JobStatus()), ""), "phase": "unreachable", "reason": str(error)}
 
 
 def show_one(console: Console, job: JobHandle) -> None:
@@ -77,7 +75,7 @@ def show_one(console: Console, job: JobHandle) -> None:
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
         print(wording.progress_line(status))
-        for line in (*wording.scaling_lines(status), *wording.compared_lines(status)):
+        for line in wording.finding_lines(status):
             print(line)
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""

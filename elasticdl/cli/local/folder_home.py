@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import JournalFeed, SeenFeed
+from elasticdl.cli.follow import JournalFeed, SeenLines
 from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
@@ -37,52 +37,12 @@ STARTING_SECONDS = 60.0  # a folder without a master for longer than this belong
 
 
 class Life(Enum):
-    """Where a job is in its life, judged from its files and its master's process."""
+    """Where a job is in its life, judged from its files and its master's process. The value: why no master runs."""
 
-    STARTING = "starting"  # its folder is there, its master not yet
-    RUNNING = "running"
-    ENDED = "ended"  # its last status has been written
-    LOST = "lost"  # its master is gone without having said how the job ended
-
-
-_OVER = {Life.ENDED: "it has ended", Life.LOST: "its master died without saving a final status"}
-
-
-def life_of(job: JobDir) -> Life:
-    if job.batch.exists():
-        return _life_in_batch(job, MasterState(job))[0]
-    if job.status.exists():
-        return Life.ENDED
-    master = job.read_master()
-    if master is not None:
-        return Life.RUNNING if master.is_alive() else Life.LOST
-    try:
-        age = time.time() - job.path.stat().st_mtime
-    except FileNotFoundError:
-        return Life.LOST
-    return Life.STARTING if age < STARTING_SECONDS else Life.LOST
-
-
-def _life_in_batch(job: JobDir, batch: MasterState) -> tuple[Life, str]:
-    """With why no master runs at the moment, of one that starts."""
-    if job.status.exists():
-        return Life.ENDED, ""
-    is_up = job.master.exists()
-    try:
-        state, why = batch.ask()
-    except (
-        UnreachableError
-    ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
-        return (Life.RUNNING, "") if is_up else (Life.STARTING, str(error))
-    if state in batch_master.WAITS:
-        return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
-    if state not in batch_master.RUNS:
-        return Life.LOST, ""
-    return (Life.RUNNING, "") if is_up else (Life.STARTING, "its master is starting")
-
-
-def goes_on(job: JobDir) -> bool:
-    return life_of(job) in (Life.STARTING, Life.RUNNING)
+    STARTING = "its master is starting"
+    RUNNING = ""
+    ENDED = "it has ended"
+    LOST = "its master died without saving a final status"
 
 
 def prune_jobs(keep: int = KEPT_JOBS) -> None:
@@ -127,14 +87,23 @@ class FolderHome(JobHandle):
         return ""
 
     def life(self) -> Life:
-        return life_of(self.folder)
+        job = self.folder
+        if job.status.exists():
+            return Life.ENDED
+        if (master := job.read_master()) is not None:
+            return Life.RUNNING if master.is_alive() else Life.LOST
+        try:
+            age = time.time() - job.path.stat().st_mtime
+        except FileNotFoundError:
+            return Life.LOST
+        return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
     def over(self) -> str:
-        return _OVER.get(self.life(), "")
+        life = self.life()
+        return str(life.value) if life in (Life.ENDED, Life.LOST) else ""
 
     def absence(self) -> str:
-        life = self.life()
-        return "its master is starting" if life is Life.STARTING else _OVER.get(life, "")
+        return str(self.life().value)
 
     def last_known(self) -> tuple[int, float]:
         """As its journal tells it; of a long one only the end is read."""
@@ -191,9 +160,7 @@ class BatchHome(FolderHome):
     look_seconds: ClassVar = 3.0
 
     def feed(self) -> JournalFeed:
-        """The next master goes on with the journal from where the last one has saved it."""
-        feed = FileFeed(self.folder.journal)
-        return SeenFeed(feed, lambda: feed.read()[1])
+        return SeenFileFeed(self.folder.journal)
 
     def stop_without_master(self, *, now: bool) -> str:
         life, number = self.life(), self.folder.batch.read_text()
@@ -210,40 +177,62 @@ class BatchHome(FolderHome):
         return f"stopped at step {step}" if step else "stopped before it had begun"
 
     def life(self) -> Life:
-        return _life_in_batch(self.folder, self.batch)[0]
+        return self._look()[0]
 
     def absence(self) -> str:
-        life, why = _life_in_batch(self.folder, self.batch)
-        return _OVER.get(life, why)
+        life, why = self._look()
+        return why or str(life.value)
+
+    def _look(self) -> tuple[Life, str]:
+        """With what else is known of why no master runs."""
+        if self.folder.status.exists():
+            return Life.ENDED, ""
+        up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
+        try:
+            state, why = self.batch.ask()
+        except (
+            UnreachableError
+        ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
+            return up, str(error) if up is Life.STARTING else ""
+        if state in batch_master.WAITS:
+            return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
+        return up if state in batch_master.RUNS else Life.LOST, ""
 
 
 def home_of(job: JobDir) -> FolderHome:
     return BatchHome(job, MasterState(job)) if job.batch.exists() else FolderHome(job)
 
 
+def goes_on(job: JobDir) -> bool:
+    return not home_of(job).over()
+
+
 class FileFeed:
     """The journal in this file as it grows. A `elasticdl.cli.follow.JournalFeed`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
         self._tail = Tail(path)
         self.is_complete = False
 
     def read(self) -> tuple[bool, list[str]]:
-        try:
-            about = self._path.stat()
-            inode = about.st_ino  # which another file may be given once this one is gone
-            anew = inode != self._inode or about.st_size < self._tail.position  # another job has taken its name
-            tail = Tail(self._path) if anew else self._tail
-            lines = tail.lines(FEED_BYTES)
-        except OSError:
-            return False, []
-        self._inode, self._tail = inode, tail
-        return anew, lines
+        begun, lines = self._tail.begun, list[str]()
+        with suppress(OSError):
+            lines = self._tail.lines(FEED_BYTES)
+        return self._tail.begun != begun, lines  # anew: another job has taken its name
 
     def finish(self) -> None:
         self.is_complete = True
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class SeenFileFeed(FileFeed):
+    """Of masters one after another: the next goes on with the journal from where the last one has saved it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._seen = SeenLines()
+
+    def read(self) -> tuple[bool, list[str]]:
+        return False, self._seen.new_of(lambda: FileFeed.read(self)[1])

@@ -12,8 +12,10 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.position = 0  # up to which it has been read
+        self._inode = 0  # which another file may be given once this one is gone
+        self._position = 0  # up to which it has been read
         self._rest = b""
+        self.begun = 0  # how often it was read from its beginning: somebody may have emptied or replaced it
 
     def lines(self, most: int = -1) -> list[str]:
         """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
@@ -23,14 +25,16 @@ class Tail:
         """The same, with where each begins."""
         try:
             with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self.position:  # somebody has emptied it
-                    self.position, self._rest = 0, b""
-                file.seek(self.position)
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._position:
+                    self._inode, self._position, self._rest = about.st_ino, 0, b""
+                    self.begun += 1
+                file.seek(self._position)
                 fresh = file.read(most) + file.readline()
         except FileNotFoundError:
             return []
-        place = self.position - len(self._rest)
-        self.position += len(fresh)
+        place = self._position - len(self._rest)
+        self._position += len(fresh)
         *whole, self._rest = (self._rest + fresh).split(b"\n")
         places = accumulate((len(line) + 1 for line in whole), initial=place)
         return [(start, line.decode(errors="replace")) for start, line in zip(places, whole, strict=False)]
