@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Printing, Screen, open_screen
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.cli.wording import summary_lines
-from elasticdl.common.errors import JobFailedError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
@@ -29,15 +30,15 @@ class Follower:
 
     Attributes:
         prints: Shows what the workers print.
-        watch: Makes what looks after the master. That is called with each thing that has come and, whenever nothing has come for a
-            moment, with None.
+        watch: Makes what looks after the master; without it why there is none is told. That is called with each thing that has come
+            and, whenever nothing has come for a moment, with None.
         farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
         at_end: Called when nothing more comes, while it is still shown what the workers print.
         lost: Called if the job is lost.
     """
 
     prints: Callable[[Screen], Prints] = lambda screen: Prints(())
-    watch: Callable[[Screen, Following], Watch] = lambda screen, following: lambda heard: None
+    watch: Callable[[Screen, Following], Watch] | None = None
     farewell: str | None = ""
     at_end: Callable[[], object] = lambda: None
     lost: Callable[[], None] = lambda: None
@@ -57,7 +58,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True) as following,
     ):
-        watch = follower.watch(screen, following)
+        watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen)
 
         def leaves(heard: Heard | None) -> bool:
             watch(heard)
@@ -83,6 +84,23 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
     return 0
+
+
+def tell_absence(job: JobHandle, screen: Screen) -> Watch:
+    """Tells why the job has no master, each reason once."""
+    told, look_at = "", 0.0
+
+    def watch(heard: Heard | None) -> None:
+        nonlocal told, look_at
+        if heard is not None or time.monotonic() < look_at:
+            return
+        look_at = time.monotonic() + job.look_seconds
+        with suppress(UnreachableError, FileNotFoundError):
+            if not job.over() and (absence := job.absence()) and absence != told:
+                screen.line(absence)
+                told = absence
+
+    return watch
 
 
 def show_course(

@@ -18,14 +18,13 @@ from rich.text import Text
 
 from elasticdl.cli import wording
 from elasticdl.cli.outlets import Outlet, Stream, tell
-from elasticdl.cli.printed import Printer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PASSING_SECONDS = 10.0
 
 
-class Screen(Printer, Protocol):
-    """Shows a job while it runs."""
+class Screen(Protocol):
+    """Shows a job while it runs, and what its workers print; `printed` may take as long as it likes."""
 
     def show(self, status: pb.JobStatus) -> None:
         """The newest status."""
@@ -35,6 +34,12 @@ class Screen(Printer, Protocol):
 
     def passing(self, kind: str, text: str) -> None:
         """Something that happens again and again, of which the newest is enough."""
+
+    def printed(self, lines: bytes, stream: Stream) -> None:
+        """Whole lines of a worker, but perhaps for the end of the last."""
+
+    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
+        """The line that is being printed there, which is as long as this by now; empty if there is none."""
 
 
 class Printing:

@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_home import home_of
+from elasticdl.cli.local.folder_home import BatchHome, home_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
@@ -101,3 +101,16 @@ def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
     assert (home_of(job).over(), home_of(job).absence()) == ("", "Slurm refuses squeue: ")
     job.write_master(MasterAddress("host:1", "", 1))
     assert (home_of(job).over(), home_of(job).absence()) == ("", "")
+
+
+def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(
+    slurm, job, monkeypatch, capsys
+):
+    monkeypatch.setattr(batch_master, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(BatchHome, "look_seconds", 0.0)
+    slurm.says("squeue", f'[ $(wc -l < {slurm.called}) -gt 9 ] && echo "FAILED|None" || echo "PENDING|Resources"')
+    assert main(["status", "mine", "--follow"]) == 1
+    assert capsys.readouterr().err == (
+        "its master waits in Slurm's queue: Resources\n"
+        f"elasticdl status: job mine lost: its master died without saving a final status; all logs: {job.logs}\n"
+    )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime
 
-from elasticdl.cli.course import Follower, Watch, follow
-from elasticdl.cli.follow import Following, Heard
+from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.folder_home import home_of
 from elasticdl.cli.local.job_check import checking
 from elasticdl.cli.local.local_prints import local_prints
 from elasticdl.cli.local.new_job import checked_here, new_job
 from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.screens import Screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
-from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, elsewhere
 from elasticdl.job.spec import JobSpec
 
@@ -49,31 +45,16 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
 
 
 def follow_submitted(job: JobDir, spec: JobSpec) -> int:
-    """Until the job has ended; returns the exit code. Why it has no master is shown.
+    """Until the job has ended; returns the exit code.
 
     Raises:
         JobFailedError: it failed, was stopped or is lost.
         Interrupted: by a signal; the job goes on.
     """
-    home, number, outlets = home_of(job), job.batch.read_text(), own_outlets()
-
-    def watch(screen: Screen, following: Following) -> Watch:
-        told = ""
-
-        def tell_absence(heard: Heard | None) -> None:
-            nonlocal told
-            if heard is None and not job.master.exists():
-                with contextlib.suppress(UnreachableError, FileNotFoundError):
-                    if (absence := home.absence()) and absence != told:
-                        screen.line(absence)
-                        told = absence
-
-        return tell_absence
-
+    number, outlets = job.batch.read_text(), own_outlets()
     follower = Follower(
         prints=lambda screen: local_prints(job, spec, screen, *outlets),
-        watch=watch,
         farewell=f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it",
         lost=lambda: batch_master.cancel(job.name, number),  # what is left of it, as after its folder was removed
     )
-    return follow(home, spec, follower)
+    return follow(home_of(job), spec, follower)
