@@ -11,7 +11,7 @@ from elasticdl.cli.follow import Following, Heard
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.outlets import own_outlets, tell
 from elasticdl.cli.printed import Prints
-from elasticdl.cli.screens import Printing, Screen, open_screen
+from elasticdl.cli.screens import Screen, open_screen
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.cli.wording import summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
@@ -54,7 +54,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     noted = signals or SignalLog()
     with (
         caught(noted.add),
-        open_screen(spec.log_loss_steps, Printing(*own_outlets())) as screen,
+        open_screen(spec.log_loss_steps, own_outlets()) as screen,
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True) as following,
     ):

@@ -31,23 +31,25 @@ class Outlet:
     def __init__(self, descriptor: int, stream: Stream) -> None:
         self._descriptor = descriptor
         self.stream = stream
-        self.trouble = ""  # why nothing is written any more
+        self._is_broken = False  # nothing is written any more
 
     @property
     def is_terminal(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def write(self, data: bytes) -> None:
-        """All of it, however long that takes, unless it can't be written."""
+    def write(self, data: bytes) -> str:
+        """All of it, however long that takes; if it can't be written, returns what is to be said of that, once."""
         rest = memoryview(data)
-        while rest and not self.trouble:
+        while rest and not self._is_broken:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:  # somebody else who has it, too, has set it so
                 select.select([], [self._descriptor], [])
             except OSError as error:
-                gone = error.errno == errno.EPIPE
-                self.trouble = "its reader is gone" if gone else (error.strerror or str(error))
+                self._is_broken = True
+                why = "its reader is gone" if error.errno == errno.EPIPE else (error.strerror or str(error))
+                return f"{self.stream.value} can't be written ({why}): what workers print goes on in their logs"
+        return ""
 
     def ends_at(self, other: Outlet) -> bool:
         """Whether both lead to the same terminal, pipe or file."""

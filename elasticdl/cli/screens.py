@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -42,22 +42,6 @@ class Screen(Protocol):
         """The line that is being printed there, which is as long as this by now; empty if there is none."""
 
 
-class Printing:
-    """What workers print, on this command's own stdout and stderr, as it is. One of them that can't be written any more is left."""
-
-    def __init__(self, *outlets: Outlet) -> None:
-        self.outlets = {outlet.stream: outlet for outlet in outlets}
-        self._told: set[Stream] = set()
-
-    def write(self, lines: bytes, stream: Stream, line: Callable[[str], None]) -> None:
-        """``line``: takes what is to be said of it."""
-        outlet = self.outlets[stream]
-        outlet.write(lines)
-        if outlet.trouble and stream not in self._told:
-            self._told.add(stream)
-            line(f"{stream.value} can't be written ({outlet.trouble}): what workers print goes on in their logs")
-
-
 class PlainScreen:
     """Lines: what happened, what workers wait for, and progress each so many steps.
 
@@ -69,10 +53,10 @@ class PlainScreen:
         write: Callable[[str], None],
         log_loss_steps: int,
         clock: Callable[[], float] = time.monotonic,
-        printing: Printing | None = None,
+        outlets: Iterable[Outlet] = (),
     ) -> None:
         self._write = write
-        self._printing = printing or Printing()
+        self._outlets = {outlet.stream: outlet for outlet in outlets}
         self._every = log_loss_steps
         self._clock = clock
         self._shown = 0
@@ -99,7 +83,8 @@ class PlainScreen:
         self._write_due(self._clock() - PASSING_SECONDS)
 
     def printed(self, lines: bytes, stream: Stream) -> None:
-        self._printing.write(lines, stream, self._write)
+        if trouble := self._outlets[stream].write(lines):
+            self._write(trouble)
 
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
         """Shown when it is finished, as something else may be written meanwhile."""
@@ -119,11 +104,11 @@ class LiveScreen:
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
 
     def __init__(
-        self, console: Console, clock: Callable[[], float] = time.monotonic, printing: Printing | None = None
+        self, console: Console, clock: Callable[[], float] = time.monotonic, outlets: Iterable[Outlet] = ()
     ) -> None:
         self._console = console
         self._clock = clock
-        self._printing = printing or Printing()
+        self._outlets = {outlet.stream: outlet for outlet in outlets}
         self._unfinished: dict[tuple[Stream, str], str] = {}
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
@@ -149,14 +134,15 @@ class LiveScreen:
         self._newest[kind] = text
 
     def printed(self, lines: bytes, stream: Stream) -> None:
-        if self._printing.outlets[stream].is_terminal:
+        outlet = self._outlets[stream]
+        if outlet.is_terminal:
             text = lines.decode(errors="replace")
             self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
-        else:
-            self._printing.write(lines, stream, self.line)
+        elif trouble := outlet.write(lines):
+            self.line(trouble)
 
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        if line and self._printing.outlets[stream].is_terminal:
+        if line and self._outlets[stream].is_terminal:
             last = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
             self._unfinished[stream, prefix] = prefix + last
         else:
@@ -185,17 +171,17 @@ class _AsItIs:
 
 
 @contextmanager
-def open_screen(log_loss_steps: int, printing: Printing) -> Iterator[Screen]:
+def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator[Screen]:
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        live = LiveScreen(console, printing=printing)
+        live = LiveScreen(console, outlets=outlets)
         try:
             with live.live():
                 yield live
         finally:
             live.write_newest()
     else:
-        plain = PlainScreen(tell, log_loss_steps, printing=printing)
+        plain = PlainScreen(tell, log_loss_steps, outlets=outlets)
         try:
             yield plain
         finally:

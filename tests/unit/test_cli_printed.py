@@ -17,7 +17,7 @@ from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import LONGEST_LINE, Lines
-from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
+from elasticdl.cli.screens import LiveScreen, PlainScreen
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec
@@ -256,7 +256,7 @@ def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
     reads, writes = os.pipe()
     os.close(reads)
     said = []
-    screen = PlainScreen(said.append, 100, printing=Printing(Outlet(writes, OUT)))
+    screen = PlainScreen(said.append, 100, outlets=[Outlet(writes, OUT)])
     for _ in range(3):
         screen.printed(b"line\n", OUT)
     os.close(writes)
@@ -270,7 +270,7 @@ class Terminal(Outlet):
 def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=40)
-    screen = LiveScreen(console, clock=lambda: 0.0, printing=Printing(Terminal(-1, OUT)))
+    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Terminal(-1, OUT)])
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
     with screen.live():
         screen.unfinished(b"\r 3%|\r 50%|", OUT, "")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
+from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
@@ -153,7 +153,7 @@ def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
 def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(screens, "Console", lambda **_: Console(file=out, force_terminal=True, width=100))
-    with open_screen(log_loss_steps=100, printing=Printing()) as screen:
+    with open_screen(log_loss_steps=100) as screen:
         for epoch in range(150):
             screen.passing("epoch", f"epoch {epoch} finished")
     assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
