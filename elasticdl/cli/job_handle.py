@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from google.protobuf import json_format
 from pydantic import ValidationError
@@ -31,6 +31,9 @@ class JobHandle(Protocol):
     Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers.
     """
 
+    master_returns: ClassVar[bool] = True  # one that is gone is started again
+    look_seconds: ClassVar[float]  # between two looks whether the job is over
+
     # ---- where it is, what is known of it without its master, and the way to that ----
 
     @property
@@ -39,6 +42,7 @@ class JobHandle(Protocol):
     @property
     def namespace(self) -> str:
         """Of a cluster; empty for a job of this machine."""
+        return ""
 
     @property
     def whereabouts(self) -> str:
@@ -47,14 +51,7 @@ class JobHandle(Protocol):
     @property
     def flags(self) -> str:
         """To be added to a command so that it finds the job: empty, or with a space at the beginning."""
-
-    @property
-    def master_returns(self) -> bool:
-        """Whether a master that is gone is started again."""
-
-    @property
-    def look_seconds(self) -> float:
-        """Between two looks whether the job is over."""
+        return ""
 
     def spec_text(self) -> str:
         """Its specification, as JSON."""
@@ -64,6 +61,7 @@ class JobHandle(Protocol):
 
     def stop_without_master(self, *, now: bool) -> str:
         """Stop a job that has no master at the moment; returns what became of it, empty if that takes a master."""
+        return ""
 
     def over(self) -> str:
         """Why nothing more will come of the job; empty while something may."""

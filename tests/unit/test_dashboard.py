@@ -127,7 +127,7 @@ def test_what_is_known_is_not_sent_again(server, board):
 
 def test_only_this_machine_is_listened_to_and_nothing_stays(board):
     opened = LiveServer(board)
-    assert opened._server.server_address[0] == "127.0.0.1"
+    assert opened.server_address[0] == "127.0.0.1"
     assert len(opened.secret) >= 40
     opened.close()
     with pytest.raises(ConnectionRefusedError):

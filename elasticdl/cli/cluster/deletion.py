@@ -31,14 +31,14 @@ _WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup
 _NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
 
 
-def delete(name: str, namespace: str, context: str) -> str:
+def delete(name: str, place: ClusterTarget) -> str:
     """Returns when all is gone.
 
     Raises:
         UserError: there is no such job, or the cluster does not let it be deleted.
         UnreachableError: pods are still there after a long time.
     """
-    client = connect(ClusterTarget(namespace, context))
+    client = connect(place)
     if not _delete_once(client, name):
         client.require_namespace()
         raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")

@@ -34,7 +34,6 @@ class NamespaceHome(JobHandle):
     client: Client
     name: str
     place: ClusterTarget = field(default_factory=ClusterTarget)
-    master_returns: ClassVar = True
     look_seconds: ClassVar = 5.0
 
     @property
@@ -63,9 +62,6 @@ class NamespaceHome(JobHandle):
             return unpack_state(found, older) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
-
-    def stop_without_master(self, *, now: bool) -> str:
-        return ""
 
     def over(self) -> str:
         if self.end():
@@ -149,12 +145,11 @@ class NamespaceHome(JobHandle):
         return ""
 
 
-def find(name: str | None, namespace: str, context: str) -> JobHandle:
+def find(name: str | None, place: ClusterTarget) -> JobHandle:
     """
     Raises:
         UserError: there is no such job, or which one is meant is not clear.
     """
-    place = ClusterTarget(namespace, context)
     client = connect(place)
     if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
@@ -171,9 +166,8 @@ def find_current(name: str) -> JobHandle | None:
     return NamespaceHome(client, name) if client.find("Job", names.master_name(name)) else None
 
 
-def list_jobs(namespace: str, context: str) -> list[JobHandle]:
+def list_jobs(place: ClusterTarget) -> list[JobHandle]:
     """The newest first."""
-    place = ClusterTarget(namespace, context)
     client = connect(place)
     jobs = _jobs(client)
     if not jobs:

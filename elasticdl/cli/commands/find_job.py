@@ -18,7 +18,7 @@ from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
-Given = Mapping[str, Any]
+Given = Mapping[str, Any]  # values of options, with those of PLACE
 
 
 def job_argument(text: str = "name of the job; may be left out if only one runs") -> click.Argument:
@@ -29,6 +29,11 @@ PLACE = (
     Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
     Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
 )
+
+
+def place_of(given: Given) -> ClusterTarget:
+    """That is given on a cluster; without ``flags`` if none is."""
+    return ClusterTarget(given["namespace"], given["kube_context"])
 
 
 def cluster_module(name: str) -> Any:
@@ -54,8 +59,8 @@ def find(name: str | None, given: Given) -> JobHandle:
         UserError: there is none, or which one is meant is not clear.
         UnreachableError: the cluster does not answer.
     """
-    if given["namespace"] or given["kube_context"]:
-        job: JobHandle = cluster_module("namespace_home").find(name, given["namespace"], given["kube_context"])
+    if (place := place_of(given)).flags:
+        job: JobHandle = cluster_module("namespace_home").find(name, place)
         return job
     try:
         here = _find_here(name)
@@ -101,15 +106,13 @@ def _warn(text: str) -> None:
 
 def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
     """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
-    if given["namespace"] or given["kube_context"]:
-        jobs: Sequence[JobHandle] = cluster_module("namespace_home").list_jobs(
-            given["namespace"], given["kube_context"]
-        )
+    if (place := place_of(given)).flags:
+        jobs: Sequence[JobHandle] = cluster_module("namespace_home").list_jobs(place)
         return jobs
     here = [home_of(job) for job in list_jobs()]
     try:
         cluster = _current_cluster()
-        return [*here, *(cluster.list_jobs("", "") if cluster else ())]
+        return [*here, *(cluster.list_jobs(ClusterTarget()) if cluster else ())]
     except ElasticDLError as error:
         warn(f"the cluster's jobs are missing: {error}")
         return here

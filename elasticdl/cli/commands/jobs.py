@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import course, wording
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, place_of
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
@@ -186,5 +186,5 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
 def delete(job: str, **given: Any) -> int:
-    print(cluster_module("deletion").delete(job, given["namespace"], given["kube_context"]))
+    print(cluster_module("deletion").delete(job, place_of(given)))
     return 0

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument
-from elasticdl.cli.live_board import LiveBoard, known
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
+from elasticdl.cli.live_board import LiveBoard, with_status
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
 from elasticdl.common.errors import UnreachableError, UserError
@@ -77,7 +77,7 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
     except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
         status = None
     with closing(handle.journal()) as lines:
-        return known(Facts.of(lines, handle.name), status, time.time()), handle.name
+        return with_status(Facts.of(lines, handle.name), status, time.time()), handle.name
 
 
 def _require_report(target: Path) -> None:
@@ -112,7 +112,7 @@ def _require_report(target: Path) -> None:
 )
 def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
-    if handle is None and (given["namespace"] or given["kube_context"]):
+    if handle is None and place_of(given).flags:
         all_jobs(given)  # a place that there is not is told now
     stop = threading.Event()
 

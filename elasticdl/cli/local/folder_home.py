@@ -60,8 +60,6 @@ class FolderHome(JobHandle):
     """Of a job whose master runs on this machine, or has run there."""
 
     folder: JobDir
-    namespace: ClassVar = ""
-    flags: ClassVar = ""
     master_returns: ClassVar = False
     look_seconds: ClassVar = 0.1
 
@@ -82,9 +80,6 @@ class FolderHome(JobHandle):
             return self.folder.status.read_text()
         except FileNotFoundError:
             return None
-
-    def stop_without_master(self, *, now: bool) -> str:
-        return ""
 
     def life(self) -> Life:
         job = self.folder

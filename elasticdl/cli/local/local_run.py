@@ -54,7 +54,7 @@ def run_job(spec: JobSpec) -> int:
             )
             with check as running:
                 if running is not None:
-                    with _said("checking the model and the data"):
+                    with _spinner("checking the model and the data"):
                         running.wait(impatient=lambda: signals.first is not None)
                     signals.raise_first()
                     master.release()
@@ -99,7 +99,7 @@ def _lost(master: MasterProcess, signals: SignalLog) -> None:
     signals.raise_first()
 
 
-def _said(text: str) -> contextlib.AbstractContextManager[object]:
+def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
     return Console(stderr=True).status(text) if sys.stderr.isatty() else contextlib.nullcontext()
 
 
