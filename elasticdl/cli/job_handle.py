@@ -26,7 +26,7 @@ Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
 class JobHandle(Protocol):
-    """Of a job in a folder of this machine (`local.folder_home`), or in a namespace of a cluster (`cluster.namespace_home`).
+    """Of a job in a folder of this machine (`local.folder_job`), or in a namespace of a cluster (`cluster.namespace_job`).
 
     Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers.
     """

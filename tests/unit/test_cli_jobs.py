@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.course import show_course
-from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, home_of, prune_jobs
+from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.cli.master_client import connect
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
@@ -71,24 +71,24 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 
 def test_the_life_of_a_job(dead_pid):
     job = new_job("one")
-    assert home_of(job).life() is Life.STARTING
+    assert handle_of(job).life() is Life.STARTING
     os.utime(job.path, (1e9, 1e9))
-    assert home_of(job).life() is Life.LOST, "its start was cut off long ago"
+    assert handle_of(job).life() is Life.LOST, "its start was cut off long ago"
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
-    assert home_of(job).life() is Life.RUNNING
+    assert handle_of(job).life() is Life.RUNNING
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
-    assert home_of(job).life() is Life.LOST
+    assert handle_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
-    assert home_of(job).life() is Life.RUNNING
+    assert handle_of(job).life() is Life.RUNNING
     write_aside(job.status, "{}")
-    assert home_of(job).life() is Life.ENDED
+    assert handle_of(job).life() is Life.ENDED
 
 
 def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys):
     job = new_job("one")
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
     write_aside(job.master, json.dumps(another))
-    assert home_of(job).life() is Life.LOST
+    assert handle_of(job).life() is Life.LOST
     assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
 
 
@@ -238,7 +238,7 @@ def test_options_of_a_newer_version_do_not_hinder_who_looks_at_a_job_or_stops_it
     monkeypatch.setattr("elasticdl.cli.commands.jobs.CLOSING_TIME", 0.0)
     spec = jobs_root() / "live" / "job.json"
     write_aside(spec, json.dumps({**json.loads(spec.read_text()), "of_next_year": 1, "stop_grace": 0.1}))
-    handle = FolderHome(JobDir(jobs_root() / "live"))
+    handle = FolderJob(JobDir(jobs_root() / "live"))
     assert (handle.spec().job_name, handle.spec().stop_grace) == ("live", 0.1)
     assert run(capsys, "stop", "live", "--now")[0] == 1  # this master does not end
     assert len(running.requests) == 1

@@ -18,7 +18,7 @@ from elasticdl.cli import follow
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.master_watch import MasterWatch
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.common.credentials import Role
@@ -395,18 +395,18 @@ def deaf(*_):
     ],
 )
 def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, master, phase, reason):
-    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
+    monkeypatch.setattr(NamespaceJob, "_endpoint", deaf)
     status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
-    seen = NamespaceHome(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
+    seen = NamespaceJob(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
     assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
     assert seen.reason.startswith(reason)
 
 
 def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
-    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
+    monkeypatch.setattr(NamespaceJob, "_endpoint", deaf)
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
     with pytest.raises(UserError, match=line):
-        NamespaceHome(OneJob(master=RUNNING), "digits").status()
+        NamespaceJob(OneJob(master=RUNNING), "digits").status()
 
 
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
@@ -597,7 +597,7 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
             why = f'Error creating: pods "digits-master-{self.tries}" is forbidden: exceeded quota: small'
             return [{"message": why, "lastTimestamp": str(self.tries)}]
 
-    screen, job = Lines(), NamespaceHome(Refusing(), "digits")
+    screen, job = Lines(), NamespaceJob(Refusing(), "digits")
     view = watching(job, screen)
     for _ in range(3):
         view.show_trouble(MasterTrouble(view.refusal()))
@@ -613,7 +613,7 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    screen, job = Lines(), NamespaceHome(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    screen, job = Lines(), NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
     view, failure = watching(job, screen), "the master did not answer: Socket closed"
     for now in (5.0, 14.9):
         view.hear(None, failure, now)
@@ -632,7 +632,7 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_ag
 
 def test_who_follows_without_the_right_to_reach_the_master_is_told_which_it_is():
     screen = Lines()
-    view = watching(NamespaceHome(OneJob(master=RUNNING), "digits"), screen)
+    view = watching(NamespaceJob(OneJob(master=RUNNING), "digits"), screen)
     for now in (0.0, 10.0):
         view.hear(None, "Socket closed", now)
     line = "its master runs but can't be reached: it takes the right to get pods/portforward in namespace lab; it is"

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cli.local.folder_home import FolderHome
+from elasticdl.cli.local.folder_job import FolderJob
 from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.job.spec import JobSpec
 
@@ -324,7 +324,7 @@ def test_readers_that_go_away_are_no_matter_to_the_job(command):
     process.stdout.close()
     assert "stdout can't be written (its reader is gone)" in read_until(process, "its reader is gone")
     process.stderr.close()
-    with FolderHome(JobDir(jobs_root() / "one")).master() as master:
+    with FolderJob(JobDir(jobs_root() / "one")).master() as master:
         master.stop("the test has seen enough")
     assert process.wait(TIMEOUT) == 1
     assert masters() == []

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from elasticdl.cli.follow import StreamFeed
-from elasticdl.cli.local.folder_home import FileFeed, Tail
+from elasticdl.cli.local.folder_job import FileFeed, Tail
 from elasticdl.common.errors import UnreachableError
 from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
 

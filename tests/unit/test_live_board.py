@@ -13,7 +13,7 @@ from history_kit import STARTED, disturbed
 from test_dashboard import soon
 
 from elasticdl.cli.live_board import LiveBoard, _age_drawn, with_status
-from elasticdl.cli.local.folder_home import FileFeed
+from elasticdl.cli.local.folder_job import FileFeed
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from elasticdl.cli.cluster.master_watch import LOOK_SECONDS, MasterWatch
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.pod_prints import PodPrints
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.course import Follower, Watch, follow
@@ -65,10 +65,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     signals = SignalLog()
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
-    home = NamespaceHome(client, parts.spec.job_name, place)
-    tell(f"job {home.name} submitted to {home.whereabouts}; see `elasticdl status {home.name}{home.flags}`")
+    handle = NamespaceJob(client, parts.spec.job_name, place)
+    tell(f"job {handle.name} submitted to {handle.whereabouts}; see `elasticdl status {handle.name}{handle.flags}`")
     signals.raise_first()
-    return 0 if detach else follow_submitted(home, parts.spec)
+    return 0 if detach else follow_submitted(handle, parts.spec)
 
 
 def _named(spec: JobSpec, client: Client | None) -> JobSpec:
@@ -99,7 +99,7 @@ def _dumped(parts: ManifestInputs) -> str:
     return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 
-def follow_submitted(home: NamespaceHome, spec: JobSpec) -> int:
+def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     """Until the job has ended; returns the exit code. What is the matter with its master is shown while that is not heard of.
 
     Raises:
@@ -111,12 +111,12 @@ def follow_submitted(home: NamespaceHome, spec: JobSpec) -> int:
     ranks = ranks_of(spec.log_ranks) if spec.command else ()
 
     def watch(screen: Screen, following: Following) -> Watch:
-        masters = MasterWatch(home, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
+        masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
         return lambda heard: masters.hear(heard, following.failure, time.monotonic())
 
     follower = Follower(
-        prints=lambda screen: PodPrints(home.client, home.name, ranks, screen),
+        prints=lambda screen: PodPrints(handle.client, handle.name, ranks, screen),
         watch=watch,
-        farewell=f"job {home.name} goes on: `elasticdl stop {home.name}{home.flags}` stops it",
+        farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
     )
-    return follow(home, spec, follower)
+    return follow(handle, spec, follower)

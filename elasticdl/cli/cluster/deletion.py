@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from elasticdl.cli.cluster.namespace_home import ANY_JOB
+from elasticdl.cli.cluster.namespace_job import ANY_JOB
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, connect

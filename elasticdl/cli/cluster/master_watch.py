@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elasticdl.cli.cluster.deletion import wait_until_gone
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.screens import Screen
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.kube.job_pods import find_master, is_running
@@ -34,7 +34,7 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class MasterWatch:
-    home: NamespaceHome
+    handle: NamespaceJob
     screen: Screen
     image_timeout: float
     trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
@@ -58,27 +58,27 @@ class MasterWatch:
             self.look_at = now + LOOK_SECONDS
 
     def look(self, failure: str, now: float) -> None:
-        home = self.home
+        handle = self.handle
         try:
-            pod = find_master(home.client, home.name)
+            pod = find_master(handle.client, handle.name)
             if is_running(pod):
                 return self.show_contact(failure, now)
-            if home.over():
+            if handle.over():
                 return None
             trouble = trouble_of(pod) if pod is not None else MasterTrouble(self.refusal())
-            failures = home.client.read("Job", master_name(home.name)).get("status", {}).get("failed", 0)
-            begun = home.state().memory
+            failures = handle.client.read("Job", master_name(handle.name)).get("status", {}).get("failed", 0)
+            begun = handle.state().memory
         except UnreachableError as error:
             trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
         self.show_trouble(trouble)
         if self.gives_up(trouble, now) and not begun:
-            home.client.delete("Job", master_name(home.name))
-            wait_until_gone(home.client, home.name)
-            raise UserError(f"job {home.name}: {trouble.reason}; nothing of the job was left behind")
+            handle.client.delete("Job", master_name(handle.name))
+            wait_until_gone(handle.client, handle.name)
+            raise UserError(f"job {handle.name}: {trouble.reason}; nothing of the job was left behind")
         if failures >= STARTS and not begun:
-            where = f"{home.name}{home.flags}"
+            where = f"{handle.name}{handle.flags}"
             raise JobFailedError(
-                f"job {home.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
+                f"job {handle.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
                 f"and remove it with `elasticdl delete {where}`"
             )
         return None
@@ -99,7 +99,7 @@ class MasterWatch:
         lost = self.unreached.seconds(bool(failure), now) >= UNREACHED_SECONDS
         if lost and not self.unreached_told:
             self.unreached_told = True
-            why = self.home.missing_right() or failure
+            why = self.handle.missing_right() or failure
             self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")
         if not failure and self.unreached_told:
             self.unreached_told = False
@@ -107,8 +107,8 @@ class MasterWatch:
 
     def refusal(self) -> str:
         """Why the cluster makes no pod for the master."""
-        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.home.name)}"
-        events = self.home.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
+        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.handle.name)}"
+        events = self.handle.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
         newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
         if newest is None:
             return trouble_of(None).reason

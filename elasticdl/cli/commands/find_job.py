@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.local.folder_home import goes_on, home_of
+from elasticdl.cli.local.folder_job import goes_on, handle_of
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -60,7 +60,7 @@ def find(name: str | None, given: Given) -> JobHandle:
         UnreachableError: the cluster does not answer.
     """
     if (place := place_of(given)).flags:
-        job: JobHandle = cluster_module("namespace_home").find(name, place)
+        job: JobHandle = cluster_module("namespace_job").find(name, place)
         return job
     try:
         here = _find_here(name)
@@ -90,7 +90,7 @@ def _find_here(name: str | None) -> JobHandle:
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
     running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
     chosen = choose(name, jobs, running, hint=newest)
-    return home_of(jobs[chosen])
+    return handle_of(jobs[chosen])
 
 
 def _find_on_cluster(name: str | None) -> JobHandle | None:
@@ -107,9 +107,9 @@ def _warn(text: str) -> None:
 def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
     """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
     if (place := place_of(given)).flags:
-        jobs: Sequence[JobHandle] = cluster_module("namespace_home").list_jobs(place)
+        jobs: Sequence[JobHandle] = cluster_module("namespace_job").list_jobs(place)
         return jobs
-    here = [home_of(job) for job in list_jobs()]
+    here = [handle_of(job) for job in list_jobs()]
     try:
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs(ClusterTarget()) if cluster else ())]
@@ -123,6 +123,6 @@ def _current_cluster() -> Any:
     if not is_configured(ClusterTarget()):
         return None
     try:
-        return cluster_module("namespace_home")
+        return cluster_module("namespace_job")
     except UserError:
         return None

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.follow import Heard
-from elasticdl.cli.local.folder_home import FolderHome, Life
+from elasticdl.cli.local.folder_job import FolderJob, Life
 from elasticdl.cli.local.job_check import checking
 from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
@@ -76,11 +76,11 @@ def run_job(spec: JobSpec) -> int:
                 at_end=lambda: master.wait(CLOSING_TIME),
                 lost=lambda: _lost(master, signals),
             )
-            return follow(_OwnHome(job, master), spec, follower, signals)
+            return follow(_OwnJob(job, master), spec, follower, signals)
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnHome(FolderHome):
+class _OwnJob(FolderJob):
     """Of the job whose master is this command's child: that it has ended is known at once."""
 
     process: MasterProcess

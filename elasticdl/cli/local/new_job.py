@@ -14,7 +14,7 @@ from pathlib import Path
 
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_home import goes_on, prune_jobs
+from elasticdl.cli.local.folder_job import goes_on, prune_jobs
 from elasticdl.cli.local.job_check import CheckBrokeError
 from elasticdl.cli.outlets import tell
 from elasticdl.cli.signals import Interrupted

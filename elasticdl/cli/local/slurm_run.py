@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_home import home_of
+from elasticdl.cli.local.folder_job import handle_of
 from elasticdl.cli.local.job_check import checking
 from elasticdl.cli.local.local_prints import local_prints
 from elasticdl.cli.local.new_job import checked_here, new_job
@@ -57,4 +57,4 @@ def follow_submitted(job: JobDir, spec: JobSpec) -> int:
         farewell=f"job {job.name} goes on: `{elsewhere(f'elasticdl stop {job.name}')}` stops it",
         lost=lambda: batch_master.cancel(job.name, number),  # what is left of it, as after its folder was removed
     )
-    return follow(home_of(job), spec, follower)
+    return follow(handle_of(job), spec, follower)

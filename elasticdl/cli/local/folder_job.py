@@ -1,4 +1,4 @@
-"""A job's home on this machine: its folder. Whether a job runs, which are old, and what is left of one."""
+"""A job in a folder of this machine. Whether a job runs, which are old, and what is left of one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prune_jobs(keep: int = KEPT_JOBS) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderHome(JobHandle):
+class FolderJob(JobHandle):
     """Of a job whose master runs on this machine, or has run there."""
 
     folder: JobDir
@@ -147,7 +147,7 @@ class FolderHome(JobHandle):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchHome(FolderHome):
+class SlurmJob(FolderJob):
     """Of a job whose master is a batch job: its folder is shared by all nodes."""
 
     batch: MasterState
@@ -194,12 +194,12 @@ class BatchHome(FolderHome):
         return up if state in batch_master.RUNS else Life.LOST, ""
 
 
-def home_of(job: JobDir) -> FolderHome:
-    return BatchHome(job, MasterState(job)) if job.batch.exists() else FolderHome(job)
+def handle_of(job: JobDir) -> FolderJob:
+    return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
 
 
 def goes_on(job: JobDir) -> bool:
-    return not home_of(job).over()
+    return not handle_of(job).over()
 
 
 class FileFeed:

@@ -1,4 +1,4 @@
-"""A job's home on a cluster: a namespace, in which its objects are. Which jobs there are, and what is left of one."""
+"""A job on a cluster: in a namespace, which has its objects. Which jobs there are, and what is left of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceHome(JobHandle):
+class NamespaceJob(JobHandle):
     """Of a job on a cluster."""
 
     client: Client
@@ -157,13 +157,13 @@ def find(name: str | None, place: ClusterTarget) -> JobHandle:
             client.require_namespace()
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
-    return NamespaceHome(client, name, place)
+    return NamespaceJob(client, name, place)
 
 
 def find_current(name: str) -> JobHandle | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(ClusterTarget())
-    return NamespaceHome(client, name) if client.find("Job", names.master_name(name)) else None
+    return NamespaceJob(client, name) if client.find("Job", names.master_name(name)) else None
 
 
 def list_jobs(place: ClusterTarget) -> list[JobHandle]:
@@ -172,7 +172,7 @@ def list_jobs(place: ClusterTarget) -> list[JobHandle]:
     jobs = _jobs(client)
     if not jobs:
         client.require_namespace()
-    return [NamespaceHome(client, _name_of(job), place) for job in jobs]
+    return [NamespaceJob(client, _name_of(job), place) for job in jobs]
 
 
 def _jobs(client: Client) -> list[Object]:
