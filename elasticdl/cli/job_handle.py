@@ -102,7 +102,7 @@ class JobHandle(Protocol):
         except ValidationError as error:
             first = error.errors()[0]
             why = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-        except (ValueError, AttributeError, FileNotFoundError) as error:
+        except (ValueError, AttributeError, LookupError, FileNotFoundError) as error:
             why = str(error)
         raise UserError(f"job {self.name} was made by another version, or its specification is damaged: {why}")
 

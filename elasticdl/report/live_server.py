@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from elasticdl.common.bounded_http import BoundedHTTPServer
-from elasticdl.report.page import asset, live_page, live_policy, plotly_script
+from elasticdl.report.page import LIVE_POLICY, asset, live_page, plotly_script
 from elasticdl.report.page_data import as_json
 
 LOOPBACK = "127.0.0.1"
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {
             "Content-Type": f"{_TYPES[kind]}; charset=utf-8",
             "Cache-Control": "no-store",
-            "Content-Security-Policy": live_policy(),
+            "Content-Security-Policy": LIVE_POLICY,
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",

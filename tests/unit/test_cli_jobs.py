@@ -416,6 +416,14 @@ def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(c
         assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
 
 
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'])
+def test_a_job_whose_masters_file_is_damaged_has_no_master(damaged):
+    job = new_job("bad")
+    job.master.write_text(damaged)
+    os.utime(job.path, (1e9, 1e9))
+    assert handle_of(job).life() is Life.LOST
+
+
 @pytest.mark.parametrize("follow", [(), ("--follow",)])
 @pytest.mark.parametrize("damaged", [b"", b'{"phase"', b'{"phase": 3}', b"\xff"])
 def test_a_damaged_status_is_one_line(capsys, damaged, follow):

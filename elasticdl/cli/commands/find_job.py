@@ -100,12 +100,8 @@ def _find_on_cluster(name: str | None) -> JobHandle | None:
     return found
 
 
-def _warn(text: str) -> None:
-    tell(f"warning: {text}")
-
-
-def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
-    """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
+def all_jobs(given: Given, say: Callable[[str], object] = lambda text: tell(f"warning: {text}")) -> Sequence[JobHandle]:
+    """What is on this machine is shown also when the cluster does not answer, which is said. Raises as `find` for a place that is given."""
     if (place := place_of(given)).flags:
         jobs: Sequence[JobHandle] = cluster_module("namespace_job").list_jobs(place)
         return jobs
@@ -114,7 +110,7 @@ def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobH
         cluster = _current_cluster()
         return [*here, *(cluster.list_jobs(ClusterTarget()) if cluster else ())]
     except ElasticDLError as error:
-        warn(f"the cluster's jobs are missing: {error}")
+        say(f"the cluster's jobs are missing: {error}")
         return here
 
 

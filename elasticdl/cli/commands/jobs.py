@@ -22,6 +22,7 @@ from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
+from elasticdl.job.text import metrics_text
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -82,7 +83,7 @@ def show_one(console: Console, job: JobHandle) -> None:
             why = wording.why(worker)
             print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {why}' if why else ''}")
     if status.metrics:
-        print(f"metrics: {wording.metrics_text(status.metrics)}")
+        print(f"metrics: {metrics_text(status.metrics)}")
     print(job.whereabouts)
 
 

@@ -87,9 +87,8 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     before = JobDir(jobs_root() / spec.job_name)
     aside = before.path.with_name(f".{spec.job_name}-before")
     if spec.job_name and before.path.is_dir() and not goes_on(before):
-        if (
-            before.batch.exists() and not before.status.exists()
-        ):  # workers may still look for their master in this folder
+        if before.batch.exists() and not before.status.exists():
+            # Workers may still look for their master in this folder.
             batch_master.cancel_workers(before.name, before.batch.read_text())
         shutil.rmtree(aside, ignore_errors=True)
         before.path.rename(aside)
