@@ -18,7 +18,7 @@ POLL = 0.1
 REMEMBERED = 1 << 16
 
 
-class Lines:
+class PrintedLines:
     """What one worker prints on one stream. ``prefix``: stands before each line."""
 
     def __init__(self, screen: Screen, stream: Stream, prefix: str = "") -> None:
@@ -88,7 +88,7 @@ class Prints:
     def _run(self) -> None:
         """Show what comes until `_over`, and then what is left."""
 
-    def _every_lines(self) -> list[Lines]:
+    def _every_lines(self) -> list[PrintedLines]:
         return []
 
     def _close(self) -> None:

@@ -14,7 +14,7 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.course import show_course
 from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.cli.master_client import connect

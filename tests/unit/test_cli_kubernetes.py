@@ -17,7 +17,7 @@ from kubernetes import client
 from elasticdl.cli import follow
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.master_watch import MasterWatch
+from elasticdl.cli.cluster.cluster_run import MasterWatch
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import JobHandle

@@ -5,7 +5,7 @@ from test_cli_printed import OUT, Pods, Shown, shown_of
 
 from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
-from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.common.errors import UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.manifests.packed_state import JOURNAL, pack

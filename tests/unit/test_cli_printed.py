@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import LONGEST_LINE, Lines
+from elasticdl.cli.printed import LONGEST_LINE, PrintedLines
 from elasticdl.cli.screens import LiveScreen, PlainScreen
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
@@ -215,7 +215,7 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
 
 def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_long():
     shown = Shown()
-    lines = Lines(shown, OUT)
+    lines = PrintedLines(shown, OUT)
     lines.feed(b"a\nb")
     assert (shown.texts[OUT], shown.begun) == ("a\n", "b")
     lines.feed(b"x" * LONGEST_LINE)

@@ -187,5 +187,5 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
 def delete(job: str, **given: Any) -> int:
-    print(cluster_module("deletion").delete(job, place_of(given)))
+    print(cluster_module("namespace_job").delete(job, place_of(given)))
     return 0

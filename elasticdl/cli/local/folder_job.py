@@ -18,8 +18,7 @@ from elasticdl.cli.follow import JournalFeed, SeenLines
 from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
-from elasticdl.cli.local.local_logs import LocalLogs
-from elasticdl.cli.local.tail import Tail
+from elasticdl.cli.local.local_logs import LocalLogs, Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.cli.local.tail import Tail
+from elasticdl.cli.local.local_logs import Tail
 from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import POLL, Lines, Prints, prefix_among, workers_of
+from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
 from elasticdl.cli.screens import Screen
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import Mark
@@ -32,7 +32,7 @@ class _Shown:
     """A worker's file, of which the part from ``position`` on is to be shown."""
 
     path: Path
-    lines: Lines
+    lines: PrintedLines
     position: int
 
     def size(self) -> int:
@@ -98,7 +98,7 @@ class LocalPrints(Prints):
                 self.look()
         self.end()
 
-    def _every_lines(self) -> list[Lines]:
+    def _every_lines(self) -> list[PrintedLines]:
         return [each.lines for each in (*self._past, *self._every())]
 
     def _every(self) -> list[_Shown]:
@@ -123,7 +123,7 @@ class LocalPrints(Prints):
         """Show what this worker prints, from these sizes of its files on."""
         prefix = prefix_among(self._ranks, worker)
         self._shown[worker] = [
-            _Shown(path, Lines(self._screen, stream, prefix), sizes.get(path.name, 0))
+            _Shown(path, PrintedLines(self._screen, stream, prefix), sizes.get(path.name, 0))
             for stream, path in ((stream, path_of(worker)) for stream, path_of in self._files.items())
         ]
 
