@@ -208,6 +208,7 @@ class Following:
     ) -> None:
         self._feed = feed
         self._statuses = statuses
+        self._sources = (feed, statuses) if statuses else (feed,)
         self._has_ended = has_ended
         self._look_seconds = look_seconds
         self._look_at = 0.0
@@ -222,10 +223,11 @@ class Following:
         while not is_last:
             over = over or self._is_over()
             if over:
-                self._feed.finish()
-                if self._statuses:
-                    self._statuses.finish()
-            is_last = self._is_complete()  # asked first: what came before that is taken once more
+                for source in self._sources:
+                    source.finish()
+            is_last = all(
+                source.is_complete for source in self._sources
+            )  # asked first: what came before that is taken once more
             nothing = True
             for heard in self._taken(to_end=is_last):
                 nothing = False
@@ -238,12 +240,8 @@ class Following:
     def close(self) -> None:
         if self._statuses:
             self._statuses.leave()  # both connections end at the same time
-        self._feed.close()
-        if self._statuses:
-            self._statuses.close()
-
-    def _is_complete(self) -> bool:
-        return self._feed.is_complete and (self._statuses is None or self._statuses.is_complete)
+        for source in self._sources:
+            source.close()
 
     def _is_over(self) -> bool:
         """A job may be over without a word on any stream."""
