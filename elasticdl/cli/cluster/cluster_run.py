@@ -36,6 +36,13 @@ from elasticdl.kube.manifests.yaml_text import as_yaml
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
+LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
+QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+# A master that ends so often without ever having got to work will not do better.
+STARTS = 3
+
+
 def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     """Returns the exit code. ``yaml``: the file that the objects are written to instead.
 
@@ -123,13 +130,6 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
         farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
     )
     return follow(handle, spec, follower)
-
-
-LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
-QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
-UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
-# A master that ends so often without ever having got to work will not do better.
-STARTS = 3
 
 
 class Stopwatch:
