@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -431,3 +432,15 @@ def test_a_damaged_status_is_one_line(capsys, damaged, follow):
     code, out, err = run(capsys, "status", "bad", *follow)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("elasticdl status: the last status of job bad is damaged: ")
+
+
+def test_whoever_only_looks_on_goes_with_ctrl_c_and_the_job_goes_on(capsys, running):
+    def press_ctrl_c() -> None:
+        running.wait_for_watcher()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    user = threading.Thread(target=press_ctrl_c)
+    user.start()
+    assert run(capsys, "status", "--follow", "live") == (130, "", "")
+    user.join(DEADLINE)
+    assert running.requests == []
