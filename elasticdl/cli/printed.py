@@ -1,4 +1,4 @@
-"""What workers print, as those see it who follow their job: whole lines, of the workers that they want to see."""
+"""What workers print, for whoever follows their job: whole lines, of the ranks that were asked for."""
 
 from __future__ import annotations
 

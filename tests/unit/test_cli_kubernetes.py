@@ -564,7 +564,7 @@ class LoggingJob:
         status = {"phase": phase, "containerStatuses": [{"state": {"running": {}}}]}
         return [{"metadata": {**master("w")["metadata"], "uid": "u", "labels": labels}, "status": status}]
 
-    def log(self, pod, follow):
+    def log(self, pod, follow, timestamps):
         return Log(self._readings.pop(0) if self._readings[1:] else self._readings[0])
 
 

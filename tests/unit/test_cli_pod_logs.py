@@ -6,7 +6,7 @@ from test_cli_printed import OUT, Pods, Shown, shown_of
 from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.pod_logs import PodPrints
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.manifests.packed_state import JOURNAL, pack
 
@@ -65,6 +65,17 @@ def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, e
     lines = list(NamespaceJob(pods, "job").logs(5, follow=follow))
     assert [line[-1] for line in lines] == ["c"]
     assert sorted(set(pods.read)) == read
+
+
+def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkeypatch):
+    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
+    answers = iter([UnreachableError("the cluster is busy"), ElasticDLError("the last status of job job is damaged")])
+
+    def over():
+        raise next(answers)
+
+    with pytest.raises(ElasticDLError, match="is damaged"):
+        list(pod_logs.follow_logs(JobPods(*FIFTH, entry={}), "job", 5, over))
 
 
 def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():

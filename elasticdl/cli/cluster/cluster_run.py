@@ -35,7 +35,6 @@ from elasticdl.kube.manifests.pod_status import MasterTrouble, trouble_of
 from elasticdl.kube.manifests.yaml_text import as_yaml
 from elasticdl.proto import elasticdl_pb2 as pb
 
-
 LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
 QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
 UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen

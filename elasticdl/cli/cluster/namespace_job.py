@@ -155,8 +155,6 @@ def find(name: str | None, place: ClusterTarget) -> JobHandle:
     client = connect(place)
     if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
-        if not jobs:
-            client.require_namespace()
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
     return NamespaceJob(client, name, place)
@@ -171,14 +169,13 @@ def find_current(name: str) -> JobHandle | None:
 def list_jobs(place: ClusterTarget) -> list[JobHandle]:
     """The newest first."""
     client = connect(place)
-    jobs = _jobs(client)
-    if not jobs:
-        client.require_namespace()
-    return [NamespaceJob(client, _name_of(job), place) for job in jobs]
+    return [NamespaceJob(client, _name_of(job), place) for job in _jobs(client)]
 
 
 def _jobs(client: Client) -> list[Object]:
     found = client.list("Job", label_selector=ANY_JOB)
+    if not found:
+        client.require_namespace()
     return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
 
 
@@ -192,18 +189,8 @@ POLL = 0.5
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
 # What the master works with goes after it; until then it may still leave in good order.
 _KINDS = (
-    "Job",
-    "Pod",
-    "Service",
-    "NetworkPolicy",
-    "RoleBinding",
-    "Role",
-    "ServiceAccount",
-    "Secret",
-    "ConfigMap",
-    "Lease",
-    "PodGroup",
-)
+    "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "Lease", "PodGroup",
+)  # fmt: skip
 # Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
 _WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup")
 _NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects

@@ -95,11 +95,11 @@ def follow_logs(
             return (each.text for each in lines if each.writer == f"worker-{worker}")
 
         while not ended:
-            with contextlib.suppress(ElasticDLError):
+            with contextlib.suppress(UnreachableError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
                 readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
-        with contextlib.suppress(ElasticDLError):
+        with contextlib.suppress(UnreachableError):
             readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
         yield from shown(readers.rest())
 
@@ -113,7 +113,7 @@ def _named(name: str, pods: list[Object]) -> list[Object]:
 class LogLine:
     writer: str
     text: str
-    when: str = ""  # by the clock of its node; empty if that was not asked for
+    when: str  # by the clock of its node; empty if the cluster does not tell
 
 
 class LogReaders:
@@ -122,9 +122,8 @@ class LogReaders:
     A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
     """
 
-    def __init__(self, client: Client, *, timestamps: bool = False) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._options = {"timestamps": True} if timestamps else {}
         self.refusal = ""  # why a log may not be read
         self._closed = False
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
@@ -171,14 +170,14 @@ class LogReaders:
         writers = self._writers.setdefault(uid, Writers(pod))
         with contextlib.suppress(*_BROKEN_OFF):
             try:
-                response = self._client.log(pod["metadata"]["name"], follow=True, **self._options)
+                response = self._client.log(pod["metadata"]["name"], follow=True, timestamps=True)
             except NotDoneError as error:
                 self.refusal = str(error) if error.by_rights else ""
                 raise
             self._open.add(response)
             with contextlib.closing(response):
                 for line in itertools.islice(_lines(response), self._told[uid], None):
-                    when, text = timed(line) if self._options else ("", line)
+                    when, text = timed(line)
                     if not self._put(LogLine(writers.of(text), text, when)):
                         return
                     self._told[uid] += 1
@@ -246,7 +245,7 @@ class PodPrints(Prints):
         self._client = client
         self._job = job
         self._screen = screen
-        self._readers = LogReaders(client, timestamps=True)
+        self._readers = LogReaders(client)
         self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
         self._until = dict.fromkeys(ranks or (), _ALWAYS)
         self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
