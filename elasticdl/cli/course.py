@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from elasticdl.cli.follow import Following, Heard
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.outlets import own_outlets, tell
 from elasticdl.cli.printed import Prints
-from elasticdl.cli.screens import Screen, open_screen
+from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.cli.wording import summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
-from elasticdl.cli.outlets import Stream
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.screens import Screen, Stream
 from elasticdl.job.journal import Entry
 
 # A line may be longer than this, or never end; then it is shown in parts.

@@ -15,9 +15,8 @@ from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
-from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import LONGEST_LINE, PrintedLines
-from elasticdl.cli.screens import LiveScreen, PlainScreen
+from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec

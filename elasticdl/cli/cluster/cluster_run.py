@@ -17,8 +17,7 @@ from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.course import Follower, Watch, follow
 from elasticdl.cli.follow import Following
 from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.outlets import tell
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.screens import Screen, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError

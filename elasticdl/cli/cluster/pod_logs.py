@@ -19,9 +19,8 @@ from datetime import datetime
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.outlets import Stream
 from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.screens import Screen, Stream
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry

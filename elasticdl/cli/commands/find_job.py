@@ -11,8 +11,8 @@ import click
 
 from elasticdl.cli.job_handle import JobHandle, choose
 from elasticdl.cli.local.folder_job import goes_on, handle_of
-from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option
+from elasticdl.cli.screens import tell
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs

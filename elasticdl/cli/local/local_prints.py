@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.cli.local.local_logs import Tail
-from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.screens import Outlet, Screen, Stream
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import Mark
 from elasticdl.job.option_values import ranks_of

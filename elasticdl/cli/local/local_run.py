@@ -21,8 +21,7 @@ from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.local.new_job import checked_here, new_job
 from elasticdl.cli.master_client import MasterClient, connect
-from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.screens import Screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.errors import JobFailedError
 from elasticdl.job.jobdir import elsewhere

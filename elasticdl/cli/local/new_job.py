@@ -16,7 +16,7 @@ from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.folder_job import goes_on, prune_jobs
 from elasticdl.cli.local.job_check import CheckBrokeError
-from elasticdl.cli.outlets import tell
+from elasticdl.cli.screens import tell
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import UserError

@@ -10,7 +10,7 @@ from elasticdl.cli.local.folder_job import handle_of
 from elasticdl.cli.local.job_check import checking
 from elasticdl.cli.local.local_prints import local_prints
 from elasticdl.cli.local.new_job import checked_here, new_job
-from elasticdl.cli.outlets import own_outlets, tell
+from elasticdl.cli.screens import own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
 from elasticdl.job.jobdir import JobDir, elsewhere
