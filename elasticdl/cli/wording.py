@@ -111,7 +111,8 @@ def event_line(entry: Entry) -> str:
     """A journal entry for a person: time, event, fields."""
     fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
     head = f"{moment(entry['time'])}  {entry['event']:17} {'  '.join(fields)}".rstrip()
-    return "\n".join([head, *(f"{'':25}  {line}" for line in entry.get("stack", ()))])
+    stack = entry.get("stack")
+    return "\n".join([head, *(f"{'':25}  {line}" for line in (stack if isinstance(stack, list) else ()))])
 
 
 def _value(value: object) -> str:

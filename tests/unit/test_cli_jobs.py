@@ -303,6 +303,12 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
     assert len(list(read_journal(job.journal))) == 2
 
 
+def test_an_entry_with_a_stack_that_is_none_is_shown_without(capsys):
+    ended_job("done").journal.write_text('{"time": 1, "event": "worker_stuck", "worker": 0, "stack": 3}\n')
+    code, out, _ = run(capsys, "events", "done")
+    assert (code, out.split()[2:]) == (0, ["worker_stuck", "worker=0"])
+
+
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
     screen = types.SimpleNamespace(line=told.append)
