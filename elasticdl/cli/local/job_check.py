@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Callable
 
 from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
@@ -23,42 +20,13 @@ class CheckBrokeError(JobFailedError):
     """Nothing is known of the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobCheck:
-    group: ProcessGroup
-    said: IO[bytes]
-    timeout: float  # it imports a framework and the user's module, and opens the data, as a worker does at its start
+def check(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> None:
+    """Returns once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
 
-    def wait(self, impatient: Callable[[], bool] = lambda: False) -> bool:
-        """Whether it has come to its end, and found nothing; else somebody was impatient.
-
-        Raises:
-            UserError: what the check found.
-            CheckBrokeError: the check itself broke.
-        """
-        deadline = time.monotonic() + self.timeout
-        while (code := self.group.code()) is None:
-            if impatient():
-                return False
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"the check of the model and the data took longer than a worker's start may, {self.timeout:g} s: "
-                    "--start_timeout gives it more"
-                )
-            time.sleep(POLL)
-        self.said.seek(0)
-        lines = self.said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        if code == 2:
-            raise UserError(lines[-1])
-        if code != 0:
-            tail = "\n".join(lines[-20:])
-            raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
-        return True
-
-
-@contextlib.contextmanager
-def checking(spec: JobSpec) -> Iterator[JobCheck]:
-    """Leaving the context ends the check, and what the user's module has started in it."""
+    Raises:
+        UserError: what the check found.
+        CheckBrokeError: the check itself broke.
+    """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(spec.to_json().encode())
         given.seek(0)
@@ -68,6 +36,23 @@ def checking(spec: JobSpec) -> Iterator[JobCheck]:
             )
         )
         try:
-            yield JobCheck(group, said, spec.start_timeout)
+            # It imports a framework and the user's module, and opens the data, as a worker does at its start.
+            deadline = time.monotonic() + spec.start_timeout
+            while (code := group.code()) is None:
+                if impatient():
+                    return
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        "the check of the model and the data took longer than a worker's start may, "
+                        f"{spec.start_timeout:g} s: --start_timeout gives it more"
+                    )
+                time.sleep(POLL)
         finally:
             group.end()
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    if code == 2:
+        raise UserError(lines[-1])
+    if code != 0:
+        tail = "\n".join(lines[-20:])
+        raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")

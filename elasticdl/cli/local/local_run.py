@@ -16,7 +16,7 @@ from rich.console import Console
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.follow import Heard
 from elasticdl.cli.local.folder_job import FolderJob, Life
-from elasticdl.cli.local.job_check import checking
+from elasticdl.cli.local.job_check import check
 from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
 from elasticdl.cli.local.new_job import checked_here, new_job
@@ -46,17 +46,15 @@ def run_job(spec: JobSpec) -> int:
     with caught(signals.add):
         with new_job(spec) as (job, spec), contextlib.ExitStack() as starting:
             checked = not spec.command  # what the user's own program needs, only it knows
-            check = checking(spec) if checked else contextlib.nullcontext()
             stdout_apart = apart(spec, *outlets)
             master = starting.enter_context(
                 started(job, spec.stop_grace, signals.take, held=checked, stdout_apart=stdout_apart)
             )
-            with check as running:
-                if running is not None:
-                    with _spinner("checking the model and the data"):
-                        running.wait(impatient=lambda: signals.first is not None)
-                    signals.raise_first()
-                    master.release()
+            if checked:
+                with _spinner("checking the model and the data"):
+                    check(spec, impatient=lambda: signals.first is not None)
+                signals.raise_first()
+                master.release()
             address = master.wait_until_up()
             if signals.first is not None:
                 starting.close()
