@@ -65,7 +65,8 @@ class StreamReader(Generic[T]):
         self._kept = kept
         self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._last = threading.Event()  # no other stream is begun
-        self._deadline = math.inf  # from then on a stream that has not ended is closed
+        self._end_by = math.inf  # from then on a stream that has not ended is closed
+        self._leave_by = math.inf  # until then its end is waited for
         self._master: MasterClient | None = None
         self.failure = ""  # why nothing is heard at the moment
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
@@ -87,20 +88,21 @@ class StreamReader(Generic[T]):
         """The job is over: the stream that is open may come to its end, but for a connection that hangs. As `JournalFeed.finish`."""
         if not self._last.is_set():
             self._last.set()
-            self._deadline = time.monotonic() + JOIN_SECONDS
-        elif time.monotonic() > self._deadline:
+            self._end_by = time.monotonic() + JOIN_SECONDS
+        elif time.monotonic() > self._end_by:
             self._hang_up()
 
     def leave(self) -> None:
         """Nobody reads any more; as `close` without waiting."""
         self._kept = tuple
         self._last.set()
+        self._leave_by = min(self._leave_by, time.monotonic() + JOIN_SECONDS)
         self._hang_up()
 
     def close(self) -> None:
         """What is open is closed by the time this returns, unless the network hangs."""
         self.leave()
-        self._thread.join(JOIN_SECONDS)
+        self._thread.join(max(0.0, self._leave_by - time.monotonic()))
 
     def _hang_up(self) -> None:
         if master := self._master:
