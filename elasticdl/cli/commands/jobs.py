@@ -20,9 +20,9 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
-from elasticdl.job.text import metrics_text
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
