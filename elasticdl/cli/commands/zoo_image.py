@@ -77,8 +77,8 @@ def init(
         raise UserError(f"the model zoo is given twice: {path} and --model_zoo {model_zoo}; leave one out")
     zoo_path = path or model_zoo or "."
     zoo = _folder("--model_zoo" if model_zoo else "PATH", zoo_path)
-    wheels, copies = _wheels(zoo, local_pkg_dir)
-    spec_file, more = _cluster_spec(zoo, cluster_spec)
+    wheels, copies = _wheels(zoo, local_pkg_dir) if local_pkg_dir else ("", {})
+    spec_file, more = _cluster_spec(zoo, cluster_spec) if cluster_spec else ("", {})
     check_image("--base_image", base_image)
     if extra_pypi_index and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", extra_pypi_index):
         raise UserError(
@@ -180,11 +180,11 @@ def _folder(option: str, path: str) -> Path:
 
 def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
     """The folder of wheels as the Dockerfile names it, and what is to be copied into the zoo, by its place there."""
-    found = sorted(Path(path).glob("*.whl")) if path else []
-    if path and not found:
+    found = sorted(Path(path).glob("*.whl"))
+    if not found:
         raise UserError(f"--local_pkg_dir {path}: there is no folder of that name with *.whl in it")
-    if not path or (inside := _inside(zoo, Path(path))):
-        return inside if path else "", {}
+    if inside := _inside(zoo, Path(path)):
+        return inside, {}
     others = {wheel.name for wheel in (zoo / WHEELS).glob("*.whl")} - {wheel.name for wheel in found}
     if others:
         raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
@@ -194,20 +194,20 @@ def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
 def _cluster_spec(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
     """As `_wheels`, of that file."""
     file = Path(path)
-    if path and not file.is_file():
+    if not file.is_file():
         raise UserError(f"--cluster_spec {path} is not a file")
-    if not path or (inside := _inside(zoo, file)):
-        return inside if path else "", {}
+    if inside := _inside(zoo, file):
+        return inside, {}
     return _plain(file.name), _copies("--cluster_spec", [file], zoo)
 
 
 def _copies(option: str, files: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """What is to be copied, as an image is made only of what is in the zoo, unless another file has its place."""
+    """What is to be copied, as an image is made only of what is in the zoo. Another file in its place is a UserError."""
     made = {folder / file.name: file for file in files}
     for target, source in made.items():
         if target.exists() and not filecmp.cmp(source, target, shallow=False):
             raise UserError(f"{option}: {target} is there and differs from {source}: remove one of them")
-    return {target: source for target, source in made.items() if not target.exists()}
+    return made
 
 
 def _inside(zoo: Path, path: Path) -> str:
