@@ -423,6 +423,13 @@ def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(c
         assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
 
 
+def test_a_job_with_a_damaged_status_has_a_report(capsys, tmp_path):
+    job = ended_job("bad")
+    write_journal(job)
+    job.status.write_text("{")
+    assert run(capsys, "report", "bad", "--out", str(tmp_path / "bad.html"))[0] == 0
+
+
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'])
 def test_a_job_whose_masters_file_is_damaged_has_no_master(damaged):
     job = new_job("bad")

@@ -18,7 +18,7 @@ from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument,
 from elasticdl.cli.live_board import LiveBoard, with_status
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
@@ -74,7 +74,9 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
     handle = find(name, given)
     try:
         status = handle.status()  # first: of a job that is over by then the journal tells all
-    except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
+    except (
+        ElasticDLError
+    ):  # the journal may be there without its master, which may just have ended, and without a status
         status = None
     with closing(handle.journal()) as lines:
         return with_status(Facts.of(lines, handle.name), status, time.time()), handle.name
