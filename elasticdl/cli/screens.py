@@ -14,9 +14,9 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -87,26 +87,48 @@ def _descriptor(stream: TextIO, usual: int) -> int:
         return usual
 
 
-class Screen(Protocol):
-    """Shows a job while it runs, and what its workers print; `printed` may take as long as it likes."""
+class Screen:
+    """Shows a job while it runs, and what its workers print."""
+
+    def __init__(self, clock: Callable[[], float], outlets: Iterable[Outlet]) -> None:
+        self._clock = clock
+        self._outlets = {outlet.stream: outlet for outlet in outlets}
+        self._newest: dict[str, str] = {}  # of what passes, by its kind: what is not written yet
+
+    def live(self) -> AbstractContextManager[object]:
+        """Holds the terminal while its context lasts, if it is one."""
+        return nullcontext()
 
     def show(self, status: pb.JobStatus) -> None:
         """The newest status."""
+        raise NotImplementedError
 
     def line(self, text: str) -> None:
         """Something that happened, to stay on the screen."""
+        raise NotImplementedError
 
     def passing(self, kind: str, text: str) -> None:
         """Something that happens again and again, of which the newest is enough."""
+        self._newest[kind] = text
+
+    def write_newest(self) -> None:
+        """Of what passes, as nothing comes any more."""
+        for text in self._newest.values():
+            self.line(text)
 
     def printed(self, lines: bytes, stream: Stream) -> None:
-        """Whole lines of a worker, but perhaps for the end of the last."""
+        """Whole lines of a worker, but perhaps for the end of the last; takes as long as whoever reads them."""
+        if trouble := self._outlets[stream].write(lines):
+            self.line(trouble)
 
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        """The line that is being printed there, which is as long as this by now; empty if there is none."""
+        """The line that is being printed there, which is as long as this by now; empty if there is none.
+
+        Where other lines may be written meanwhile it is shown when it is finished.
+        """
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """Lines: what happened, what workers wait for, and progress each so many steps.
 
     Of what happens again and again there is one line in `PASSING_SECONDS`: epochs of a second do not hide the rest.
@@ -119,14 +141,12 @@ class PlainScreen:
         clock: Callable[[], float] = time.monotonic,
         outlets: Iterable[Outlet] = (),
     ) -> None:
+        super().__init__(clock, outlets)
         self._write = write
-        self._outlets = {outlet.stream: outlet for outlet in outlets}
         self._every = log_loss_steps
-        self._clock = clock
         self._shown = 0
         self._waiting: set[str] = set()
-        self._newest: dict[str, str] = {}  # that is not written yet
-        self._written: dict[str, float] = {}  # when
+        self._written: dict[str, float] = {}  # when each kind of what passes was
 
     def show(self, status: pb.JobStatus) -> None:
         self._write_due(self._clock() - PASSING_SECONDS)
@@ -143,15 +163,8 @@ class PlainScreen:
         self._write(text)
 
     def passing(self, kind: str, text: str) -> None:
-        self._newest[kind] = text
+        super().passing(kind, text)
         self._write_due(self._clock() - PASSING_SECONDS)
-
-    def printed(self, lines: bytes, stream: Stream) -> None:
-        if trouble := self._outlets[stream].write(lines):
-            self._write(trouble)
-
-    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        """Shown when it is finished, as something else may be written meanwhile."""
 
     def write_newest(self) -> None:
         """What was held back must not come after what happened later."""
@@ -164,22 +177,19 @@ class PlainScreen:
             self._written[kind] = self._clock()
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
 
     def __init__(
         self, console: Console, clock: Callable[[], float] = time.monotonic, outlets: Iterable[Outlet] = ()
     ) -> None:
+        super().__init__(clock, outlets)
         self._console = console
-        self._clock = clock
-        self._outlets = {outlet.stream: outlet for outlet in outlets}
         self._unfinished: dict[tuple[Stream, str], str] = {}
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
-        self._newest: dict[str, str] = {}
 
     def live(self) -> Live:
-        """Holds the terminal while its context lasts."""
         return Live(
             self,
             console=self._console,
@@ -194,16 +204,12 @@ class LiveScreen:
     def line(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def passing(self, kind: str, text: str) -> None:
-        self._newest[kind] = text
-
     def printed(self, lines: bytes, stream: Stream) -> None:
-        outlet = self._outlets[stream]
-        if outlet.is_terminal:
-            text = lines.decode(errors="replace")
-            self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
-        elif trouble := outlet.write(lines):
-            self.line(trouble)
+        if not self._outlets[stream].is_terminal:
+            return super().printed(lines, stream)
+        text = lines.decode(errors="replace")
+        self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
+        return None
 
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
         if line and self._outlets[stream].is_terminal:
@@ -211,11 +217,6 @@ class LiveScreen:
             self._unfinished[stream, prefix] = prefix + last
         else:
             self._unfinished.pop((stream, prefix), None)
-
-    def write_newest(self) -> None:
-        """On the terminal as the panel has left it."""
-        for text in self._newest.values():
-            self.line(text)
 
     def __rich__(self) -> RenderableType:
         """As it is at this moment, also when it is drawn again since something was printed above it."""
@@ -237,19 +238,13 @@ class _AsItIs:
 @contextmanager
 def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator[Screen]:
     console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        live = LiveScreen(console, outlets=outlets)
-        try:
-            with live.live():
-                yield live
-        finally:
-            live.write_newest()
-    else:
-        plain = PlainScreen(tell, log_loss_steps, outlets=outlets)
-        try:
-            yield plain
-        finally:
-            plain.write_newest()
+    is_live = console.is_terminal
+    screen = LiveScreen(console, outlets=outlets) if is_live else PlainScreen(tell, log_loss_steps, outlets=outlets)
+    try:
+        with screen.live():
+            yield screen
+    finally:
+        screen.write_newest()
 
 
 def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:
