@@ -23,11 +23,11 @@ TIMEOUT = 60.0
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import job_check, local_run, master_process
+from elasticdl.cli.local import local_run, master_process, new_job
 
 master_process.MASTER_MODULE = "cli_fake_master"
 master_process.CLOSING_TIME = local_run.CLOSING_TIME = 2.0
-job_check.CHECK_MODULE = "pretend_check"
+new_job.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
 

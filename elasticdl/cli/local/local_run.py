@@ -16,10 +16,9 @@ from rich.console import Console
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.follow import Heard
 from elasticdl.cli.local.folder_job import FolderJob, Life
-from elasticdl.cli.local.job_check import check
 from elasticdl.cli.local.local_prints import apart, local_prints
 from elasticdl.cli.local.master_process import CLOSING_TIME, MasterProcess, started
-from elasticdl.cli.local.new_job import checked_here, new_job
+from elasticdl.cli.local.new_job import check_as_worker, checked_here, new_job
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
@@ -52,7 +51,7 @@ def run_job(spec: JobSpec) -> int:
             )
             if checked:
                 with _spinner("checking the model and the data"):
-                    check(spec, impatient=lambda: signals.first is not None)
+                    check_as_worker(spec, impatient=lambda: signals.first is not None)
                 signals.raise_first()
                 master.release()
             address = master.wait_until_up()

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.folder_job import handle_of
-from elasticdl.cli.local.job_check import check
 from elasticdl.cli.local.local_prints import local_prints
-from elasticdl.cli.local.new_job import checked_here, new_job
+from elasticdl.cli.local.new_job import check_as_worker, checked_here, new_job
 from elasticdl.cli.screens import own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.certificates import issue
@@ -31,7 +30,7 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
     signals = SignalLog()
     with caught(signals.add), new_job(spec) as (job, spec):
         if not spec.command:
-            check(spec, impatient=lambda: signals.first is not None)
+            check_as_worker(spec, impatient=lambda: signals.first is not None)
         signals.raise_first()
         for role, files in issue(job.name, datetime.now(UTC)).items():
             files.write(job.tls / role)
