@@ -184,9 +184,8 @@ class SlurmJob(FolderJob):
         up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
         try:
             state, why = self.batch.ask()
-        except (
-            UnreachableError
-        ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
+        except UnreachableError as error:
+            # It is as it was when it was last seen; the master itself may answer all the same.
             return up, str(error) if up is Life.STARTING else ""
         if state in batch_master.WAITS:
             return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"

@@ -44,11 +44,8 @@ class LocalLogs:
     def _names(self) -> list[str]:
         """Of the files that there are."""
         there = {path.name for path in self._job.logs.iterdir()}
-        writers = (
-            [self._only]
-            if self._only
-            else by_writer({name.removesuffix(".log") for name in there if name[-4:] == ".log"})
-        )
+        logs = {name.removesuffix(".log") for name in there if name.endswith(".log")}
+        writers = [self._only] if self._only else by_writer(logs)
         return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]
 
     def _of(self, name: str) -> tuple[Tail, Dating]:
