@@ -24,6 +24,7 @@ from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
 from elasticdl.job.journal import parse_entry
+from elasticdl.places.slurm_commands import Stage
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
@@ -179,17 +180,20 @@ class SlurmJob(FolderJob):
 
     def _look(self) -> tuple[Life, str]:
         """With what else is known of why no master runs."""
-        if self.folder.status.exists():
-            return Life.ENDED, ""
         up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
+        has_ended = self.folder.status.exists()
+        if has_ended and up is Life.STARTING:
+            return Life.ENDED, ""
         try:
-            state, why = self.batch.ask()
+            stage, why = self.batch.ask()
         except UnreachableError as error:
             # It is as it was when it was last seen; the master itself may answer all the same.
-            return up, str(error) if up is Life.STARTING else ""
-        if state in batch_master.WAITS:
+            return (Life.ENDED, "") if has_ended else (up, "" if up is Life.RUNNING else str(error))
+        if has_ended:  # its master may still close its places
+            return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+        if stage in (Stage.WAITING, Stage.HALTED):
             return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
-        return up if state in batch_master.RUNS else Life.LOST, ""
+        return Life.LOST if stage is Stage.OVER else up, ""
 
 
 def handle_of(job: JobDir) -> FolderJob:
