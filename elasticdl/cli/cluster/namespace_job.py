@@ -21,6 +21,7 @@ from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.kueue import end_group
 from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.packed_state import State, unpack_state
 from elasticdl.kube.manifests.pod import SPEC_FILE
@@ -233,6 +234,8 @@ def _delete_once(client: Client, name: str) -> list[str]:
             if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
                 continue
             raise
+        if kind == "Pod":
+            end_group(client, listed)
         for metadata in (each["metadata"] for each in listed):
             found.append(f"{kind} {metadata['name']}")
             if not metadata.get("deletionTimestamp"):
