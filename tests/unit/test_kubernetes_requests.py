@@ -19,8 +19,8 @@ from elasticdl.master.core.job import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers

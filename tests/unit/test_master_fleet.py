@@ -18,7 +18,7 @@ from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.worker_record import WorkerRecord
 
 BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]

@@ -12,8 +12,8 @@ from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Member, Outcome, Phase, World
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time

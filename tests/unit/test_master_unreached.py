@@ -9,8 +9,8 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 
 ADDRESS = "digits-master.ns.svc:50001"

@@ -10,7 +10,6 @@ from test_kubernetes_state import OLDER, STATE, Bench, FakeApi
 from elasticdl.job.worker_range import WorkerRange
 from elasticdl.kube.manifests.packed_state import MEMORY, pack
 from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import (
     CrashSnapshot,
     JobSnapshot,
@@ -20,6 +19,7 @@ from elasticdl.master.state.snapshot import (
     WorkerSnapshot,
 )
 from elasticdl.master.state.speedup import Observation
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, Outcome, Phase, World
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")

@@ -22,8 +22,8 @@ from elasticdl.master.rules.slowness import (
 )
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
 

@@ -32,9 +32,9 @@ from elasticdl.common.backoff import TokenBucket
 from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
-from elasticdl.master.state.lifecycle import DONE, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
+from elasticdl.master.state.states import DONE, WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 

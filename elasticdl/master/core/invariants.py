@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
+from elasticdl.master.state.states import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.state.values import Phase
 from elasticdl.master.state.worker_record import WorkerRecord
 

@@ -17,8 +17,8 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Phase, Record
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.lifecycle import DONE, JOB, Condition, WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import DONE, JOB, Condition, WorkerState
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerView

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticdl.master.state import events as e
-from elasticdl.master.state.lifecycle import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 

@@ -1,13 +1,13 @@
 """The workers of a job, and what is done about them.
 
-An event of a worker becomes a trigger, and `elasticdl.master.state.lifecycle` says what follows. Then `Workers` looks at
+An event of a worker becomes a trigger, and `elasticdl.master.core.transitions` says what follows. Then `Workers` looks at
 the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
 """
 
 from __future__ import annotations
 
 from elasticdl.master.core.fleet import Departure, Fleet
-from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions
+from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
 from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, LetGo, Replace, Rule
@@ -17,10 +17,10 @@ from elasticdl.master.rules.watching import Watch
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.states import DONE, IN_WORLD, STARTING, WorkerState
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import NotificationLevel, Pulse, WorkerRecord

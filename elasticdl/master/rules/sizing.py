@@ -19,9 +19,9 @@ from elasticdl.master.state import instructions as i
 from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
-from elasticdl.master.state.lifecycle import DONE, LIVE
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
+from elasticdl.master.state.states import DONE, LIVE
 
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32

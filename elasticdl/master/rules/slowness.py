@@ -17,7 +17,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.master.rules.rule import Act, LetGo, Replace, Seen
 from elasticdl.master.state.instructions import Record
-from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.worker_record import MOST_FACTOR, Verdict, WorkerRecord
 
 SCORE = 0.7  # of the median worker's time over its own; less is slow

@@ -21,8 +21,8 @@ from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
-from elasticdl.master.state.lifecycle import LEAVING, WorkerState
 from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.states import LEAVING, WorkerState
 from elasticdl.master.state.suspicion import StackReport, Suspicion, SuspicionKind
 from elasticdl.master.state.worker_record import WorkerRecord
 

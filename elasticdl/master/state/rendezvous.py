@@ -25,9 +25,9 @@ from operator import attrgetter
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.states import DONE, IN_WORLD, WorkerState
 from elasticdl.master.state.values import Member, World
 from elasticdl.master.state.worker_record import NotificationLevel, WorkerRecord
 

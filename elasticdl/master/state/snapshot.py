@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Outcome, Phase, World
 
 # Raised only if an older master would misunderstand what is written. Fields may be added, with a default: who does not know

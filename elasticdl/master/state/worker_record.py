@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.suspicion import Suspicion
 from elasticdl.master.state.values import StepTimes
 
