@@ -10,7 +10,7 @@ from elasticdl.master.core.fleet import Departure, Fleet
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
-from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, LetGo, Replace, Rule
+from elasticdl.master.rules.rule import Rule
 from elasticdl.master.rules.sizing import Sizing
 from elasticdl.master.rules.slowness import SlowWorkers
 from elasticdl.master.rules.watching import Watch
@@ -192,27 +192,8 @@ class Workers:
         self.forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
-        out = [instruction for rule in self._rules for act in rule.look(now) for instruction in self._do(act, now)]
+        out = [instruction for rule in self._rules for instruction in rule.look(now)]
         return [*out, *self.reconcile(now)]
-
-    def _do(self, act: Act, now: float) -> list[Instruction]:
-        """What a rule wants."""
-        match act:
-            case GiveUp(record, reason):
-                return self.give_up(record, reason, now)
-            case Replace(record, reason, first):
-                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
-                if not first:
-                    return self._fire(record, Trigger.LET_GO, why)
-                self.fleet.departures.append(Departure(why.cause, record.node))
-                return []
-            case LetGo(record, reason):
-                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
-                return self.transitions.fire(record, Trigger.LET_GO, why)
-            case LeaveWorld(cause):
-                self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
-                return []
-        return [act]
 
     def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
         """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
@@ -225,9 +206,25 @@ class Workers:
         self.ending.deadline += absence
         return absence
 
+    # ---- what rules ask for ----
+
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
         return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=e.ExitCause.FROZEN))
+
+    def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
+        cause = f"worker {record.worker_id} is {reason}"
+        if not first:
+            return self._fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
+        self.fleet.departures.append(Departure(cause, record.node))
+        return []
+
+    def let_go(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        cause = f"worker {record.worker_id} is {reason}"
+        return self.transitions.fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
+
+    def leave_world(self, cause: str, now: float) -> None:
+        self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
 
     # ---- the whole ----
 

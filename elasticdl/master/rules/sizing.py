@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.rules.rule import Seen
+from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.sharing import PRIOR_EXPONENT, Sharing, gains_of
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 from elasticdl.master.state import events as e
@@ -34,7 +34,7 @@ MATERIAL = 0.1
 class Sizing:
     """It reads the workers' records and the training, and never changes them."""
 
-    def __init__(self, job: Seen, past: JobSnapshot) -> None:
+    def __init__(self, job: RuledJob, past: JobSnapshot) -> None:
         settings = job.settings
         self._seen = job
         self._rendezvous = job.rendezvous

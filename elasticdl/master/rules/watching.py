@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from elasticdl.master.rules.differences import common_place, examples, odd_ones
 from elasticdl.master.rules.progress_limits import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits
-from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, Seen
+from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
@@ -60,20 +60,20 @@ class _Crew:
 
 
 class Watch:
-    def __init__(self, job: Seen) -> None:
+    def __init__(self, job: RuledJob) -> None:
         self._job = job
         self._settings = job.settings
         self._limits = job.progress_limits
         self._spared: set[int] = set()  # silent, and not given up at the last look
 
-    def look(self, now: float) -> Iterator[Act]:
+    def look(self, now: float) -> Iterator[Instruction]:
         job = self._job
         crew = _Crew(job.rendezvous, now)
         yield from self._judge_silent(now)
         late = [r for r in job.records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
             if record.waits_for_successor or record.state in LEAVING:
-                yield GiveUp(record, f"had not left {self._settings.stop_grace:g} s after it was to")
+                yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
         suspects = self._suspects(late, now)
         for record in job.records.values():
             yield from self._ask(record, suspects.get(record.worker_id), now)
@@ -234,7 +234,7 @@ class Watch:
 
     # ---- what is done about it ----
 
-    def _judge_silent(self, now: float) -> Iterator[Act]:
+    def _judge_silent(self, now: float) -> Iterator[Instruction]:
         spared, before = self._last_holders(now), self._spared
         self._spared = spared
         for record in self._silent(1.0, now):
@@ -259,13 +259,13 @@ class Watch:
         members = {record.worker_id for record in self._job.rendezvous.active_members()}
         return members if members <= nearly else set()
 
-    def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> Iterator[Act]:
+    def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> Iterator[Instruction]:
         where = str(record.suspicion or "") if record.suspicion and record.suspicion.kind is _K.SILENT else ""
         if where:
             yield from self._name(record, now)
-        yield GiveUp(record, reason + where)
+        yield from self._job.give_up(record, reason + where, now)
 
-    def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Act]:
+    def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Instruction]:
         """It is warned of at once, and given up when it could show where it stands."""
         suspicion, reason = record.suspicion, f"not ready {self._settings.start_timeout:g} s after its start"
         if suspicion and suspicion.asked == now:
@@ -276,7 +276,7 @@ class Watch:
             record.failure = record.failure or f"{reason}{suspicion}"
             yield from self._give_up_named(record, suspicion, reason, now)
 
-    def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Act]:
+    def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
         suspicion = record.suspicion
         if suspicion is None or now - suspicion.asked < TIME_TO_DUMP or not self._is_over(record, crew, now):
@@ -287,10 +287,12 @@ class Watch:
         limit = self._settings.progress_timeout or self._seconds(record, _K.STUCK, now)
         yield from self._give_up_named(record, suspicion, f"no progress for {limit:.4g} s", now)
 
-    def _give_up_named(self, record: WorkerRecord, suspicion: Suspicion, reason: str, now: float) -> Iterator[Act]:
+    def _give_up_named(
+        self, record: WorkerRecord, suspicion: Suspicion, reason: str, now: float
+    ) -> Iterator[Instruction]:
         if not suspicion.named:
             yield from self._name(record, now)
-        yield GiveUp(record, reason + str(suspicion))
+        yield from self._job.give_up(record, reason + str(suspicion), now)
 
     def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
         """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
@@ -330,7 +332,7 @@ class Watch:
         # Its heartbeats come, so it runs now and then.
         return None if seconds > UNLEARNT_GIVE_UP else []
 
-    def _judge_waiting(self, members: Sequence[WorkerRecord], now: float) -> Iterator[Act]:
+    def _judge_waiting(self, members: Sequence[WorkerRecord], now: float) -> Iterator[Instruction]:
         """All members wait for one another: name who does something else than the others, and have all leave the world."""
         suspicions = {record.worker_id: record.suspicion for record in members if record.suspicion}
         if not suspicions:
@@ -350,7 +352,7 @@ class Watch:
             cause = f"no progress for {limit:.4g} s, all members wait for one another"
             differ = "; ".join(f"worker {each}{reports[each]}, {how}" for each, how in shown.items())
             differ += f"; and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
-            yield LeaveWorld(cause + (f": {differ}" if differ else common_place(list(reports.values()))))
+            self._job.leave_world(cause + (f": {differ}" if differ else common_place(list(reports.values()))), now)
 
 
 def _still(records: Sequence[WorkerRecord], limits: ProgressLimits, now: float) -> list[WorkerRecord]:
