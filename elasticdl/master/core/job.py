@@ -1,4 +1,4 @@
-"""The job: one step function over its workers.
+"""The job: one step function over its workers, what must be saved after each step, and what people are shown.
 
 `Job.step` is the only way in. It never raises for what a worker may send, however late or often. A job that follows
 another listens first (`elasticdl.master.core.recovery`).
@@ -48,8 +48,7 @@ class Job:
         self._past = self._saved = past = snapshot or JobSnapshot(settings.workers)
         self._settings = settings
         self._workers = Workers(settings, past)
-        self._workers.listening = snapshot is not None
-        self._recovery = Recovery(self._workers.records, settings, past) if snapshot else None
+        self._recovery = Recovery(self._workers, past) if snapshot else None
         self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died just after ending the job
 
     @property
@@ -104,10 +103,14 @@ class Job:
                 return [Record("warning", {"message": message})] if problem else []
         out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
         if isinstance(event, e.WorkersFound):
-            out += self._find(event, now)
+            # What was known of them is lost.
+            if self._recovery is None and event.workers and self._workers.fleet.next_id == 0:
+                self._recovery = Recovery(self._workers, self._past)
+            out += self._recovery.begin(event.workers, now) if self._recovery else []
         else:
-            out += self._listen(event, self._recovery, now) if self._recovery else self._workers.act(event, now)
-        if self._recovery is None:
+            out += (self._recovery or self._workers).act(event, now)
+        if not self._workers.listening:
+            self._recovery = None
             out += self._workers.advance(now)
         return self._in_order([*out, *self._note_phase()])
 
@@ -154,58 +157,6 @@ class Job:
             InvariantError: something is so that must never be.
         """
         check(self._workers, self._phase)
-
-    # ---- after another master ----
-
-    def _find(self, event: e.WorkersFound, now: float) -> list[Instruction]:
-        # What was known of them is lost.
-        if self._recovery is None and event.workers and self._workers.fleet.next_id == 0:
-            self._recovery = Recovery(self._workers.records, self._settings, self._past)
-        recovery, fleet = self._recovery, self._workers.fleet
-        if recovery is None or recovery.begun:
-            return []
-        self._workers.listening = True
-        missing = recovery.begin(event.workers, now)
-        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._workers.records)])
-        condemned = [r for r in self._workers.rendezvous.of(_S.KILLING) if r.worker_id not in missing]
-        out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
-        return [*out, *self._recover(recovery, now)] if self._workers.ending.outcome or recovery.over(now) else out
-
-    def _listen(self, event: e.Event, recovery: Recovery, now: float) -> list[Instruction]:
-        match event:
-            case e.StopRequested() | e.LauncherFailed() if recovery.begun:  # no world is to be formed any more
-                return [*self._recover(recovery, now), *self._workers.act(event, now)]
-            case e.ScaleRequested():
-                return self._workers.act(event, now)
-            case e.Tick():
-                recovery.news += self._workers.forgive_own_absence(now)
-            case e.WorkerFinished(worker_id) if worker_id in self._workers.records:  # saved as soon as it is taken
-                self._workers.finished(event, now)
-            case _:
-                recovery.hold(event, now)
-        return self._recover(recovery, now) if recovery.over(now) else []
-
-    def _recover(self, recovery: Recovery, now: float) -> list[Instruction]:
-        """Take up what was found, and go on as if it had always been so."""
-        world, missing = recovery.world, recovery.missing if recovery.over(now) else []
-        fields = {
-            "world": world.version if world else 0,
-            "members": list(world.worker_ids) if world else [],
-            "missing": missing,
-            "seconds": round(recovery.waited(now), 6),
-        }
-        out: list[Instruction] = [Record("master_restarted", fields)]
-        if world:
-            out += self._workers.adopt(world, now)
-        for event in recovery.held:
-            out += self._workers.act(event, now)
-        late = f"had not come back {recovery.waited(now):.0f} s after the master was started again"
-        for worker_id in missing:
-            if record := self._workers.records.get(worker_id):
-                out += self._workers.give_up(record, late, now)
-        # Only now, so that who is to be launched or let go is seen from the whole.
-        self._recovery, self._workers.listening = None, False
-        return [*out, *self._workers.reconcile(now)]
 
     # ---- phases, and what must be saved ----
 

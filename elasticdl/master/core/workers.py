@@ -312,22 +312,6 @@ class Workers:
             out.append(Record("warning", {"message": message}))
         return out
 
-    def adopt(self, world: World, now: float) -> list[Instruction]:
-        """Its members stand in this world, wherever they are, unless something became of them."""
-        self.rendezvous.adopt(world)
-        self.fleet.crashes.reached_world()
-        for rank, member in enumerate(world.members):
-            lost = f"worker {member.worker_id} was lost while there was no master"
-            record = self.records.get(member.worker_id)
-            if record is None:
-                self.rendezvous.begin(now, broken=True).causes[member.worker_id] = lost
-                continue
-            record.world_version, record.rank, record.ready = world.version, rank, True
-            record.step, record.epoch, record.has_state = member.step, member.epoch, True
-            cause = f"worker {member.worker_id} leaves: {record.reason}" if record.state is _S.DRAINING else lost
-            self.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
-        return [i.AdoptWorld(world)]
-
     def _reopen(self, now: float) -> None:
         """Training goes on, with others in the place of those who believe it is over."""
         for record in self.rendezvous.of(*DONE):
