@@ -28,6 +28,7 @@ from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.speedup import Curve, Observation, Point
 from elasticdl.master.state.values import Settings
 from elasticdl.places.base import Launcher
+from tests.simulation.job_invariants import check_job
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
@@ -57,7 +58,7 @@ class MasterCore:
 
     def step(self, event: e.Event, now: float) -> list[i.Instruction]:
         instructions = self.job.step(event, now)
-        self.job.validate()
+        check_job(self.job)
         if self.watch is not None:
             self.watch(event, instructions)
         return instructions

@@ -26,6 +26,7 @@ from elasticdl.master.state.speedup import Curve, Observation, Point
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
+from tests.simulation.job_invariants import check_job
 
 BEAT = 0.5
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
@@ -315,7 +316,7 @@ class Town:
         pending = [event]
         while pending:
             instructions = self.job.step(pending.pop(0), self.now)
-            self.job.validate()
+            check_job(self.job)
             for each in instructions:
                 self.story.append(each)
                 match each:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.invariants import check
 from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.rules.slowness import pace_of
@@ -150,13 +149,6 @@ class Job:
             decision="" if outcome else self._workers.sizing.decision,
             workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
         )
-
-    def validate(self) -> None:
-        """
-        Raises:
-            InvariantError: something is so that must never be.
-        """
-        check(self._workers, self._phase)
 
     # ---- phases, and what must be saved ----
 
