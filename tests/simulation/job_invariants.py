@@ -65,7 +65,7 @@ def _lost_members(job: Workers, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
     if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
         return ()
-    inside = {r.worker_id for r in rendezvous.of(*IN_WORLD, *DONE)}
+    inside = {r.worker_id for r in job.records.of(*IN_WORLD, *DONE)}
     return set(rendezvous.world.worker_ids) - inside
 
 

@@ -83,7 +83,7 @@ class Job:
                 steps, milestones = self._workers.training.report(event, now)
                 self._workers.fleet.crashes.trained(len(steps))
                 self._workers.progress_limits.stepped(steps, event.total_steps, now)
-                news = i.NewSteps(steps, pace_of(self._workers.rendezvous.of(_S.MEMBER)))
+                news = i.NewSteps(steps, pace_of(self._workers.records.of(_S.MEMBER)))
                 must_be_kept = milestones or self._workers.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
             case e.NoticeReported(event="worker_stuck"):
@@ -180,7 +180,7 @@ class Job:
     def _durable(self) -> JobSnapshot:
         """The part of the snapshot that must not be lost."""
         rendezvous, recovery = self._workers.rendezvous, self._recovery
-        finished = rendezvous.of(*DONE)
+        finished = self._workers.records.of(*DONE)
         world = recovery.world if recovery else rendezvous.world
         return JobSnapshot(
             self._workers.limits,

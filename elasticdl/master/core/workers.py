@@ -84,7 +84,7 @@ class Workers:
                 known = (record.state, record.reason) == (_S.PENDING, reason)
                 out = [] if known else self._fire(record, Trigger.NO_PLACE, TransitionContext(now, reason))
                 if self.fleet.nobody_comes:  # who waits for a replacement may have its place
-                    waiting = self.rendezvous.lingering()
+                    waiting = self.records.lingering()
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
             case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
@@ -283,7 +283,7 @@ class Workers:
             self._reopen(now)
         since = rendezvous.change.since if rendezvous.change else now
         chosen = frozenset(world.worker_ids)
-        for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
+        for record in self.records.of(_S.STANDBY, _S.REJOINING):
             enters = record.worker_id in chosen
             self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, TransitionContext(now))
         for rank, worker_id in enumerate(world.worker_ids):
@@ -314,7 +314,7 @@ class Workers:
 
     def _reopen(self, now: float) -> None:
         """Training goes on, with others in the place of those who believe it is over."""
-        for record in self.rendezvous.of(*DONE):
+        for record in self.records.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
             self._fire(record, Trigger.REOPEN, TransitionContext(now, "finished before the others"))
 
@@ -323,7 +323,7 @@ class Workers:
     def _is_complete(self) -> bool:
         """The user's own program may have more to do after its training, and is waited for."""
         if self.rendezvous.complete:
-            return not (self.settings.own_program and self.rendezvous.of(_S.FINISHED))
+            return not (self.settings.own_program and self.records.of(_S.FINISHED))
         return self.rendezvous.world is None and self.fleet.all_completed
 
     def _end(self, now: float) -> list[Instruction]:

@@ -37,6 +37,7 @@ class Sizing:
     def __init__(self, job: RuledJob, past: JobSnapshot) -> None:
         settings = job.settings
         self._seen = job
+        self._records = job.records
         self._rendezvous = job.rendezvous
         self._training = job.training
         self._curve = Curve()
@@ -83,7 +84,7 @@ class Sizing:
         most, reason = self._most_alone()
         most = max(limits.minimum, most)
         if self._sharing:
-            there = self._rendezvous.live + len(self._rendezvous.of(*DONE))
+            there = self._records.live + len(self._records.of(*DONE))
             most, reason = self._sharing.bound(most, limits.minimum, reason, there)
         return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
 
@@ -176,7 +177,7 @@ class Sizing:
 
     def _tell(self) -> list[Instruction]:
         """Any worker may write the next checkpoint; those that connect later are told then."""
-        there = tuple(record.worker_id for record in self._rendezvous.of(*LIVE) if record.connected)
+        there = tuple(record.worker_id for record in self._records.of(*LIVE) if record.connected)
         if not there or not self._learnt.differs(self._told):
             return []
         self._told = self._learnt
@@ -192,7 +193,7 @@ class Sizing:
             limits=self._seen.limits,
             present=members,
             measured=event.workers == members,
-            incomplete=self._rendezvous.live != members,
+            incomplete=self._records.live != members,
             observed=observed,
             pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
             time_left=self._training.time_left(now),

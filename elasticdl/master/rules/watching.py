@@ -21,7 +21,6 @@ from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
-from elasticdl.master.state.rendezvous import Rendezvous
 from elasticdl.master.state.states import LEAVING, WorkerState
 from elasticdl.master.state.suspicion import StackReport, Suspicion, SuspicionKind
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -50,13 +49,13 @@ _K = SuspicionKind
 class _Crew:
     """Members of the world, and how long those that wait for others have waited, as of one look."""
 
-    def __init__(self, rendezvous: Rendezvous, now: float) -> None:
-        members = rendezvous.active_members()
+    def __init__(self, job: RuledJob, now: float) -> None:
+        members = job.rendezvous.active_members()
         waits = [now - record.pulse.moved for record in members if record.pulse and record.pulse.waiting]
         self.members, self.waiting = len(members), len(waits)
         self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
-        self.left = bool(rendezvous.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
-        self.broken = rendezvous.broken
+        self.left = bool(job.records.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
+        self.broken = job.rendezvous.broken
 
 
 class Watch:
@@ -68,7 +67,7 @@ class Watch:
 
     def look(self, now: float) -> Iterator[Instruction]:
         job = self._job
-        crew = _Crew(job.rendezvous, now)
+        crew = _Crew(job, now)
         yield from self._judge_silent(now)
         late = [r for r in job.records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
@@ -127,7 +126,7 @@ class Watch:
             found |= {record.worker_id: _K.WAITS for record in members}
         # A broken world must be left, so there waiting for others is no excuse.
         stuck = [r for r in still if rendezvous.broken or r not in waiting]
-        stuck += _still(rendezvous.of(WorkerState.EXCLUDED), limits, now)
+        stuck += _still(records.of(WorkerState.EXCLUDED), limits, now)
         found |= {record.worker_id: _K.STUCK for record in stuck}
         found |= {record.worker_id: _K.LATE for record in late if record.live}
         quiet = [r for r in records.values() if r.quiet_since is not None and r.worker_id not in found]
@@ -253,7 +252,7 @@ class Watch:
     def _last_holders(self, now: float) -> set[int]:
         """All members, if all are silent, or nearly: with them the state since the last checkpoint would be lost. Their processes are
         there, so they may be in calls that hold Python's lock."""
-        if self._job.rendezvous.of(WorkerState.REJOINING):  # these hold it, too
+        if self._job.records.of(WorkerState.REJOINING):  # these hold it, too
             return set()
         nearly = {record.worker_id for record in self._silent(ASK_SHARE, now) if record.connected}
         members = {record.worker_id for record in self._job.rendezvous.active_members()}
