@@ -35,6 +35,7 @@ from elasticdl.master.state.instructions import Instruction, LaunchWorker, Recor
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
 from elasticdl.master.state.states import DONE, WorkerState
+from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -175,8 +176,9 @@ class Crashes:
 
 
 class Fleet:
-    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot, training: Training) -> None:
         self._records = records
+        self._training = training
         self._settings = settings
         self.departures: list[Departure] = []  # for which replacements are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
@@ -217,51 +219,43 @@ class Fleet:
             return ""
         return first_of_longest.row.describe(first_of_longest.until - self._now)
 
-    def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
+    def failed(self, record: WorkerRecord, event: WorkerFailed) -> WorkerFailed:
         """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
         to blame, and not the user's code."""
         if record.state is not WorkerState.FINISHED:
             record.failure = record.failure or event.message
-        if event.trained or not self._others_train(record, begun=begun):
+        if event.trained or not self._others_train(record):
             return event
         record.unfit = True
         return replace(event, users=False)
 
     def exited(
-        self,
-        record: WorkerRecord,
-        event: WorkerExited,
-        *,
-        runs: bool,
-        begun: bool,
-        least: int,
-        step: int = 0,
+        self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int
     ) -> tuple[ExitCause, str, str, str]:
         """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
 
-        ``runs``: a world does. ``begun``: the job has made a step. ``least``: workers with which it goes on. ``step``: up to
-        which training has come.
+        ``least``: workers with which the job goes on.
         """
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
             fatal = misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
             if cause is ExitCause.FINISHED:
-                fatal, warning = after_training(event, step)
+                fatal, warning = after_training(event, self._training.step)
         if cause not in CRASHES or fatal:
             record.tries = 0
-        elif record.unfit or (not record.ready and self._others_train(record, begun=begun)):
+        elif record.unfit or (not record.ready and self._others_train(record)):
             fatal, warning = self._try_again(record, reason, least)
         else:
             record.tries = 0
             self.crashes.count(in_training=record.world_version > 0)
-            if verdict := self.crashes.too_many(world_runs=runs):
+            if verdict := self.crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
 
-    def _others_train(self, record: WorkerRecord, *, begun: bool) -> bool:
+    def _others_train(self, record: WorkerRecord) -> bool:
         """Others than this worker have trained. A master that took over may not have heard of a step yet."""
-        return begun or any(each.step > 0 for each in self._records.values() if each is not record)
+        return self._training.begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
         """A worker's place is to be taken by another, unless nobody could start there. ``departure``: why, for people; ``why``: the

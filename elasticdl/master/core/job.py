@@ -18,7 +18,6 @@ from elasticdl.master.state.instructions import Instruction, Phase, Record
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.snapshot import JobSnapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import DONE, JOB, Condition, WorkerState
-from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerView
 
@@ -48,11 +47,9 @@ class Job:
         self._settings = settings
         self._workers = Workers(settings, past)
         self._recovery = Recovery(self._workers, past) if snapshot else None
-        self._phase = Phase.STOPPING if past.phase.final else past.phase  # it may have died just after ending the job
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
+        self.training = self._workers.training  # what it has achieved so far
+        # An earlier master may have died just after it had ended the job.
+        self.phase = Phase.STOPPING if past.phase.final else past.phase
 
     @property
     def limits(self) -> WorkerRange:
@@ -60,94 +57,92 @@ class Job:
         return self._workers.limits
 
     @property
-    def training(self) -> Training:
-        """What the training has achieved so far."""
-        return self._workers.training
-
-    @property
     def learnt(self) -> Learnt:
         """How it scales, as far as it knows."""
         return self._workers.sizing.learnt
 
     def step(self, event: e.Event, now: float) -> list[Instruction]:
-        if self._phase.final:
+        if self.phase.final:
             return []
+        workers = self._workers
         match event:  # the frequent ones change nothing that would have to be weighed
             case e.HeartbeatReceived():
-                self._workers.liveness.heard(event, now)
+                workers.liveness.heard(event, now)
                 if self._recovery:
                     self._recovery.heard(event, now)
                 return []
             case e.ProgressReported():
-                had_begun = self._workers.training.begun
-                steps, milestones = self._workers.training.report(event, now)
-                self._workers.fleet.crashes.trained(len(steps))
-                self._workers.progress_limits.stepped(steps, event.total_steps, now)
-                news = i.NewSteps(steps, pace_of(self._workers.records.of(_S.MEMBER)))
-                must_be_kept = milestones or self._workers.training.begun is not had_begun
+                had_begun = self.training.begun
+                steps, milestones = self.training.report(event, now)
+                workers.fleet.crashes.trained(len(steps))
+                workers.progress_limits.stepped(steps, event.total_steps, now)
+                news = i.NewSteps(steps, pace_of(workers.records.of(_S.MEMBER)))
+                must_be_kept = milestones or self.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
             case e.NoticeReported(event="worker_stuck"):
-                return self._workers.watch.told(event, now)
+                return workers.watch.told(event, now)
             case e.NoticeReported(event="worker_waits"):
-                return self._in_order(self._workers.watch.waits(event))
+                return self._in_order(workers.watch.waits(event))
             case e.NoticeReported():
-                self._workers.training.notice(event)
-                return self._in_order(self._workers.sizing.notice(event, now))
+                self.training.notice(event)
+                return self._in_order(workers.sizing.notice(event, now))
             case e.ScalingLearnt():  # the next tick acts on it
-                learnt = [] if self._recovery else self._workers.learn(event, now)
-                return self._in_order(learnt)
+                # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
+                suspected = workers.slow_workers.suspects
+                return self._in_order([] if self._recovery else workers.sizing.learn(event, now, suspected=suspected))
             case e.StateSaveStalled(problem):
-                self._workers.liveness.save_problem = problem
+                workers.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
                 return [Record("warning", {"message": message})] if problem else []
-        out: list[Instruction] = [*self._workers.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
+        out: list[Instruction] = [*self.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
         if isinstance(event, e.WorkersFound):
             # What was known of them is lost.
-            if self._recovery is None and event.workers and self._workers.fleet.next_id == 0:
-                self._recovery = Recovery(self._workers, self._past)
+            if self._recovery is None and event.workers and workers.fleet.next_id == 0:
+                self._recovery = Recovery(workers, self._past)
             out += self._recovery.begin(event.workers, now) if self._recovery else []
         else:
-            out += (self._recovery or self._workers).act(event, now)
-        if not self._workers.listening:
+            out += (self._recovery or workers).act(event, now)
+        if not workers.listening:
             self._recovery = None
-            out += self._workers.advance(now)
+            out += workers.advance(now)
         return self._in_order([*out, *self._note_phase()])
 
     def snapshot(self) -> JobSnapshot:
         """What another job needs to go on from here."""
+        workers = self._workers
         if self._recovery and not self._recovery.begun:
             return self._past
-        workers = tuple(
-            WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure)
-            for r in self._workers.records.values()
-            if r.state is not _S.COMPLETED
-        )
-        if self._recovery:  # of those whom it has found nothing is known yet
-            workers = self._past.workers
-        numbers, crashes = self._workers.training.snapshot(), self._workers.fleet.crashes.counts
-        learnt = self._workers.sizing.learnt
-        return replace(self._durable(), training=numbers, workers=workers, crashes=crashes, learnt=learnt)
+        known = self._past.workers  # of those whom a recovery has found nothing is known yet
+        if not self._recovery:
+            known = tuple(
+                WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure)
+                for r in workers.records.values()
+                if r.state is not _S.COMPLETED
+            )
+        numbers, crashes = self.training.snapshot(), workers.fleet.crashes.counts
+        return replace(self._durable(), training=numbers, workers=known, crashes=crashes, learnt=self.learnt)
 
     def view(self) -> JobView:
-        world, outcome = self._workers.rendezvous.world, self._workers.ending.outcome
+        workers = self._workers
+        world, outcome = workers.rendezvous.world, workers.ending.outcome
         _, reason = self._assess()
-        if problem := self._workers.liveness.save_problem:
+        if problem := workers.liveness.save_problem:
             reason = f"waits until the job's state is saved: {problem}"
-        elif reason and not outcome and (unreached := self._workers.watch.unreached()):
+        elif reason and not outcome and (unreached := workers.watch.unreached()):
             reason += f"; {unreached}"
-        if not outcome and (wait := self._workers.fleet.wait):
+        if not outcome and (wait := workers.fleet.wait):
             reason = f"{reason}; {wait}" if reason else wait
-        reason = reason or self._workers.fleet.crashes.counts.given_up
+        reason = reason or workers.fleet.crashes.counts.given_up
         return JobView(
-            phase=self._phase,
+            phase=self.phase,
             reason=reason,
             traceback=outcome.traceback if outcome else "",
-            world_version=self._workers.rendezvous.version,
+            world_version=workers.rendezvous.version,
             last_change=world.reason if world else "",
-            limits=self._workers.limits,
-            advice=self._workers.sizing.advice,
-            decision="" if outcome else self._workers.sizing.decision,
-            workers=tuple(r.view() for r in self._workers.records.values() if r.state is not _S.COMPLETED),
+            limits=workers.limits,
+            advice=workers.sizing.advice,
+            decision="" if outcome else workers.sizing.decision,
+            workers=tuple(r.view() for r in workers.records.values() if r.state is not _S.COMPLETED),
         )
 
     # ---- phases, and what must be saved ----
@@ -156,42 +151,43 @@ class Job:
         conditions, reason = self._assess()
         out: list[Instruction] = []
         for condition in conditions:
-            if phase := JOB.get((self._phase, condition)):
-                self._phase = phase
+            if phase := JOB.get((self.phase, condition)):
+                self.phase = phase
                 out.append(Record("phase", {"phase": str(phase), "reason": reason}))
         return out
 
     def _assess(self) -> tuple[tuple[Condition, ...], str]:
         """What is so of the job, one thing after another, and why."""
-        outcome, rendezvous = self._workers.ending.outcome, self._workers.rendezvous
+        workers = self._workers
+        outcome, rendezvous = workers.ending.outcome, workers.rendezvous
         if self._recovery:
             listening = "the master was started again, and waits for workers to come back"
             return (Condition.LISTENING,), outcome.reason if outcome else listening
         if outcome:
-            over = (Condition[outcome.phase.name],) if self._workers.all_gone() else ()
+            over = (Condition[outcome.phase.name],) if workers.all_gone() else ()
             return (Condition.DECIDED, *over), outcome.reason
         if rendezvous.world:
             return (Condition.TOO_FEW if rendezvous.shortage else Condition.TRAINING,), rendezvous.shortage
-        if self._settings.own_program and any(record.pid for record in self._workers.records.values()):
+        if self._settings.own_program and any(record.pid for record in workers.records.values()):
             return (Condition.PROGRAMS_RUN,), rendezvous.shortage or "no worker has joined yet"
         condition = Condition.TOO_FEW if rendezvous.version else Condition.NO_WORLD
         return (condition,), rendezvous.shortage or "workers are starting"
 
     def _durable(self) -> JobSnapshot:
         """The part of the snapshot that must not be lost."""
-        rendezvous, recovery = self._workers.rendezvous, self._recovery
-        finished = self._workers.records.of(*DONE)
-        world = recovery.world if recovery else rendezvous.world
+        workers, rendezvous = self._workers, self._workers.rendezvous
+        finished = workers.records.of(*DONE)
+        world = self._recovery.world if self._recovery else rendezvous.world
         return JobSnapshot(
-            self._workers.limits,
-            self._workers.fleet.next_id,
+            workers.limits,
+            workers.fleet.next_id,
             tuple(record.worker_id for record in finished),
             rendezvous.together,
             world or self._past.world,  # one that was left for a later one still says which versions are used
-            self._phase,
-            self._workers.ending.outcome,
-            TrainingSnapshot(self._workers.training.epochs_done, self._workers.training.begun),
-            target=self._workers.sizing.target,
+            self.phase,
+            workers.ending.outcome,
+            TrainingSnapshot(self.training.epochs_done, self.training.begun),
+            target=workers.sizing.target,
         )
 
     def _in_order(self, out: list[Instruction]) -> list[Instruction]:

@@ -36,10 +36,10 @@ class Workers:
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
         self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
-        self.fleet = Fleet(self.records, settings, past)
+        self.training = Training.restore(past.training)
+        self.fleet = Fleet(self.records, settings, past, self.training)
         self.progress_limits = ProgressLimits(settings.progress_timeout)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
-        self.training = Training.restore(past.training)
         self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
         self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
         self.listening = False  # another master came before, and it is not known yet what there is
@@ -106,7 +106,7 @@ class Workers:
             case e.WorkerDraining():
                 return self._draining(event, record, now)
             case e.WorkerFailed(worker_id, _, message):
-                event = self.fleet.failed(record, event, begun=self.training.begun)
+                event = self.fleet.failed(record, event)
                 cause = f"worker {worker_id} failed: {message}"
                 return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, event=event))
         return []
@@ -158,9 +158,8 @@ class Workers:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        runs, training, least = bool(self.rendezvous.active_members()), self.training, self.limits.minimum
-        found = self.fleet.exited(record, event, runs=runs, begun=training.begun, least=least, step=training.step)
-        cause, reason, fatal, warning = found
+        runs, least = bool(self.rendezvous.active_members()), self.limits.minimum
+        cause, reason, fatal, warning = self.fleet.exited(record, event, world_runs=runs, least=least)
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
@@ -194,11 +193,6 @@ class Workers:
             return self._enforce_deadline(now)
         out = [instruction for rule in self._rules for instruction in rule.look(now)]
         return [*out, *self.reconcile(now)]
-
-    def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
-        """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
-        slowness may be that worker's, and not the number's."""
-        return self.sizing.learn(event, now, suspected=self.slow_workers.suspects)
 
     def forgive_own_absence(self, now: float) -> float:
         """Move every deadline by the time in which the master could not hear or act; returns it."""
