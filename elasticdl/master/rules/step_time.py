@@ -7,10 +7,10 @@ how far computation and reduction overlap. The form is that of Pollux (Qiao et a
 `goodput.py`. Gradient accumulation has no term of its own here: a worker's micro-batches of one step are part of ``share``.
 
 AdaptDL takes the one likeliest set of parameters. Here it is their whole distribution, since how sure the answer is matters as
-much as the answer: weak priors over what is common, and the measured steps. Sets of parameters are drawn from the priors, and
-weighed by the measured steps (sampling importance resampling, Rubin 1988). What the form misses is a further term for each number
-of workers, of a size that is a parameter, too. So a number that was measured is believed as measured, whatever the form says; and
-where no draw comes close, the answer is less sure, and not wrong.
+much as the answer: weak priors over what is common, and the measured steps. It is drawn from by sequential Monte Carlo with
+tempering (Del Moral, Doucet and Jasra 2006), which also finds its way where parameters can hardly be told apart, as with few
+numbers of workers seen. What the form misses is a further term for each number of workers, of a size that is a parameter,
+too; so a number that was measured is believed as measured, whatever the form says.
 
 All times are logarithms. The seconds of one worker alone are a factor on every T(N), so that one parameter is integrated
 over by formula; the others are `_PRIOR`.
@@ -40,8 +40,8 @@ WANDERING = 0.03
 LEAST_SPREAD = 0.01
 # Steps next to each other are alike: so many tell as much as one by itself.
 STEPS_OF_ONE = 4
-# Sets of parameters that are tried, and how many are drawn of these.
-TRIED, DRAWS = 20_000, 600
+DRAWS = 600
+MOVES = 3  # of each draw at each temperature
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 # There is a point for every number of workers up to this, and above it for each that is this much more than the last.
 CONTIGUOUS, SPARSENESS = 32, 1.08
@@ -159,13 +159,27 @@ def _log_unit(parameters: Array, measured: _Measured) -> tuple[Array, Array, Arr
 
 
 def _posterior(measured: _Measured, draw: np.random.Generator) -> Array:
-    """Equally likely sets of parameters: of many that the prior gives, each as often as the measured steps speak for it."""
+    """Equally likely sets of parameters."""
     mean, deviation = _PRIOR.T
-    parameters = mean + deviation * draw.standard_normal((TRIED, len(_PRIOR)))
+    parameters = mean + deviation * draw.standard_normal((DRAWS, len(_PRIOR)))
     likelihood = _log_unit(parameters, measured)[2]
-    weights = np.cumsum(np.exp(likelihood - likelihood.max()))
-    chosen = np.searchsorted(weights, weights[-1] * (draw.random() + np.arange(DRAWS)) / DRAWS)
-    return np.asarray(parameters[np.minimum(chosen, TRIED - 1)])
+    heat = 0.0  # the power of the likelihood that counts: from the prior to the posterior
+    while heat < 1:
+        rise = 1 - heat
+        while (weights := np.exp(rise * (likelihood - likelihood.max()))).sum() ** 2 < DRAWS / 2 * (weights**2).sum():
+            rise *= 0.7  # half of the draws are still to count
+        heat = min(1.0, heat + rise)
+        shares = np.cumsum(weights) / weights.sum()
+        chosen = np.searchsorted(shares, (draw.random() + np.arange(DRAWS)) / DRAWS).clip(max=DRAWS - 1)
+        parameters, likelihood = parameters[chosen], likelihood[chosen]
+        root = np.linalg.cholesky(np.cov(parameters.T) + 1e-9 * np.eye(len(_PRIOR)))
+        for _ in range(MOVES * (2 if heat == 1 else 1)):
+            moved = parameters + 2.38 / math.sqrt(len(_PRIOR)) * draw.standard_normal(parameters.shape) @ root.T
+            found = _log_unit(moved, measured)[2]
+            prior = (((parameters - mean) / deviation) ** 2 - ((moved - mean) / deviation) ** 2).sum(1) / 2
+            taken = np.log(draw.random(DRAWS)) < heat * (found - likelihood) + prior
+            parameters, likelihood = np.where(taken[:, None], moved, parameters), np.where(taken, found, likelihood)
+    return np.asarray(parameters)
 
 
 # ---- what follows ----
