@@ -243,9 +243,9 @@ class Watch:
                 pulse.heard = now - ASK_SHARE * limit
             elif record.worker_id not in spared:
                 reason = f"{'no heartbeat' if record.connected else 'no connection'} for {limit:g} s"
-                yield from self._give_up_silent(record, reason, now)
+                yield from self._give_up(record, _K.SILENT, reason, now)
             elif self._seconds(record, _K.SILENT, now) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
-                yield from self._give_up_silent(record, f"no heartbeat for {limit:g} s", now)
+                yield from self._give_up(record, _K.SILENT, f"no heartbeat for {limit:g} s", now)
             elif suspicion and suspicion.kind is _K.SILENT and not suspicion.named:
                 yield from self._name(record, now)
 
@@ -258,12 +258,6 @@ class Watch:
         members = {record.worker_id for record in self._job.rendezvous.active_members()}
         return members if members <= nearly else set()
 
-    def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> Iterator[Instruction]:
-        where = str(record.suspicion or "") if record.suspicion and record.suspicion.kind is _K.SILENT else ""
-        if where:
-            yield from self._name(record, now)
-        yield from self._job.give_up(record, reason + where, now)
-
     def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Instruction]:
         """It is warned of at once, and given up when it could show where it stands."""
         suspicion, reason = record.suspicion, f"not ready {self._settings.start_timeout:g} s after its start"
@@ -273,7 +267,7 @@ class Watch:
         elif suspicion and now - suspicion.asked >= TIME_TO_DUMP:
             # Others may do no better: it counts against the job.
             record.failure = record.failure or f"{reason}{suspicion}"
-            yield from self._give_up_named(record, suspicion, reason, now)
+            yield from self._give_up(record, _K.LATE, reason, now)
 
     def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
@@ -284,14 +278,14 @@ class Watch:
             yield from spared
             return
         limit = self._settings.progress_timeout or self._seconds(record, _K.STUCK, now)
-        yield from self._give_up_named(record, suspicion, f"no progress for {limit:.4g} s", now)
+        yield from self._give_up(record, _K.STUCK, f"no progress for {limit:.4g} s", now)
 
-    def _give_up_named(
-        self, record: WorkerRecord, suspicion: Suspicion, reason: str, now: float
-    ) -> Iterator[Instruction]:
-        if not suspicion.named:
+    def _give_up(self, record: WorkerRecord, kind: SuspicionKind, reason: str, now: float) -> Iterator[Instruction]:
+        """People are told where it stands, if that is known to be what is wrong with it."""
+        suspicion = record.suspicion if record.suspicion and record.suspicion.kind is kind else None
+        if suspicion and not suspicion.named and (str(suspicion) or kind is not _K.SILENT):
             yield from self._name(record, now)
-        yield from self._job.give_up(record, reason + str(suspicion), now)
+        yield from self._job.give_up(record, f"{reason}{suspicion or ''}", now)
 
     def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
         """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
