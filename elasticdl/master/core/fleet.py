@@ -40,16 +40,17 @@ from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
 CRASHES_AT_START = 3
-# In one place. Storage that is away for some seconds must not cost the job a place.
+# Workers in a row that may fail to start in one place. Storage that is away for some seconds must not cost the job a place.
 TRIES_OF_PLACE = 4
-_DELAY_GROWS = 4.0
+_DELAY_GROWS = 4.0  # from one of these tries to the next
 CRASHES_IN_TRAINING = 10
 # So many steps without a crash clear the count.
 STEPS_TO_FORGET_CRASHES = 100
-# These causes stand even if the master has killed the worker itself. (DELETED does not: its own kill looks like that.)
+# These causes stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
-# Replacements that may be launched at once, and in a second: for each worker that there may be, and at least.
+# Replacements that may be launched at once (BURST), and in a second (RATE): so many for each worker of the maximum, and at least
+# LEAST_BURST and LEAST_RATE.
 BURST, LEAST_BURST = 2, 8
 RATE, LEAST_RATE = 1 / 30, 1.0
 _REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
@@ -58,10 +59,10 @@ NEVER_JOINED = (
     'torch.prepare() for a plain loop, Trainer(strategy="elastic") of Lightning, transformers.Trainer, keras.models.Model for '
     f"Keras's fit, or init(): then {_REMEDY}"
 )
-# A program ends with this code that refuses its arguments, or what it is to do.
+# The exit code of a program that refuses its arguments, or its task.
 REFUSES = 2
 INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
-# Of those that are in no world and wait for none, the last in this order are let go first.
+# Who is let go first of those that are in no world and wait for none: the highest number.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 
@@ -124,8 +125,8 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Of a worker that is to be replaced. ``away_from``: its node, if it was slow. ``tries``: see `WorkerRecord`.
-    ``cause``: of its loss, if it had been in no world. ``wait``: of its replacement, if it has to."""
+    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``tries``: see
+    `WorkerRecord`. ``cause``: why the worker was lost, if it had been in no world. ``wait``: if the replacement has to wait."""
 
     reason: str
     away_from: str = ""
@@ -138,7 +139,7 @@ class Departure:
 
 
 class Crashes:
-    """Counts crashes: says when the job can't go on."""
+    """Counts crashes, and says when the job can't go on."""
 
     def __init__(self, past: CrashSnapshot) -> None:
         self.counts = past
@@ -149,7 +150,7 @@ class Crashes:
         self.counts = replace(self.counts, steps_since=since, in_training=in_training)
 
     def reached_world(self) -> None:
-        """Workers do get through their start."""
+        """A worker has got through its start, so others can."""
         self.counts = replace(self.counts, at_start=0)
 
     @property
@@ -180,7 +181,7 @@ class Fleet:
         self._records = records
         self._training = training
         self._settings = settings
-        self.departures: list[Departure] = []  # for which replacements are due
+        self.departures: list[Departure] = []  # replacements that are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
         self.crashes = Crashes(past.crashes)
         self._losses = Losses()  # not saved, as time passes
@@ -198,7 +199,7 @@ class Fleet:
 
     @property
     def nobody_comes(self) -> bool:
-        """All who are not leaving wait for a place."""
+        """Every worker that is not leaving waits for a place."""
         return 0 < self._records.count(WorkerState.PENDING) == self._records.live
 
     @property
@@ -220,8 +221,8 @@ class Fleet:
         return first_of_longest.row.describe(first_of_longest.until - self._now)
 
     def failed(self, record: WorkerRecord, event: WorkerFailed) -> WorkerFailed:
-        """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
-        to blame, and not the user's code."""
+        """A worker says that it can't go on. If others train and this one has not yet, the fault is this worker's and not the
+        user's code: the event that is returned says so."""
         if record.state is not WorkerState.FINISHED:
             record.failure = record.failure or event.message
         if event.trained or not self._others_train(record):
@@ -254,12 +255,13 @@ class Fleet:
         return cause, reason, fatal, warning
 
     def _others_train(self, record: WorkerRecord) -> bool:
-        """Others than this worker have trained. A master that took over may not have heard of a step yet."""
+        """Other workers have trained. (A master that took over may not have heard of a step yet, but each worker says its own.)"""
         return self._training.begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
-        """A worker's place is to be taken by another, unless nobody could start there. ``departure``: why, for people; ``why``: the
-        same, without its number. ``cause``: of its loss; None if it was told to leave. Returns what a person must know."""
+        """A replacement is due for this worker, unless too many could not start in its place. ``departure``: why, for people; ``why``:
+        the same, without the worker's number. ``cause``: why it was lost; None if it was told to leave. Returns what a person
+        must know."""
         if record.tries >= TRIES_OF_PLACE:
             return ""
         self._now, wait, early = now, None, None
@@ -276,7 +278,7 @@ class Fleet:
         return wait.row.describe(wait.until - now)
 
     def entered_world(self, record: WorkerRecord) -> None:
-        """A worker is in one for the first time: what made replacements wait as others had not come so far is over."""
+        """A worker is in a world for the first time: replacements no longer wait for others of its cause or node that were lost."""
         over = self._losses.reached_world(record)
         self.departures = [
             replace(each, wait=None)
@@ -307,7 +309,7 @@ class Fleet:
         self.bound(maximum)
 
     def bound(self, maximum: int) -> None:
-        """At what rate replacements are launched, for so many workers."""
+        """Set the rate at which replacements are launched, for so many workers."""
         self._losses.workers = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 

@@ -1,8 +1,8 @@
-"""The first moments of a master that follows another: it listens, and decides nothing, until it knows what there is.
+"""The first moments of a master that follows another: until it knows what there is, it listens and decides nothing.
 
-Workers go on training meanwhile. What they and the launcher say is held back. Once everybody who may be in a world has
-spoken, or the time for it is over, the world is taken up as its members have it, and what was held back is acted upon in
-its order. So an intact world stays, and whoever died in between is missing.
+Workers go on training meanwhile. What they and the launcher say is held back. Once every worker that may be in a world has
+been heard of, or the time for that is over, the master adopts the world that its members name, and acts upon what was held back,
+in order. So an intact world stays, and who died in between is missing.
 
 The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
 training: a member is back, so the address is known, and none of those that are back makes progress, so their world is

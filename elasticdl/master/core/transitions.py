@@ -54,8 +54,8 @@ class Trigger(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransitionContext:
-    """What the actions need to know. ``reason`` becomes the record's, ``cause`` is why the world changes, and why a replacement
-    is launched. ``lost``: how, unless the master told the worker to leave."""
+    """What the rows' functions need to know. ``reason`` becomes that of the record; ``cause``: why the world changes, and why a
+    replacement is launched; ``lost``: how the worker was lost, unless the master told it to leave."""
 
     now: float
     reason: str = ""

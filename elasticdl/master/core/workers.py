@@ -1,6 +1,6 @@
 """The workers of a job, and what is done about them.
 
-An event of a worker becomes a trigger, and `elasticdl.master.core.transitions` says what follows. Then `Workers` looks at
+An event of a worker becomes a trigger; `elasticdl.master.core.transitions` says what follows. Then `Workers` looks at
 the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
 """
 
@@ -42,7 +42,7 @@ class Workers:
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
         self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
         self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
-        self.listening = False  # another master came before, and it is not known yet what there is
+        self.listening = False  # after another master, until it is known what there is
 
     def act(self, event: e.Event, now: float) -> list[Instruction]:
         match event:
@@ -77,7 +77,7 @@ class Workers:
     # ---- what is said of a worker ----
 
     def _hear(self, event: e.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
-        """What a worker has said that still counts, or what was said about it."""
+        """A worker has said something that still counts, or something was said of it."""
         match event:
             case e.WorkerPending(_, reason, node) if not record.pid:
                 record.node = node
@@ -149,7 +149,7 @@ class Workers:
         return [*out, *self.reconcile(now)]
 
     def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
-        """That all have finished is so whoever says it."""
+        """One says for all that they have finished together; whoever it is, it counts."""
         self.rendezvous.together = self.rendezvous.together or event.together
         record = self.records.get(event.worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
@@ -195,7 +195,7 @@ class Workers:
         return [*out, *self.reconcile(now)]
 
     def forgive_own_absence(self, now: float) -> float:
-        """Move every deadline by the time in which the master could not hear or act; returns it."""
+        """Move every deadline by the time in which the master could not hear or act. Returns that time."""
         absence = self.liveness.forgive_own_absence(now)
         self.ending.deadline += absence
         return absence
@@ -239,11 +239,11 @@ class Workers:
         return out
 
     def advance(self, now: float) -> list[Instruction]:
-        """After each event: form a new world if it is time to, or send the workers home."""
+        """After each event: form a new world if it is time to, or let all workers leave."""
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.cut_off():  # each is taken for a cause, and may come back later
+        for record in rendezvous.cut_off():  # each is a cause of the change, and may come back later
             lost = f"worker {record.worker_id} lost its connection"
             self.transitions.fire(record, Trigger.EXCLUDE, TransitionContext(now, cause=lost))
         out: list[Instruction] = []
@@ -307,7 +307,7 @@ class Workers:
         return out
 
     def _reopen(self, now: float) -> None:
-        """Training goes on, with others in the place of those who believe it is over."""
+        """Training goes on; workers that believe it is over are replaced."""
         for record in self.records.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
             self._fire(record, Trigger.REOPEN, TransitionContext(now, "finished before the others"))
@@ -321,7 +321,7 @@ class Workers:
         return self.rendezvous.world is None and self.fleet.all_completed
 
     def _end(self, now: float) -> list[Instruction]:
-        """It is decided how the job ends: send everybody home."""
+        """It is decided how the job ends: let all workers leave."""
         out = self._dismiss(now)
         if self.rendezvous.broken:  # its members must be told, but no other world is formed
             out += self._tell_members(now)

@@ -1,4 +1,4 @@
-"""What heartbeats tell of workers. `elasticdl.master.rules.watching` judges from it who is silent or stuck."""
+"""What heartbeats tell of workers. `elasticdl.master.rules.watching` judges from that who is silent or stuck."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from elasticdl.master.state.speedup import Curve
 PRIOR_EXPONENT = 0.8
 # A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
 STICKINESS = 1.2
-# A place that moves between two jobs is counted by none or by both. So the number that was seen most often in so long counts.
+# While a place moves between two jobs, neither of them counts it, or both do. So the number seen most often in so long counts.
 MEMORY_SECONDS = 20.0
 # If no worker waits, the cluster may have more places: jobs ask for as many again as they know of, at least for so many.
 LEAST_PROBE = 4

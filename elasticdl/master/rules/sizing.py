@@ -1,4 +1,4 @@
-"""What the job knows of how it scales: what it says of it, and how many workers it wants.
+"""How the job scales, as far as it knows: what it says of that, and how many workers it wants.
 
 Steps are measured, and the curve is fitted, outside of the core (`elasticdl.master.shell.scaling_observer`); it arrives here
 as an event. What `Sizing` holds may be lost without harm.
@@ -47,12 +47,12 @@ class Sizing:
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         self._sharing = Sharing() if settings.share_queue else None
         self._job = settings.job_name
-        self._recalled = past.learnt.rejections  # until it is known whether they are of a job like this
+        self._recalled = past.learnt.rejections  # until it is known whether they are of such a job as this
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._present, self._step_seconds = 0, 0.0  # workers that were last measured, and what a step takes them
         self._work = -1.0  # that is left, as last known
         self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
-        self._told = Learnt()  # the workers
+        self._told = Learnt()  # what the workers were told
         self._held, self._waits_since = 0, 0.0  # places, and since when workers have waited without a further one
 
     # ---- what is so ----

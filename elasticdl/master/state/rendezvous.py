@@ -74,7 +74,7 @@ class Rendezvous:
         return self._records.of(_S.MEMBER)
 
     def cut_off(self) -> list[WorkerRecord]:
-        """Members of a broken world that have no session."""
+        """Members of a broken world that have lost their session."""
         members = self._records.each_of(_S.MEMBER) if self.broken else ()
         return sorted((r for r in members if not r.connected), key=attrgetter("worker_id"))
 
@@ -145,7 +145,7 @@ class Rendezvous:
         return [record.worker_id for record in (*inside, *self._records.of(_S.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
-        """Why a world of these would go on from less than there is, and whom to wait for."""
+        """Whether a world of these would go on from an older state than there is: whom to wait for, and why; empty if not."""
         newest = max((record.advance for record in ready if record.has_state), default=None)
         leaving = [record for record in self._records.of(_S.DRAINING) if record.world_version]
         if newest is None and leaving:
