@@ -33,19 +33,15 @@ from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
+from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.states import DONE, WorkerState
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
-CRASHES_AT_START = 3
 # Workers in a row that may fail to start in one place. Storage that is away for some seconds must not cost the job a place.
 TRIES_OF_PLACE = 4
 _DELAY_GROWS = 4.0  # from one of these tries to the next
-CRASHES_IN_TRAINING = 10
-# So many steps without a crash clear the count.
-STEPS_TO_FORGET_CRASHES = 100
 # These causes stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
@@ -138,44 +134,6 @@ class Departure:
         return self.wait is not None and self.wait.until > now
 
 
-class Crashes:
-    """Counts crashes, and says when the job can't go on."""
-
-    def __init__(self, past: CrashSnapshot) -> None:
-        self.counts = past
-
-    def trained(self, steps: int) -> None:
-        since = self.counts.steps_since + steps
-        in_training = 0 if since >= STEPS_TO_FORGET_CRASHES else self.counts.in_training
-        self.counts = replace(self.counts, steps_since=since, in_training=in_training)
-
-    def reached_world(self) -> None:
-        """A worker has got through its start, so others can."""
-        self.counts = replace(self.counts, at_start=0)
-
-    @property
-    def in_a_row(self) -> int:
-        return max(self.counts.at_start, self.counts.in_training)
-
-    def count(self, *, in_training: bool) -> None:
-        """One more."""
-        before = self.counts
-        self.counts = replace(
-            before,
-            at_start=before.at_start + (not in_training),
-            in_training=before.in_training + in_training,
-            steps_since=0,
-        )
-
-    def too_many(self, *, world_runs: bool) -> str:
-        """Why it makes no sense to go on, if so."""
-        if self.counts.at_start >= CRASHES_AT_START and not world_runs:
-            return f"{self.counts.at_start} workers in a row failed at the start"
-        if self.counts.in_training >= CRASHES_IN_TRAINING:
-            return f"{self.counts.in_training} workers crashed in training"
-        return ""
-
-
 class Fleet:
     def __init__(self, records: Records, settings: Settings, past: JobSnapshot, training: Training) -> None:
         self._records = records
@@ -183,7 +141,7 @@ class Fleet:
         self._settings = settings
         self.departures: list[Departure] = []  # replacements that are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
-        self.crashes = Crashes(past.crashes)
+        self.crashes = past.crashes
         self._losses = Losses()  # not saved, as time passes
         self._pace = TokenBucket(LEAST_RATE, LEAST_BURST)  # of replacements
         self._paced = False  # a replacement was due, and had to wait for it
@@ -249,7 +207,7 @@ class Fleet:
             fatal, warning = self._try_again(record, reason, least)
         else:
             record.tries = 0
-            self.crashes.count(in_training=record.world_version > 0)
+            self.crashes = self.crashes.and_one(in_training=record.world_version > 0)
             if verdict := self.crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
@@ -297,13 +255,13 @@ class Fleet:
         why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
         if most < least:
             return why, ""
-        self.crashes.counts = replace(self.crashes.counts, most=most, given_up=why)
+        self.crashes = replace(self.crashes, most=most, given_up=why)
         workers = f"{most} worker{'s' if most > 1 else ''}"
         return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
 
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""
-        self.crashes.counts = replace(self.crashes.counts, most=0, given_up="")
+        self.crashes = replace(self.crashes, most=0, given_up="")
         self._losses.clear()
         self.departures = [replace(each, wait=None) for each in self.departures]
         self.bound(maximum)
@@ -330,7 +288,7 @@ class Fleet:
             self.departures.clear()
             return 0, live[max(0, wanted) :][::-1]
         taken = sum(record.holds_place for record in records) + self._held(now)
-        return max(0, min(wanted, self.crashes.counts.most or wanted) - taken), []
+        return max(0, min(wanted, self.crashes.most or wanted) - taken), []
 
     def launch(self) -> list[Instruction]:
         """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""

@@ -74,7 +74,7 @@ class Job:
             case e.ProgressReported():
                 had_begun = self.training.begun
                 steps, milestones = self.training.report(event, now)
-                workers.fleet.crashes.trained(len(steps))
+                workers.fleet.crashes = workers.fleet.crashes.after_steps(len(steps))
                 workers.progress_limits.stepped(steps, event.total_steps, now)
                 news = i.NewSteps(steps, pace_of(workers.records.of(_S.MEMBER)))
                 must_be_kept = milestones or self.training.begun is not had_begun
@@ -119,7 +119,7 @@ class Job:
                 for r in workers.records.values()
                 if r.state is not _S.COMPLETED
             )
-        numbers, crashes = self.training.snapshot(), workers.fleet.crashes.counts
+        numbers, crashes = self.training.snapshot(), workers.fleet.crashes
         return replace(self._durable(), training=numbers, workers=known, crashes=crashes, learnt=self.learnt)
 
     def view(self) -> JobView:
@@ -132,7 +132,7 @@ class Job:
             reason += f"; {unreached}"
         if not outcome and (wait := workers.fleet.wait):
             reason = f"{reason}; {wait}" if reason else wait
-        reason = reason or workers.fleet.crashes.counts.given_up
+        reason = reason or workers.fleet.crashes.given_up
         return JobView(
             phase=self.phase,
             reason=reason,

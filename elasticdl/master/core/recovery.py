@@ -193,9 +193,9 @@ class Recovery:
 
     def _adopt(self, world: World, now: float) -> Instruction:
         """Its members stand in this world, wherever they are, unless something became of them."""
-        rendezvous = self._workers.rendezvous
+        rendezvous, fleet = self._workers.rendezvous, self._workers.fleet
         rendezvous.adopt(world)
-        self._workers.fleet.crashes.reached_world()
+        fleet.crashes = fleet.crashes.after_world()
         for rank, member in enumerate(world.members):
             lost = f"worker {member.worker_id} was lost while there was no master"
             record = self._records.get(member.worker_id)

@@ -286,7 +286,7 @@ class Workers:
                 self.fleet.entered_world(record)
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
         rendezvous.adopt(world)
-        self.fleet.crashes.reached_world()
+        self.fleet.crashes = self.fleet.crashes.after_world()
         self.liveness.restart(world.worker_ids, now)
         holders = [member.step for member in world.members if member.has_state]
         fields = {

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Outcome, Phase, World
@@ -23,15 +24,6 @@ from elasticdl.master.state.values import Outcome, Phase, World
 # Raised only if an older master would misunderstand what is written. A field may be added, with a default: a master that does not
 # know it ignores it, and a master that misses it takes the default. A test keeps what the first version of this format wrote.
 FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CrashSnapshot:
-    at_start: int = 0  # in a row, by workers that had reached no world
-    in_training: int = 0
-    steps_since: int = 0
-    most: int = 0  # workers that are tried to be had, as more could not start; 0: as many as are wanted
-    given_up: str = ""  # why, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class JobSnapshot:
     outcome: Outcome | None = None
     training: TrainingSnapshot = field(default_factory=TrainingSnapshot)
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
-    crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
+    crashes: Crashes = field(default=Crashes(), compare=False)
     target: int = 0  # workers that the policy wants; 0 if there is none
     learnt: Learnt = field(default=Learnt(), compare=False)
 
