@@ -13,7 +13,7 @@ from elasticdl.cli import wording
 from elasticdl.cli.home import JournalFeed
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.job.facts import Facts
-from elasticdl.job.records import History
+from elasticdl.job.history import History
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import News, job_path
 from elasticdl.report.page_data import as_json, page_data

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from elasticdl.job.event_catalogue import metrics_text as metrics_text
+from elasticdl.job.event_catalogue import plural as plural
+from elasticdl.job.history import History
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
 from elasticdl.job.journal import Entry
-from elasticdl.job.records import History
-from elasticdl.job.text import metrics_text as metrics_text
-from elasticdl.job.text import plural as plural
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment

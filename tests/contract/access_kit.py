@@ -16,10 +16,11 @@ DEADLINE = 30.0
 
 
 class ServedMaster:
-    """Listens in a thread of its own; ``events`` are what its handlers have posted."""
+    """Listens in a thread of its own; ``events`` are what its handlers have posted. ``takes``: it lives to act upon them."""
 
     def __init__(self, access, journal):
         self.events = []
+        self.takes = True
         self.port = 0
         self._access = access
         self._journal = journal
@@ -53,6 +54,7 @@ class ServedMaster:
 
     async def settled(self):
         """Nothing is done with the events."""
+        return self.takes
 
     async def _serve(self):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()

@@ -5,6 +5,7 @@ import queue
 import re
 import socket
 import ssl
+import threading
 from datetime import UTC, datetime
 
 import grpc
@@ -18,10 +19,11 @@ from elasticdl.common.certificates import LIFETIME, issue
 from elasticdl.common.channel import metadata, open_aio_channel, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.errors import RefusedError, UserError
+from elasticdl.common.errors import RefusedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
+from elasticdl.job.worker_range import WorkerRange
 from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
-from elasticdl.master.state.events import NoticeReported, StopRequested
+from elasticdl.master.state.events import NoticeReported, StopRequested, WorkerFinished
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -364,6 +366,41 @@ def test_what_no_master_has_saved_is_for_the_next(roles, open_stream, tmp_path, 
         listening.say(notice(4))
         told = second.wait_for(NoticeReported, 4)
     assert [(each.number, each.fields["step"]) for each in told[:4]] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, tmp_path):
+    class Ending(Listening):
+        has_last_word = True
+
+        def greet(self, unsent):
+            return [m.Hello(0, 0, ()), m.Finished(5, 1, {}, together=True)]
+
+    access, journal, worker, listening = (
+        *(TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal", roles[Role.WORKER], Ending()),
+    )
+    with serving(access, journal) as first:
+        first.takes = False
+        environment = WorkerEnvironment(first.endpoint(worker).address, worker, 3, "job.json", master_timeout=DEADLINE)
+        opened = stream.MasterStream(environment)
+        opened.open(listening)
+        first.wait_for(WorkerFinished, 1)
+    closing = threading.Thread(target=opened.close)
+    closing.start()
+    with serving(access, journal, first.port) as second:
+        second.wait_for(WorkerFinished, 1)
+        closing.join(DEADLINE)
+    assert not closing.is_alive()
+    heard = [listening.heard.get() for _ in range(listening.heard.qsize())]
+    assert heard.count("last_word_taken") == 1
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda client: client.scale(WorkerRange(minimum=1, maximum=2)), lambda client: client.stop("enough")]
+)
+def test_a_master_that_leaves_promises_nothing(local_master, ask):
+    local_master.takes = False
+    with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(UnreachableError, match="ask again"):
+        ask(client)
 
 
 def notice(step):

@@ -7,6 +7,7 @@ and in which order, is the loop's. Only its two tasks are replaced, since a simu
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,6 +124,8 @@ class SaveRequest:
 
 
 class _Saver:
+    news_seconds = math.inf
+
     def __init__(self, save: Callable[[SaveRequest], None]) -> None:
         self._save = save
 

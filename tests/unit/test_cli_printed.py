@@ -22,7 +22,7 @@ from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
-from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.log_marking import LogMarker
 
 OUT, ERR = Stream.OUT, Stream.ERR
 DEADLINE = 30.0
@@ -52,7 +52,7 @@ class Job:
     def __init__(self, ranks="0", *, stdout_apart=False):
         self.dir = create_job_dir("job")
         self.now = 1000.0
-        self.marks = LogMarks(self.dir, lambda: self.now)
+        self.marks = LogMarker(self.dir, lambda: self.now)
         self.shown = Shown()
         files = {OUT: self.dir.worker_log}
         if stdout_apart:
@@ -319,7 +319,7 @@ def test_lines_without_a_time_stand_where_they_were_written_among_the_masters():
 def test_with_very_many_workers_the_logs_are_looked_at_less_often_and_always_as_a_world_forms():
     times = iter([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
     job = create_job_dir("many")
-    marks = LogMarks(job, lambda: next(times))  # by which each look takes a second
+    marks = LogMarker(job, lambda: next(times))  # by which each look takes a second
     marks.recorded("worker_launched", {"worker": 0})  # looks at 10, and then not before 31
     job.worker_log(0).write_text("a\n")
     marks.recorded("warning", {"message": "of no worker"})

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers

@@ -332,6 +332,7 @@ def notice(event, /, **fields):
         notice("evaluation", metrics={"accuracy": "good"}),
         notice("evaluation", metrics={"accuracy": 10**400}),
         notice("resumed", step=2**63),
+        notice("evaluation", step=-1, metrics={"loss": 0.5}),  # TensorBoard's file has no way to write it
         notice("resumed", epoch=2**31),
         notice("worker_stuck", where="x", worker=2),
         notice("worker_stuck", stack=["x"] * 101),

@@ -17,8 +17,8 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.live_board import LiveBoard, known
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
+from elasticdl.job.history import TimeUse
 from elasticdl.job.jobdir import create_job_dir, write_aside
-from elasticdl.job.records import TimeUse
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK, live_page, report

@@ -34,7 +34,7 @@ class Mailbox:
         self.events.append(event)
 
     async def settled(self):
-        pass
+        return True
 
 
 def scaled(spec, workers):

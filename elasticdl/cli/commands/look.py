@@ -20,8 +20,8 @@ from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.facts import Facts
+from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
-from elasticdl.job.records import History
 from elasticdl.report.live_server import LiveServer
 from elasticdl.report.page import MARK
 from elasticdl.report.page import report as as_page

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import LATEST, Dating, by_writer, merged, moment, prefix
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.log_marks import Mark
+from elasticdl.job.log_marks import LogMark
 
 SUFFIXES = (".out", ".log")  # of two lines that are from between the same two marks, the one on stdout first
 
@@ -71,7 +71,7 @@ class Marks:
         self._between: dict[str, list[tuple[str, str]]] = {}  # when that was
 
     def read(self) -> None:
-        for mark in filter(None, map(Mark.from_line, self._tail.lines())):
+        for mark in filter(None, map(LogMark.from_line, self._tail.lines())):
             when = moment(mark.time)
             for name, size in mark.sizes.items():
                 between = self._between.setdefault(name, [])

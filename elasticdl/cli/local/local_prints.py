@@ -16,7 +16,7 @@ from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.outlets import Outlet, Stream
 from elasticdl.cli.printed import POLL, Lines, Printer, Prints, prefix_among, workers_of
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.log_marks import Mark
+from elasticdl.job.log_marks import LogMark
 from elasticdl.job.option_values import ranks_of
 from elasticdl.job.spec import JobSpec
 
@@ -76,7 +76,7 @@ class LocalPrints(Prints):
         # Before marks are read: a mark that is missed is later than all of that.
         sizes = [(each, each.size()) for each in self._every()]
         while marks := self._marks.lines(MARKS_AT_ONCE):
-            for mark in filter(None, map(Mark.from_line, marks)):
+            for mark in filter(None, map(LogMark.from_line, marks)):
                 self._pass(mark)
         present = set(map(id, self._every()))
         for each, size in sizes:
@@ -103,7 +103,7 @@ class LocalPrints(Prints):
     def _every(self) -> list[_Shown]:
         return [each for shown in self._shown.values() for each in shown]
 
-    def _pass(self, mark: Mark) -> None:
+    def _pass(self, mark: LogMark) -> None:
         self._sizes.update(mark.sizes)
         if self._ranks is None or not mark.members:
             return

@@ -147,7 +147,7 @@ class MasterStream:
         while not self._closing.is_set() or self._listener.has_last_word:
             try:
                 self._converse()
-                if self._closing.is_set():
+                if self._closing.is_set() and (self._last_word_taken.is_set() or not self._listener.has_last_word):
                     return
                 problem = "the master ended the session"
             except (grpc.RpcError, UserError, UnreachableError) as error:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers.trainer_callback import ProgressCallback
 
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators

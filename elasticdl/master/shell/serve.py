@@ -153,9 +153,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post, limits)
-    ports = Ports(
-        *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
-    )
+    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:

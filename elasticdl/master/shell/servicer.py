@@ -22,6 +22,7 @@ from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox
 from elasticdl.master.shell.sessions import SessionOutbox, Sessions
 from elasticdl.master.state import events as e
+from elasticdl.master.state.instructions import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -29,11 +30,12 @@ WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0
 LAST_WORDS = ("finished", "failed")
+_LEFT = "this master leaves the job to another one: ask again"
 _log = logging.getLogger(__name__)
 
 
 class SharedStatus:
-    """The status that watchers are shown: made and compared once for all of them, as that takes long with many workers."""
+    """The status for all watchers: made and compared once, as that takes long with many workers."""
 
     def __init__(self, make: Callable[[], pb.JobStatus], clock: Callable[[], float]) -> None:
         self._make = make
@@ -43,7 +45,7 @@ class SharedStatus:
         self._status, self._bare = pb.JobStatus(), pb.JobStatus()
 
     def look(self) -> tuple[int, pb.JobStatus]:
-        """The status as it was after its last change, and which change that was."""
+        """The number of the last change, and the status after it."""
         if self._clock() - self._made_at >= 0.9 * WATCH_SECONDS:
             status = self._make()
             bare, self._made_at = _without_clock(status), self._clock()
@@ -79,15 +81,21 @@ class Servicer(pb_grpc.MasterServicer):
                 await context.write(message)
             if outbox.replaced:
                 await context.abort(grpc.StatusCode.ABORTED, f"a newer session of worker {worker_id} has begun")
-            if reader.done() and not reader.cancelled() and (error := reader.exception()):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            if reader.done() and not reader.cancelled():
+                if error := reader.exception():
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                if not reader.result():
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
         finally:
             reader.cancel()
             if self.sessions.close(worker_id, outbox):
                 self.mailbox.post(e.WorkerDisconnected(worker_id))
 
-    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> None:
-        """Post what the worker says; its last word closes the session."""
+    async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> bool:
+        """Post what the worker says, and answer its last word.
+
+        Returns whether this master has acted upon all of it. Else the worker must say it to the next master.
+        """
         try:
             async for message in messages:
                 body = message.WhichOneof("body")
@@ -95,10 +103,9 @@ class Servicer(pb_grpc.MasterServicer):
                     self.sessions.put(worker_id, message.kv_put)
                     continue
                 self.mailbox.post(to_event(worker_id, message))
-                if body in LAST_WORDS:
-                    await self.mailbox.settled()
+                if body in LAST_WORDS and await self._settled():
                     outbox.put(pb.MasterMessage(last_word_taken=pb.LastWordTaken()))
-            await self.mailbox.settled()  # a worker may end once its session has
+            return await self._settled()  # a worker may end once its session has
         finally:
             if not outbox.replaced:
                 outbox.close()
@@ -164,14 +171,22 @@ class Servicer(pb_grpc.MasterServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.mailbox.post(e.ScaleRequested(workers))
-        await self.mailbox.settled()
+        await self._require_settled(context)
         return pb.ScaleReply(message=f"{status.job_name}: workers now {workers}, before {before}")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:
         reason = request.reason or "told to stop"
         self.mailbox.post(e.StopRequested(reason, checkpoint=request.checkpoint, now=request.now))
-        await self.mailbox.settled()
+        await self._require_settled(context)
         return pb.StopReply()
+
+    async def _settled(self) -> bool:
+        """Wait until all that was posted is acted upon and saved; False: another master must be told again."""
+        return await self.mailbox.settled() or Phase(self.status().phase).final
+
+    async def _require_settled(self, context: Context) -> None:
+        if not await self._settled():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
 
 
 class Server:

@@ -41,7 +41,7 @@ from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_file import FileState
@@ -123,7 +123,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
             job_dir.write_master(address)
             yield
 
-    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarks(job_dir)], agents)
+    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarker(job_dir)], agents)
     serving = asyncio.ensure_future(serve(spec, job_dir, platform))
     awaited: set[asyncio.Future[Any]] = {serving, relieved}
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""A job's snapshot in a file of its folder, where the next master finds it: for masters of a batch system, whose nodes share it.
+"""A job's snapshot in a file of the job's folder, where the next master finds it: for a batch system whose nodes share the folder.
 
-Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and writes no more. Between
-the look at the mark and the write another master may put its own there: no shared file system has a lock that outlives every node. A
-successor reads only once, at its start, so such a write is lost and not believed.
+Writing is fenced: a master that finds another master's mark in the folder has been replaced, as after its node was cut off, and
+writes no more. Another master may put its mark there between the look and the write: no shared file system has a lock that outlives
+every node. Such a late write is lost and does no harm, as the successor reads only once, at its start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEWS_SECONDS = 5.0
 
 
 class ReplacedError(OSError):
-    """Another master has taken over."""
+    """Another master has taken the job over."""
 
 
 class FileState(SnapshotStore):
@@ -58,9 +58,9 @@ class FileState(SnapshotStore):
 
 
 def _cut(journal: Path, end: int | None) -> None:
-    """Leave the journal as it was when the snapshot was taken: workers tell again what came later, and then each entry is there once.
+    """Cut the journal to its length at the snapshot. Workers tell again what came later, so each entry is there once.
 
-    It is another file from now on: a master that was cut off may still write to the old one, and who follows it sees that it begins anew.
+    The journal becomes another file: a master that was cut off may still write to the old one, and readers see that it begins anew.
 
     ``end``: in bytes; None: all whole lines.
     """
