@@ -218,13 +218,10 @@ class Watch:
         suspicion.answered, suspicion.report, last = True, report, suspicion.named
         if last and (report.moves or (last.where, last.state) == (report.where, report.state)):
             return []  # that is known
-        return self._name(record, now) if TABLE[suspicion.kind].is_news(suspicion, report) else []
+        return self._name(record, suspicion, now) if TABLE[suspicion.kind].is_news(suspicion, report) else []
 
-    def _name(self, record: WorkerRecord, now: float, differs: str = "") -> list[Instruction]:
+    def _name(self, record: WorkerRecord, suspicion: Suspicion, now: float, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
-        suspicion = record.suspicion
-        if suspicion is None:
-            return []
         report = suspicion.named = suspicion.report or StackReport()
         seconds = round(self._seconds(record, suspicion.kind, now), 1)
         fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.kind), "seconds": seconds}
@@ -247,7 +244,7 @@ class Watch:
             elif self._seconds(record, _K.SILENT, now) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
                 yield from self._give_up(record, _K.SILENT, f"no heartbeat for {limit:g} s", now)
             elif suspicion and suspicion.kind is _K.SILENT and not suspicion.named:
-                yield from self._name(record, now)
+                yield from self._name(record, suspicion, now)
 
     def _last_holders(self, now: float) -> set[int]:
         """All members, if all are silent, or nearly: with them the state since the last checkpoint would be lost. Their processes are
@@ -284,7 +281,7 @@ class Watch:
         """People are told where it stands, if that is known to be what is wrong with it."""
         suspicion = record.suspicion if record.suspicion and record.suspicion.kind is kind else None
         if suspicion and not suspicion.named and (str(suspicion) or kind is not _K.SILENT):
-            yield from self._name(record, now)
+            yield from self._name(record, suspicion, now)
         yield from self._job.give_up(record, f"{reason}{suspicion or ''}", now)
 
     def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
@@ -338,7 +335,7 @@ class Watch:
         shown = examples(odd, reports)
         for record in members:
             if record.worker_id in shown and not suspicions[record.worker_id].named:
-                yield from self._name(record, now, shown[record.worker_id])
+                yield from self._name(record, suspicions[record.worker_id], now, shown[record.worker_id])
         seconds = min(self._seconds(record, _K.WAITS, now) for record in members)
         if seconds > max(self._limits.until_given_up(record.pulse) for record in members):
             limit = self._settings.progress_timeout or seconds
