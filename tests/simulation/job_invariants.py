@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.state.states import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.state.values import Phase

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import Snapshot

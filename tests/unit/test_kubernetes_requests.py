@@ -15,7 +15,7 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i

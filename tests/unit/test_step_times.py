@@ -12,7 +12,7 @@ from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
 from elasticdl.elastic.torch_kit.gpu import PassTimer
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,

@@ -1,6 +1,6 @@
 """What can happen to a job: everything that the core hears of.
 
-Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job.Job.step` alone acts on them. Any
+Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job_core.Job.step` alone acts on them. Any
 event may come late, twice or out of order.
 """
 
