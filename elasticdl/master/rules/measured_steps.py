@@ -113,7 +113,8 @@ class MeasuredSteps:
             del self._known[next(iter(self._known))]
 
     def _forget_slower(self, present: Observation, now: float) -> None:
-        """Otherwise they would never be tried again, since a measured number is believed as measured."""
+        """Forget numbers that were slower than the present one, after a while: as a measurement is believed, they would never be tried
+        again."""
         for workers, (at, each) in list(self._known.items()):
             slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
             if slower and now - at > _believed_for(self._forgotten[workers]):
@@ -121,7 +122,7 @@ class MeasuredSteps:
                 self._forgotten[workers] += 1
 
     def _compare(self) -> None:
-        """With what was known of others, and once in each world of as many workers."""
+        """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
         if not (self._known and (present := self._present())):
             return
         if any(_is_impossible(present, before) for _, before in self._known.values()):

@@ -34,7 +34,7 @@ PHASES = ("data", "compute", "update")
 
 @dataclass(slots=True)
 class _Opinion:
-    """A worker seems to have become slow, or to have recovered; not yet shown."""
+    """A worker seems to have become slow, or to have recovered. That is not said yet."""
 
     since: float
     step: int

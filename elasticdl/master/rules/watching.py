@@ -31,16 +31,17 @@ ASK_SHARE = 0.7
 TIME_TO_DUMP = 1.0
 # So long a worker may take to answer before its launcher is asked.
 ANSWER_SECONDS = 2.0
-# Who is to be given up was seen to stand still so lately, or is asked once more.
+# A worker that is to be given up must have been seen to stand still within so long; else it is asked once more.
 FRESH_SECONDS = 10.0
-# Who would be given up, and moves or does not answer, is asked again as often: it may stand still by now.
+# A worker that would be given up, but moves or does not answer, is asked again after so long: it may stand still by now.
 LOOK_AGAIN = 60.0
-# A worker that has run for so long without a session is named; its first word of that is in its log by then.
+# A worker that has run for so long without a session is named. By then its log says why, if it knows.
 UNREACHED_SECONDS = 10.0
 # Its log is read again when the time without a session has grown by this share.
 READ_AGAIN_SHARE = 0.3
 MOST_NAMED = 8
-# Logs of workers without a session: all of a large job have none while they import, and what keeps them keeps the first.
+# Logs that are read of workers without a session. While they import, no worker of a large job has one; and what keeps one of them
+# from the master keeps all.
 MOST_READ = 8
 
 _K = SuspicionKind
