@@ -66,6 +66,18 @@ def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
     assert "Lease" not in {manifest["kind"] for manifest in job_objects.companions(parts())}
 
 
+def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
+    def verbs(**options):
+        (role,) = [each for each in job_objects.companions(parts(**options)) if each["kind"] == "Role"]
+        (rule,) = [rule for rule in role["rules"] if rule["resources"] == ["pods"]]
+        return set(rule["verbs"])
+
+    usual, gang = verbs(), {"gang": True, "num_workers": "3"}
+    assert verbs(queue="kueue=lab", **gang) == {*usual, "patch"}
+    for others in (gang, {"queue": "volcano=lab", **gang}, {"queue": "kueue=lab"}):
+        assert verbs(**others) == usual
+
+
 def test_a_master_whose_owner_can_not_make_events_may_not_either():
     (rule,) = [rule for rule in job_objects.rules("j", announces=False) if rule["resources"] == ["events"]]
     assert rule["verbs"] == ["list", "watch"]

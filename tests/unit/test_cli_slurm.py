@@ -82,9 +82,7 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
     slurm.says("sbatch", "printf 'sbatch: error: no such partition\\nallocation failure: bad\\n' >&2; exit 1")
     with pytest.raises(UserError) as told:
         batch_master.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
-    assert str(told.value) == (
-        "Slurm refuses sbatch for a worker (--slurm_args): no such partition; allocation failure: bad"
-    )
+    assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
 
 
@@ -101,3 +99,24 @@ def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
     assert (home_of(job).over(), home_of(job).absence()) == ("", "Slurm refuses squeue: ")
     job.write_master(MasterAddress("host:1", "", 1))
     assert (home_of(job).over(), home_of(job).absence()) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("squeue", "over"),
+    [("echo 'RUNNING|None'", ""), ("echo 'CANCELLED|None'", "it has ended"), ("exit 1", "it has ended")],
+)
+def test_a_job_goes_on_while_its_master_closes_its_places(slurm, job, squeue, over):
+    slurm.says("squeue", squeue)
+    job.status.write_text('{"phase": "stopped"}')
+    job.write_master(MasterAddress("host:1", "", 1))
+    assert home_of(job).over() == over
+    job.master.unlink()
+    assert home_of(job).over() == "it has ended"
+
+
+def test_what_could_not_be_cancelled_is_to_be_tried_again(slurm, job, capsys):
+    slurm.says("squeue", "echo 'PENDING|Resources'")
+    slurm.says("scancel", "echo 'scancel: error: Unable to contact slurm controller' >&2; exit 1")
+    assert main(["stop", "mine"]) == 1
+    assert "the job may still run: try again once `squeue` answers" in capsys.readouterr().err
+    assert not job.status.exists()

@@ -9,6 +9,7 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.kueue import end_group
 
 POLL = 0.5
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
@@ -68,6 +69,8 @@ def _delete_once(client: Client, name: str) -> list[str]:
             if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
                 continue
             raise
+        if kind == "Pod":
+            end_group(client, listed)
         for metadata in (each["metadata"] for each in listed):
             found.append(f"{kind} {metadata['name']}")
             if not metadata.get("deletionTimestamp"):

@@ -25,6 +25,7 @@ from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
 from elasticdl.job.journal import parse_entry
+from elasticdl.places.slurm_commands import Stage
 from elasticdl.proto import elasticdl_pb2 as pb
 
 KEPT_JOBS = 20
@@ -65,18 +66,22 @@ def life_of(job: JobDir) -> Life:
 
 def _life_in_batch(job: JobDir, batch: MasterState) -> tuple[Life, str]:
     """With why no master runs at the moment, of one that starts."""
-    if job.status.exists():
+    is_up, has_ended = job.master.exists(), job.status.exists()
+    if has_ended and not is_up:
         return Life.ENDED, ""
-    is_up = job.master.exists()
     try:
-        state, why = batch.ask()
+        stage, why = batch.ask()
     except (
         UnreachableError
     ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
+        if has_ended:
+            return Life.ENDED, ""
         return (Life.RUNNING, "") if is_up else (Life.STARTING, str(error))
-    if state in batch_master.WAITS:
+    if has_ended:  # its master may still close its places
+        return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+    if stage in (Stage.WAITING, Stage.HALTED):
         return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
-    if state not in batch_master.RUNS:
+    if stage is Stage.OVER:
         return Life.LOST, ""
     return (Life.RUNNING, "") if is_up else (Life.STARTING, "its master is starting")
 

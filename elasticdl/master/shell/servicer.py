@@ -29,6 +29,8 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0
+# What somebody asks for is done and saved by then, or told to wait; less than callers wait for an answer.
+SETTLE_SECONDS = 10.0
 LAST_WORDS = ("finished", "failed")
 _LEFT = "this master leaves the job to another one: ask again"
 _log = logging.getLogger(__name__)
@@ -185,7 +187,12 @@ class Servicer(pb_grpc.MasterServicer):
         return await self.mailbox.settled() or Phase(self.status().phase).final
 
     async def _require_settled(self, context: Context) -> None:
-        if not await self._settled():
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                settled = await self._settled()
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.ABORTED, f"it was told, and {self.status().reason or 'is busy'}")
+        if not settled:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
 
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.state.snapshot import Snapshot
@@ -38,7 +38,11 @@ class FileState(SnapshotStore):
         return await asyncio.to_thread(self._load)
 
     async def save(self, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(self._save, snapshot.to_json())
+        try:
+            await asyncio.to_thread(self._save, snapshot.to_json())
+        except ReplacedError:
+            self._replaced()
+            raise
 
     def _load(self) -> Snapshot | None:
         try:
@@ -46,13 +50,14 @@ class FileState(SnapshotStore):
             text = self._path.read_text() if self._path.exists() else ""
             snapshot = Snapshot.from_json(text) if text else None
             _cut(self._journal, snapshot.journal_bytes if snapshot else None)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+        except OSError as error:  # as of a disk that is full
+            raise UnreachableError(f"can't take the job over in {self._path.parent}: {error.strerror}") from None
         return snapshot
 
     def _save(self, text: str) -> None:
         if self._mark.read_text() != self._holder:
-            self._replaced()
             raise ReplacedError("another master has taken over")
         write_aside(self._path, text)
 
