@@ -25,7 +25,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def main() -> None:
     parser = make_parser()
-    parser.add_argument("--loop", choices=("plain", "elastic", "state"), required=True)
+    parser.add_argument("--loop", choices=(*LOOPS, "state"), required=True)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--warm_up", type=int, default=1)
@@ -55,8 +55,7 @@ def main() -> None:
         return number
 
     meter = Meter(args.warm_up, args.seconds, agree)
-    loop = run_plain if args.loop == "plain" else run_elastic
-    loop(model, optimizer, len(images), args.batch, loss_of, device, meter)
+    LOOPS[args.loop](model, optimizer, len(images), args.batch, loss_of, device, meter)
     meter.write(args.folder, 0)
 
 
@@ -105,6 +104,31 @@ def run_elastic(
                     return
 
     train(state)
+
+
+def run_prepared(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: int,
+    batch: int,
+    loss_of: Step,
+    device: torch.device,
+    meter: Meter,
+) -> None:
+    given: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(samples)), batch_size=batch)
+    prepared: Any = elastic.prepare(model, optimizer, given)
+    _, stepped, loader = prepared
+    meter.begin()
+    while True:
+        for (numbers,) in loader:
+            stepped.zero_grad()
+            loss_of(numbers.to(device)).backward()  # type: ignore[no-untyped-call]
+            stepped.step()
+            if finish_step(meter, device):
+                return
+
+
+LOOPS = {"plain": run_plain, "elastic": run_elastic, "prepared": run_prepared}
 
 
 def finish_step(meter: Meter, device: torch.device) -> bool:
