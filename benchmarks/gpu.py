@@ -75,7 +75,16 @@ def main() -> int:
     rows: list[tuple[str, Summary, str]] = []
     for part in args.parts:
         for what, summary, unit in measure[part]():
-            results.add("summary", part=part, what=what, value=summary, unit=unit, device=device, small=args.small, nccl=args.nccl)
+            results.add(
+                "summary",
+                part=part,
+                what=what,
+                value=summary,
+                unit=unit,
+                device=device,
+                small=args.small,
+                nccl=args.nccl,
+            )
             rows.append((what, summary, unit))
     show_table(f"{device}: median (range)", ("", "n", "value", "unit"), [show(*row) for row in rows])
     print(f"results: {results.path}")

@@ -16,7 +16,7 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import make_parser
 from benchmarks.models import CLASSES
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, make_resnet50
-from elasticdl.elastic.torch_kit.gpu import choose_device, wait_for
+from elasticdl.elastic.torch_kit.gpu import GPU, choose_device, wait_for
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 COMMITS = 20
@@ -115,14 +115,15 @@ def run_prepared(
     device: torch.device,
     meter: Meter,
 ) -> None:
-    given: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(samples)), batch_size=batch)
+    dataset = torch.utils.data.TensorDataset(torch.arange(samples))
+    given: Any = torch.utils.data.DataLoader(dataset, batch_size=batch, pin_memory=device.type == GPU)
     prepared: Any = elastic.prepare(model, optimizer, given)
     _, stepped, loader = prepared
     meter.begin()
     while True:
         for (numbers,) in loader:
             stepped.zero_grad()
-            loss_of(numbers.to(device)).backward()  # type: ignore[no-untyped-call]
+            loss_of(numbers.to(device, non_blocking=True)).backward()  # type: ignore[no-untyped-call]
             stepped.step()
             if finish_step(meter, device):
                 return
