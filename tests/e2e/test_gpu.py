@@ -21,7 +21,7 @@ def has_gpu(pid):
 
 
 def test_a_gpu_is_one_workers_and_goes_on_to_the_next_job(tmp_path):
-    options = (*DIGITS, "--num_workers", "1-2", "--num_epochs", "100000", "--checkpoint_steps", "5")
+    options = (*DIGITS, "--num_workers", "1-2", "--num_epochs", "100000")
     with start(tmp_path, "train", *options, name="first", **ONE) as first:
         (worker,) = first.wait_for_world(size=1)["members"]
         first.wait_for_step(20)
