@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from datetime import UTC, datetime
+from typing import Any
 
 from elasticdl.cli.course import show_course, show_end
 from elasticdl.cli.follow import Heard
@@ -17,8 +18,8 @@ from elasticdl.cli.local.new_job import checked_here, new_job
 from elasticdl.cli.outlets import own_outlets, tell
 from elasticdl.cli.screens import Printing, open_screen
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.common.certificates import issue
-from elasticdl.common.errors import JobFailedError, UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import JobDir, elsewhere
 from elasticdl.job.spec import JobSpec
 
@@ -32,6 +33,7 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
         Interrupted: a signal came; a job that is submitted goes on.
     """
     batch_master.require_slurm()
+    issue = _certificates()
     with caught(interrupt):
         spec = checked_here(spec)
     signals = SignalLog()
@@ -48,6 +50,20 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
     )
     signals.raise_first()
     return 0 if detach else follow(job, spec)
+
+
+def _certificates() -> Any:
+    """`elasticdl.common.certificates.issue`. Jobs of this machine, which are started by the same command, need no certificates.
+
+    Raises:
+        UserError: the package ``cryptography`` is missing, or one that it needs.
+    """
+    try:
+        from elasticdl.common.certificates import issue
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise UserError(f"jobs of Slurm need the package {missing}: {how_to_install('slurm')}") from None
+    return issue
 
 
 def follow(job: JobDir, spec: JobSpec) -> int:
