@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from elasticdl.cli.course import Follower, follow
 from elasticdl.cli.local import batch_master
@@ -11,7 +12,8 @@ from elasticdl.cli.local.local_prints import local_prints
 from elasticdl.cli.local.new_job import check_as_worker, checked_here, new_job
 from elasticdl.cli.screens import own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.common.certificates import issue
+from elasticdl.common.errors import UserError
+from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import JobDir, elsewhere
 from elasticdl.job.spec import JobSpec
 
@@ -25,6 +27,7 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
         Interrupted: a signal came; a job that is submitted goes on.
     """
     batch_master.require_slurm()
+    issue = _certificates()
     with caught(interrupt):
         spec = checked_here(spec)
     signals = SignalLog()
@@ -40,6 +43,20 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
     )
     signals.raise_first()
     return 0 if detach else follow_submitted(job, spec)
+
+
+def _certificates() -> Any:
+    """`elasticdl.common.certificates.issue`. Jobs of this machine, which are started by the same command, need no certificates.
+
+    Raises:
+        UserError: the package ``cryptography`` is missing, or one that it needs.
+    """
+    try:
+        from elasticdl.common.certificates import issue
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise UserError(f"jobs of Slurm need the package {missing}: {how_to_install('slurm')}") from None
+    return issue
 
 
 def follow_submitted(job: JobDir, spec: JobSpec) -> int:
