@@ -108,10 +108,10 @@ class JobDir:
         write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
 
     def read_master(self) -> MasterAddress | None:
-        """None when no master runs (or none has started yet)."""
+        """None when no master runs (or none has started yet), or its file is damaged or of another version."""
         try:
             return MasterAddress(**json.loads(self.master.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
 

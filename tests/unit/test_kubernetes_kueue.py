@@ -8,7 +8,7 @@ import pytest
 from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, NAMESPACE, OWNER, RUNNING, condition, pod, terminated
 
-from elasticdl.cli.cluster import deletion
+from elasticdl.cli.cluster import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.api_error import ApiError, NotDoneError
 from elasticdl.kube.manifests.pod import worker_pod
@@ -181,8 +181,8 @@ def test_where_pods_may_not_be_changed_a_line_in_the_log_says_what_helps(caplog)
 
 
 def test_deleting_a_gang_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(deletion, "POLL", 0.0)
-    monkeypatch.setattr(deletion, "DELETION_TIMEOUT", 1.0)
+    monkeypatch.setattr(namespace_job, "POLL", 0.0)
+    monkeypatch.setattr(namespace_job, "DELETION_TIMEOUT", 1.0)
     cluster = Cluster(managed(0), managed(1))
-    deletion.wait_until_gone(cluster, JOB)
+    namespace_job.wait_until_gone(cluster, JOB)
     assert cluster.pods == {}

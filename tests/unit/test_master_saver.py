@@ -6,7 +6,7 @@ import math
 import pytest
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import saver as saver_module
 from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports

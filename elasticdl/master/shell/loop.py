@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import to_message
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
