@@ -13,7 +13,8 @@
 | a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
-| another master begins                        | the places for which workers waited are kept until the workers are launched  |
+| another master begins                        | the places for which workers waited are kept until the workers are launched; |
+|                                              | who was in a place that is lost since is found, and has ended with it        |
 
 Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
 """
@@ -116,7 +117,11 @@ class PlaceLauncher:
             spots = self._pairing.spots
             self._keeps_waiting = bool(spots)
             found = await self._starter.found([spot.place for spot in spots.values()], remembered)
-            return [self._adopt(spots[each.place_id], each.worker) for each in found]
+            workers = [self._adopt(spots[each.place_id], each.worker) for each in found]
+            for number, place_id in sorted(remembered.items()):
+                if number not in self._known and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
+                    workers.append(self._adopt(spots[place_id], FoundWorker(number, over=True)))
+            return workers
         finally:
             self._busy = False
             self._call_later(0.0, self._work)
@@ -127,7 +132,7 @@ class PlaceLauncher:
         self._pairing.workers[worker.worker_id].placed = True
         self._watch(spot)
         doubtful = worker.doubtful or not spot.is_usable
-        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
+        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:

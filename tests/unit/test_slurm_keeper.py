@@ -107,6 +107,15 @@ def test_what_broke_the_masters_is_told(bench):
     assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: ValueError: a mistake"
 
 
+def test_a_master_that_can_not_be_started_is_one_that_broke(bench):
+    """As when memory is short: who keeps the masters says so, and does not end without a word."""
+    bench.job.master_log.write_text("can't start a master\n")
+    keeper = Keeper(bench.job, [str(bench.job.path / "nothing")], "7", 0, Backoff(first=0.0, longest=0.0))
+    assert asyncio.run(keeper.run()) == 1
+    assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: can't start a master"
+    assert bench.calls() == [WORKERS]
+
+
 def test_the_users_mistake_is_told_and_no_other_master_is_started(bench):
     bench.job.master_log.write_text("elasticdl: port 80 is taken\n")
     assert bench.keep("sys.exit(2)") == 1

@@ -98,7 +98,11 @@ class Keeper:
                 self._master.terminate()
 
     async def _run_master(self) -> int:
-        self._master = await asyncio.create_subprocess_exec(*self._command)
+        try:
+            self._master = await asyncio.create_subprocess_exec(*self._command)
+        except OSError as error:  # as of a machine that is short of memory
+            _log.error("can't start a master: %s", error.strerror)
+            return EXIT_AGAIN
         if self._told.is_set():  # while it was started
             self._tell()
         code = await self._master.wait()
