@@ -145,7 +145,11 @@ class WorkerRun:
                 return -signal.SIGKILL
             self.process, self.was_started = process, True
             placed(process.pid)
-            return await process.wait()
+            try:
+                return await process.wait()
+            except OSError:  # as when this process has no more file descriptors: it must not run on unwatched
+                await asyncio.to_thread(process.end)
+                raise
         finally:
             self.process = None
             if self._killing is not None:

@@ -107,6 +107,20 @@ def test_what_broke_the_masters_is_told(bench):
     assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: ValueError: a mistake"
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(bench, before):
+    """Its node was cut off: the next one runs elsewhere, in the same batch job, and the master here has died."""
+    bench.job.master.write_text("of the next one")
+    took = "(job / 'state.holder').write_text('1-next')"
+    script = (KILLED,) if before else (took, KILLED)
+    if before:
+        bench.job.holder.write_text("1-next")
+        bench.job.path.joinpath("starts").touch()
+    assert bench.keep(*script) == EXIT_LEFT
+    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (0 if before else 1, [], False)
+    assert bench.job.master.read_text() == "of the next one"
+
+
 def test_a_master_that_can_not_be_started_is_one_that_broke(bench):
     """As when memory is short: who keeps the masters says so, and does not end without a word."""
     bench.job.master_log.write_text("can't start a master\n")

@@ -8,6 +8,7 @@ It is a process of its own, as the kernel kills the largest one when memory is s
 | it crashed, was killed, or could not begin (75)      | the next one starts after a delay that grows                     |
 | the same `MOST_CRASHES` times in a row               | the job has failed: its status says why, the workers are ended   |
 | it ended without a word, as with the user's mistake  | the same                                                         |
+| in whatever way, and Slurm has the next one elsewhere | the batch job ends here (143): the job is the next one's        |
 
 A master that ran for `SOON_SECONDS` was able to work: the next crash is counted as the first. SIGTERM and SIGINT are passed on to the master.
 """
@@ -60,11 +61,11 @@ class Keeper:
         """Until no other master is to be started here; returns the exit code of the batch job."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._tell)
-        while True:
+        while not self._is_replaced():
             began = time.monotonic()
             code = await self._run_master()
-            if code == EXIT_LEFT:
-                return code
+            if code == EXIT_LEFT or self._is_replaced():
+                return EXIT_LEFT
             if self._job.status.exists():
                 if code < 0 or code == EXIT_AGAIN:  # while it closed its places
                     await self._end_workers()
@@ -90,6 +91,15 @@ class Keeper:
                 if await runs_again(self._number, self._restarts):
                     return EXIT_LEFT
                 return await self._give_up("the master's batch job was cancelled while no master ran", phase="stopped")
+        return EXIT_LEFT
+
+    def _is_replaced(self) -> bool:
+        """Whether Slurm has started the batch job again elsewhere, as this node was cut off, and a master has begun there."""
+        try:
+            restarts = self._job.holder.read_text().partition("-")[0]
+        except OSError:
+            return False
+        return restarts.isdecimal() and int(restarts) > self._restarts
 
     def _tell(self) -> None:
         self._told.set()

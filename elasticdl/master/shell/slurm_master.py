@@ -106,7 +106,8 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
         if not relieved.done():
             relieved.set_result(reason)
 
-    state = FileState(job_dir, uuid.uuid4().hex, partial(relieve, "it has taken over"))
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    state = FileState(job_dir, f"{restarts}-{uuid.uuid4().hex}", partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
@@ -116,7 +117,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
         async def end() -> None:
-            if await runs_again(os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+            if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
                 relieve("Slurm starts the batch job again")
             else:
                 post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
