@@ -332,12 +332,12 @@ class PlaceLauncher:
         self._give_up(worker_id, spot, f"it was not started within {self._seconds.start:g} s")
 
     def _is_cut_off(self, worker_id: int, spot: Spot) -> None:
-        """A place that ends in order has ended by now; of the others the worker may be told nothing."""
+        """A place that ends in order is gone by now. In any other nobody may ever tell what became of the worker."""
         if spot.is_ending:
             self._give_up(worker_id, spot, spot.place.reason or "its place ends")
 
     def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
-        """What has not begun can be elsewhere sooner."""
+        """A worker that has not begun can begin elsewhere sooner."""
         worker = self._pairing.workers.get(worker_id)
         if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
             spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)

@@ -96,7 +96,7 @@ class WorkerRun:
         self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
-        # What is being started for a worker that is over: whoever ends waits for it.
+        # The worker is over, and its process is still being started: whoever ends waits until that is undone.
         self.left: asyncio.Task[None] | None = None
         self._unwanted = asyncio.Event()  # killed before it was started
         self._killing: asyncio.TimerHandle | None = None

@@ -80,6 +80,12 @@ def test_a_master_that_is_killed_is_followed_by_another(bench):
     assert (bench.starts, bench.calls()) == (3, [])
 
 
+def test_a_folder_that_refuses_something_ends_no_keeper(bench):
+    bench.job.master.mkdir()
+    assert bench.keep(f"if start < 2: {KILLED}", "(job / 'status.json').write_text('{}')") == 0
+    assert bench.starts == 2
+
+
 def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n')
     assert bench.keep(KILLED) == 1

@@ -1,6 +1,6 @@
-"""`python -m elasticdl.master.shell.slurm_keeper --job_dir DIR`: the batch job of a master on a Slurm cluster, in which it keeps one running.
+"""`python -m elasticdl.master.shell.slurm_keeper --job_dir DIR`: the batch job of a master on a Slurm cluster. It keeps a master running.
 
-It is a process of its own, as the kernel kills the largest one when memory is short. It imports next to nothing.
+The keeper is a process apart from the master, as the kernel kills the largest process when memory is short. It imports next to nothing.
 
 | how the master ends                                  | what follows                                                     |
 | ---------------------------------------------------- | ---------------------------------------------------------------- |
@@ -8,7 +8,7 @@ It is a process of its own, as the kernel kills the largest one when memory is s
 | it crashed, was killed, or could not begin (75)      | the next one starts after a delay that grows                     |
 | the same `MOST_CRASHES` times in a row               | the job has failed: its status says why, the workers are ended   |
 | it ended without a word, as with the user's mistake  | the same                                                         |
-| in whatever way, and Slurm has the next one elsewhere | the batch job ends here (143): the job is the next one's        |
+| somehow, and Slurm has started the next one elsewhere | this start of the batch job ends (143); the job goes on there   |
 
 A master that ran for `SOON_SECONDS` was able to work: the next crash is counted as the first. SIGTERM and SIGINT are passed on to the master.
 """
@@ -74,7 +74,8 @@ class Keeper:
                 phase = _PHASES.get(code, "failed")
                 return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", phase)
             if not self._told.is_set():
-                self._job.master.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the folder may be away for a while, too
+                    self._job.master.unlink()
                 if time.monotonic() - began > SOON_SECONDS:
                     self._backoff.reset()
                 delay, crashes = self._backoff.delay(), self._backoff.failures
