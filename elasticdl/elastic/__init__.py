@@ -20,6 +20,23 @@ for _name in ("numpy", "fsspec"):  # PyTorch alone brings no numpy, and TensorFl
         tell_uncaught_in_one_line()
         raise UserError(f"elasticdl.elastic needs {_name}, which is not installed: {how_to_install('worker')}")
 
+steps: int
+"""Micro-batches of the present worker per optimizer step.
+
+Before the first world this is the number of a worker that is alone. `elasticdl.elastic.training.batch_shape` has the formula.
+
+Raises:
+    UserError: `init` has not been called.
+"""
+batch_size: int
+"""Samples of a micro-batch on one GPU, of the worker with the largest share: never above `max_gpu_batch_size`."""
+global_batch_size: int
+"""Samples per optimizer step, over all workers."""
+gpus: int
+"""Workers of the present world; alone the GPUs that the script computes on."""
+master: bool
+"""Whether this process is the one that writes what is to be written once: rank 0."""
+
 _NUMBERS = ("steps", "batch_size", "global_batch_size", "gpus", "master")
 
 
