@@ -1,11 +1,11 @@
 """``Model(model)``: ``compile``, ``fit``, ``evaluate`` and ``predict`` as ever, on workers that may come and go.
 
-    import elasticdl.elastic.keras
+import elasticdl.elastic.keras
 
-    elasticdl.elastic.keras.init(256, 64)
-    model = elasticdl.elastic.keras.models.Model(model)
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(images, labels, epochs=10)
+elasticdl.elastic.keras.init(256, 64)
+model = elasticdl.elastic.keras.models.Model(model)
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(images, labels, epochs=10)
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Torch's optimizers in a loop over micro-batches, as `elasticdl.ga.torch.optim`, with the steps of the present world.
 
-    optimizer = elastic.optim.Optimizer(torch.optim.Adam(model.parameters()))
-    state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
+optimizer = elastic.optim.Optimizer(torch.optim.Adam(model.parameters()))
+state = elastic.TorchState(model=model, optimizer=optimizer, loader=loader)
 
-    @elastic.run
-    def train(state):
-        for epoch in loader.epochs(10):
-            for inputs, labels in optimizer.micro_batches(state):
-                optimizer.zero_grad()
-                loss = cross_entropy(model(inputs), labels)
-                loss.backward()
-                optimizer.step(loss=loss)
+@elastic.run
+def train(state):
+    for epoch in loader.epochs(10):
+        for inputs, labels in optimizer.micro_batches(state):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step(loss=loss)
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 
 import click
 
@@ -27,7 +28,7 @@ from elasticdl.master.state import lifecycle as master_side
 from elasticdl.master.state.values import Phase
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {
     KubernetesOptions.__doc__: "Jobs on a Kubernetes cluster only: with `--image`.",
     "Submission to Kubernetes": "With `--image`; `--detach` with `--launcher slurm` as well.",
@@ -39,20 +40,20 @@ ON_THIS_MACHINE = ("slots", "start_method", "port")
 ENVIRONMENT = {
     "You set these": {
         "ELASTICDL_HOME": "folder that holds `jobs/`, in which each job has its own; without it `~/.local/state/elasticdl`",
-        "ELASTICDL_MASTER_TIMEOUT": "seconds that a worker trains on without a master, one that is starting included, before it gives up",
     },
     "A launcher sets these for a worker": {
         "ELASTICDL_MASTER": "`host:port` of the master; without it a script runs alone",
-        "ELASTICDL_TOKEN": "the job's token; on a cluster a certificate takes its place",
+        "ELASTICDL_TOKEN": "the job's token",
         "ELASTICDL_TLS": "folder of the worker's certificate, instead of a token",
         "ELASTICDL_WORKER_ID": "the worker's number",
         "ELASTICDL_JOB_SPEC": "file of the job's specification, JSON",
         "ELASTICDL_HOST": "address by which other workers reach this one",
         "ELASTICDL_INTERFACE": "network interface for the collective; without it the one that has the address",
+        "ELASTICDL_MASTER_TIMEOUT": "seconds that a worker or an agent goes on without a master, one that is starting included, before it gives up",
         "ELASTICDL_SHARED_GPU": "several workers have one GPU, so gradients are summed through the host",
         "ELASTICDL_STACKS": "file that takes the stacks of a worker in which no Python code can run",
         "ELASTICDL_CONNECTED": "set by the process that holds the worker's session, for those that it starts: they are no workers",
-        "ELASTICDL_SEEDED": "the worker's random generators were seeded at its start",
+        "ELASTICDL_SEEDED": "the worker's random generators are seeded; the processes that it starts draw what they like",
         "ELASTICDL_TEMPLATE": "this process is the one that workers are forked from",
     },
     "A launcher sets these for an agent, or for a master in a pod": {
@@ -87,6 +88,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def commands() -> Iterator[str]:
+    yield "---\nsearch: {boost: 3}\n---\n"  # who looks for an option finds it here first
     yield "# Commands and options"
     yield ""
     yield "What each command takes, as `--help` shows it. How it goes on with a job: [the command line](../cli.md)."
@@ -219,10 +221,10 @@ def errors() -> Iterator[str]:
     yield from table(["cause", "meaning"], _members(master_events.ExitCause))
 
 
-def _tree(module: object) -> list[str]:
-    every = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+def _tree(module: ModuleType) -> list[str]:
+    every = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
     rows = [(_code(each.__name__), _code(each.__bases__[0].__name__), inspect.getdoc(each)) for each in every]
-    return table(["error", "is a", "meaning"], sorted(rows, key=lambda row: row[1]))
+    return table(["error", "is a", "meaning"], rows)
 
 
 def _members(kind: type[Enum]) -> list[tuple[str, str]]:

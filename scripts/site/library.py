@@ -8,26 +8,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A public name. ``defined``: where, if that is elsewhere; ``members``: of a class, those that a program uses; ``shared``: it is
-    described once, on the page of what all have in common."""
+    """A public name."""
 
     name: str
-    defined: str = ""
-    members: tuple[str, ...] = ()
-    shared: bool = False
+    defined: str = ""  # where, if that is elsewhere
+    members: tuple[str, ...] = ()  # of a class, those that a program uses
+    shared: bool = False  # described once, on the page of what all have in common
+    is_made: bool = True  # by the program itself, of a class; else only its members are shown
+    has_value: bool = True  # that tells somebody something
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """``names``: those of `__all__`, and for an optimizer's module the one that the others derive from. ``others``: what else is
-    described there, below a heading."""
+    """A module that users import, with the names of its `__all__`; of optimizers, the one that the others derive from."""
 
     name: str
     names: Sequence[Name]
-    others: Sequence[Name] = ()
-    others_are: str = "Objects that these return"
+    others: Sequence[Name] = ()  # what else is described there
+    others_are: str = "Objects that these return"  # the heading above
+    is_for_users: bool = True  # its docstring
 
 
+def _given(name: str, defined: str, *members: str) -> Name:
+    """A class whose objects a program is given."""
+    return Name(name, defined, members, is_made=False)
+
+
+KIT = "elasticdl.elastic.torch_kit"
 RUNTIME = "elasticdl.elastic.training.runtime.ScriptRuntime"
 LOOP = "elasticdl.elastic.torch.prepare.PlainLoop"
 COMMON = [
@@ -66,25 +73,11 @@ MODULES = {
                 Name("catching_up", f"{LOOP}.catching_up"),
             ],
             [
-                Name(
-                    "StepBatch",
-                    "elasticdl.elastic.torch_kit.data.loaders.StepBatch",
-                    ("backward", "weigh", "micro_batch_size", "share"),
-                ),
-                Name(
-                    "ElasticDataLoader",
-                    "elasticdl.elastic.torch_kit.data.loaders.ElasticDataLoader",
-                    ("epochs", "__len__"),
-                ),
-                Name(
-                    "ElasticSampler",
-                    "elasticdl.elastic.torch_kit.data.loaders.ElasticSampler",
-                    ("epochs", "steps", "__len__"),
-                ),
-                Name(
-                    "TorchState, the object",
-                    "elasticdl.elastic.torch_kit.pieces.torch_state.TorchState",
-                    (*STATE, "reduce_gradients", "mean"),
+                _given("StepBatch", f"{KIT}.data.loaders.StepBatch", "backward", "weigh", "micro_batch_size", "share"),
+                _given("ElasticDataLoader", f"{KIT}.data.loaders.ElasticDataLoader", "epochs", "__len__"),
+                _given("ElasticSampler", f"{KIT}.data.loaders.ElasticSampler", "epochs", "steps", "__len__"),
+                _given(
+                    "TorchState, the object", f"{KIT}.pieces.torch_state.TorchState", *STATE, "reduce_gradients", "mean"
                 ),
             ],
         ),
@@ -99,13 +92,13 @@ MODULES = {
                 Name("KerasState"),
             ],
             [
-                Name("ElasticDataLoader", "elasticdl.elastic.keras.loader.ElasticDataLoader", ("epochs", "__len__")),
-                Name("KerasState, the object", "elasticdl.elastic.keras.keras_state.KerasState", (*STATE, "make_step")),
+                _given("ElasticDataLoader", "elasticdl.elastic.keras.loader.ElasticDataLoader", "epochs", "__len__"),
+                _given("KerasState, the object", "elasticdl.elastic.keras.keras_state.KerasState", *STATE, "make_step"),
             ],
         ),
         Module("elasticdl.elastic.keras.models", [Name("Model", members=("compile", "fit", "evaluate", "predict"))]),
     ),
-    "lightning": (Module("elasticdl.elastic.lightning", [Name("ElasticStrategy")]),),
+    "lightning": (Module("elasticdl.elastic.lightning", [Name("ElasticStrategy", has_value=False)]),),
     "transformers": (
         Module(
             "elasticdl.elastic.transformers",
@@ -136,7 +129,6 @@ MODULES = {
         ),
     ),
     "data": (
-        Module("elasticdl", [Name("Mode", "elasticdl.common.mode.Mode", ("TRAINING", "EVALUATION", "PREDICTION"))]),
         Module(
             "elasticdl.data",
             [
@@ -147,6 +139,11 @@ MODULES = {
         ),
         Module("elasticdl.data.custom_reader", []),
         Module("elasticdl.data.feed", []),
+        Module(
+            "elasticdl",
+            [Name("Mode", "elasticdl.common.mode.Mode", ("TRAINING", "EVALUATION", "PREDICTION"))],
+            is_for_users=False,
+        ),
     ),
     "ga_torch": (
         Module("elasticdl.ga.torch.optim", [Name("Optimizer", members=(*STEPPED, "state_dict", "load_state_dict"))]),
@@ -183,33 +180,35 @@ def pages() -> dict[str, str]:
 def _page(modules: Sequence[Module]) -> list[str]:
     lines = [f"# `{modules[0].name}`", ""]
     for module in modules:
-        lines += [f"## `{module.name}`", ""] if module is not modules[0] else []
-        options = ("members: []", "show_root_heading: false", "show_root_toc_entry: false")
-        lines += [f"::: {module.name}", "    options:", *(f"      {each}" for each in options), ""]
+        is_first = module is modules[0]
+        lines += [] if is_first else [f"## `{module.name}`", ""]
+        if module.is_for_users:
+            lines += _block(module.name, members="[]", show_root_heading="false", show_root_toc_entry="false")
         shared = [f"[`{each.name}`](elastic.md#{each.defined})" for each in module.names if each.shared]
         lines += [f"The same as everywhere: {', '.join(shared)}.", ""] if shared else []
         for each in module.names:
-            lines += (
-                []
-                if each.shared
-                else _entry(each, each.defined or f"{module.name}.{each.name}", 3 if module is not modules[0] else 2)
-            )
+            if not each.shared:
+                lines += _entry(each, each.defined or f"{module.name}.{each.name}", level=2 if is_first else 3)
         if module.others:
             lines += [f"## {module.others_are}", ""]
             for each in module.others:
-                lines += _entry(each, each.defined, 3)
+                lines += _entry(each, each.defined, level=3)
     return lines
 
 
-def _entry(entry: Name, defined: str, level: int) -> list[str]:
-    members = f"[{', '.join(entry.members)}]"
-    return [
-        f"::: {defined}",
-        "    options:",
-        f"      heading: {entry.name}",
-        f"      toc_label: {entry.name}",
-        f"      heading_level: {level}",
-        f"      members: {members}",
-        f"      inherited_members: {members}",
-        "",
-    ]
+def _entry(name: Name, defined: str, *, level: int) -> list[str]:
+    members = f"[{', '.join(name.members)}]"
+    return _block(
+        defined,
+        heading=name.name,
+        toc_label=name.name,
+        heading_level=str(level),
+        members=members,
+        inherited_members=members,
+        merge_init_into_class=str(name.is_made).lower(),
+        show_attribute_values=str(name.has_value).lower(),
+    )
+
+
+def _block(what: str, **options: str) -> list[str]:
+    return [f"::: {what}", "    options:", *(f"      {name}: {value}" for name, value in options.items()), ""]
