@@ -1,15 +1,16 @@
 """What elastic training costs on a GPU: steps beside plain PyTorch's, changes of workers that share it, memory, 1 GB of state.
 
-    python -m benchmarks.gpu [--small] [--parts overhead,rescale,memory,state] [--rounds 5] [--worlds 50]
+    python -m benchmarks.gpu [--small] [--parts overhead,rescale,memory,state] [--rounds 5] [--seconds 20] [--worlds 50] [--nccl]
 
 A machine without a GPU runs it in small on the CPU, which shows that it works and nothing else. Torch's engine is used, whose
-tensors travel by Gloo where workers share a GPU. For NCCL more than one GPU is needed.
+tensors travel by Gloo where workers share a GPU. ``--nccl`` has NCCL take each of them for a host of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -22,10 +23,12 @@ import torch
 from benchmarks.elastic_run import Change, ElasticRun
 from benchmarks.harness import Results, Summary, add_out, describe_machine, names, show_table, summarise
 from benchmarks.job import ElasticJob, JobSettings
+from benchmarks.loops.own_host import OF_ALL
 from benchmarks.processes import Processes, scratch, wait_until
 from elasticdl.elastic.torch_kit.gpu import GPU, choose_device
 
 PARTS = ("overhead", "rescale", "memory", "state")
+OPTIONAL = ("rounds", "seconds", "repetitions", "worlds")
 WORKER = "benchmarks.loops.gpu_worker"
 START_SECONDS = 300.0  # imports and the first kernels
 MIB = 1 << 20
@@ -58,6 +61,8 @@ def main() -> int:
         print(f"in small, on {device}: this shows that it works; no figure of it says anything about a GPU")
     print(describe_machine(results.machine))
     sizes: Sizes = args.sizes
+    if args.nccl:
+        os.environ |= OF_ALL
     rng = random.Random(0)
     measure = {
         "overhead": lambda: overhead(sizes),
@@ -70,7 +75,16 @@ def main() -> int:
     rows: list[tuple[str, Summary, str]] = []
     for part in args.parts:
         for what, summary, unit in measure[part]():
-            results.add("summary", part=part, what=what, value=summary, unit=unit, device=device, small=args.small)
+            results.add(
+                "summary",
+                part=part,
+                what=what,
+                value=summary,
+                unit=unit,
+                device=device,
+                small=args.small,
+                nccl=args.nccl,
+            )
             rows.append((what, summary, unit))
     show_table(f"{device}: median (range)", ("", "n", "value", "unit"), [show(*row) for row in rows])
     print(f"results: {results.path}")
@@ -82,6 +96,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="as without a GPU: a tiny model, few steps")
     parser.add_argument("--parts", type=names, default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--rounds", type=int, help=f"of plain and elastic steps; default: {FULL.rounds}")
+    parser.add_argument("--seconds", type=float, help=f"that each of them is measured; default: {FULL.seconds:g}")
+    parser.add_argument("--repetitions", type=int, help=f"of each change of workers; default: {FULL.repetitions}")
+    parser.add_argument("--nccl", action="store_true", help="workers that share the GPU reduce by NCCL, over sockets")
     parser.add_argument("--worlds", type=int, help=f"until memory is compared; default: {FULL.worlds}")
     add_out(parser)
     args = parser.parse_args()
@@ -89,9 +106,11 @@ def parse() -> argparse.Namespace:
         parser.error(f"--parts: {', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
     args.small = args.small or choose_device().type == "cpu"
     base = asdict(SMALL if args.small else FULL)
-    given = {name: value for name in ("rounds", "worlds") if (value := getattr(args, name)) is not None}
-    if given and min(given.values()) < 1:
-        parser.error("--rounds, --worlds: at least 1")
+    given = {name: value for name in OPTIONAL if (value := getattr(args, name)) is not None}
+    if given and min(given.values()) <= 0:
+        parser.error(f"--{', --'.join(OPTIONAL)}: above 0")
+    if args.nccl and choose_device().type != GPU:
+        parser.error("--nccl: there is no GPU")
     args.sizes = Sizes(**base | given)
     return args
 
@@ -105,16 +124,20 @@ def show(what: str, summary: Summary, unit: str) -> tuple[str, ...]:
 
 def overhead(sizes: Sizes) -> list[tuple[str, Summary, str]]:
     """Interleaved; the ratio is that of each round."""
-    runs: dict[str, list[float]] = {"plain": [], "elastic": []}
+    runs: dict[str, list[float]] = {"plain": [], "elastic": [], "prepared": []}
     for _ in range(sizes.rounds):
         for loop, seconds in runs.items():
             found = run_worker(loop, sizes)
             seconds.append(found["seconds"] / found["steps"])
-    ratios = [100 * (own / plain - 1) for own, plain in zip(runs["elastic"], runs["plain"], strict=True)]
+    ratios = {
+        loop: [100 * (own / plain - 1) for own, plain in zip(runs[loop], runs["plain"], strict=True)]
+        for loop in runs
+        if loop != "plain"
+    }
     rows = [
         (f"step of {sizes.resnet[0]}, {loop}", summarise(1e3 * s for s in each), "ms") for loop, each in runs.items()
     ]
-    return [*rows, ("one worker over plain PyTorch", summarise(ratios), "%")]
+    return rows + [(f"one worker over plain PyTorch, {loop}", summarise(each), "%") for loop, each in ratios.items()]
 
 
 def run_worker(loop: str, sizes: Sizes) -> dict[str, Any]:
@@ -132,7 +155,7 @@ def run_worker(loop: str, sizes: Sizes) -> dict[str, Any]:
             "--warm_up",
             "10",
         ]
-        if loop == "elastic":
+        if loop in ("elastic", "prepared"):
             program = [sys.executable, "-m", WORKER, *arguments]
             ElasticJob("gpu", JobSettings("1", program, {"collective": "torch"}), processes).start()
         else:

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 import elasticdl.elastic.torch as elastic
 from benchmarks.loops.memorylog import MemoryLog
 from benchmarks.loops.options import parse_steps
+from benchmarks.loops.own_host import take_own_host
 from benchmarks.loops.steplog import StepLog
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
@@ -16,6 +17,7 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 def main() -> None:
     args = parse_steps()
+    take_own_host()
     torch.set_num_threads(1)
     job = elastic.init(batch_size_per_worker=worker_batch(args.model))
     warm_up(args.model, job.device)

@@ -16,7 +16,7 @@ from benchmarks.loops.meter import Meter
 from benchmarks.loops.options import make_parser
 from benchmarks.models import CLASSES
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, make_resnet50
-from elasticdl.elastic.torch_kit.gpu import choose_device, wait_for
+from elasticdl.elastic.torch_kit.gpu import GPU, choose_device, wait_for
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 
 COMMITS = 20
@@ -25,7 +25,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def main() -> None:
     parser = make_parser()
-    parser.add_argument("--loop", choices=("plain", "elastic", "state"), required=True)
+    parser.add_argument("--loop", choices=(*LOOPS, "state"), required=True)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--warm_up", type=int, default=1)
@@ -55,8 +55,7 @@ def main() -> None:
         return number
 
     meter = Meter(args.warm_up, args.seconds, agree)
-    loop = run_plain if args.loop == "plain" else run_elastic
-    loop(model, optimizer, len(images), args.batch, loss_of, device, meter)
+    LOOPS[args.loop](model, optimizer, len(images), args.batch, loss_of, device, meter)
     meter.write(args.folder, 0)
 
 
@@ -105,6 +104,32 @@ def run_elastic(
                     return
 
     train(state)
+
+
+def run_prepared(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    samples: int,
+    batch: int,
+    loss_of: Step,
+    device: torch.device,
+    meter: Meter,
+) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(samples))
+    given: Any = torch.utils.data.DataLoader(dataset, batch_size=batch, pin_memory=device.type == GPU)
+    prepared: Any = elastic.prepare(model, optimizer, given)
+    _, stepped, loader = prepared
+    meter.begin()
+    while True:
+        for (numbers,) in loader:
+            stepped.zero_grad()
+            loss_of(numbers.to(device, non_blocking=True)).backward()  # type: ignore[no-untyped-call]
+            stepped.step()
+            if finish_step(meter, device):
+                return
+
+
+LOOPS = {"plain": run_plain, "elastic": run_elastic, "prepared": run_prepared}
 
 
 def finish_step(meter: Meter, device: torch.device) -> bool:

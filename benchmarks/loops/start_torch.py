@@ -17,6 +17,7 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 def main() -> None:
     elastic.init(global_batch_size=64)
     model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    model.to(elastic.device())
     optimizer = torch.optim.Adam(model.parameters())
     data = torch.utils.data.TensorDataset(torch.randn(1024, 784), torch.randint(0, 10, (1024,)))
     loader = elastic.DataLoader(data)

@@ -1,5 +1,5 @@
 """What every other package may import, and what imports none of them.
 
-The job specification, errors, the journal, the layout of a job's directory, and what connects a client or a worker
-with its master: environment variables, credentials, certificates. Only `channel` imports gRPC; no framework, no threads.
+Errors, and reasons in a person's words; stacks; back-offs; and what connects a client, a worker or an agent with its master:
+environment variables, credentials, certificates, channels. Only `channel` imports gRPC, and no module imports a framework.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Backoff:
     """Delays that double up to a bound, each drawn from the upper half of its range, so that many do not come at once.
 
-    Without ``rng`` delays are not drawn, and a state that is computed again gives the same ones.
+    Without ``rng`` each delay is the bound itself, so a state that is computed again gives the same delays.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TokenBucket:
     _at: float = 0.0
 
     def take(self, now: float) -> float:
-        """Seconds until it may happen: 0 means now, and a token is taken; else nothing is taken, and it is to ask again."""
+        """Seconds until it may happen. 0: now, and a token is taken; else no token is taken, and the caller asks again."""
         if self._tokens < 0:
             self._tokens, self._at = self.burst, now
         self._tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)

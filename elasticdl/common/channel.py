@@ -1,9 +1,8 @@
-"""How a connection to a master is opened, and what can be told of certificates before and after: whose they are, and why
-the other side is not ours.
+"""How a connection to a master is opened; whose a certificate is; and why a master and a caller will never come together.
 
-gRPC tells a caller no more than that a socket was closed, and tries again. The checks here find the causes that trying
-again does not cure, in a person's words. They use nothing but the standard library, send no token, and are no guard:
-the guard is TLS itself.
+gRPC itself writes lines about a failed TLS handshake to the terminal, and tries again. The checks here come first. They find
+the causes that trying again does not cure, and tell them in a person's words. They use the standard library alone and send no
+token. They protect nothing: TLS itself does.
 """
 
 from __future__ import annotations
@@ -148,42 +147,34 @@ def refusal(address: str, credentials: Credentials) -> str | None:
 
     None if nothing of the kind was found, as with a master that is not there.
     """
-    try:
-        address = address_of(address)
-    except UnreachableError:
-        return None
     if isinstance(credentials, Token):
         return None  # a master that refuses it says so itself
-    try:
-        return _stranger(address, credentials, identify(credentials).job)
-    except UserError as error:
-        return str(error)
-
-
-def _stranger(address: str, tls: TlsFolder, job: str) -> str | None:
     context = _client_context()
     context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(tls.certificate, tls.key, password="")
-        context.load_verify_locations(tls.ca)
-        host, _, port = address.rpartition(":")
+        host, _, port = address_of(address).rpartition(":")
+        job = identify(credentials).job
+        context.load_cert_chain(credentials.certificate, credentials.key, password="")
+        context.load_verify_locations(credentials.ca)
         with (
             socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
             context.wrap_socket(plain, server_hostname=Identity(Role.MASTER, job).dns_name),
         ):
             pass
+    except UserError as error:
+        return str(error)
     except ssl.SSLCertVerificationError:
         return (
             f"it is not the master of the job {job} that the certificates here were made for: another job of that name, or one "
             "whose Secrets were replaced while it ran"
         )
-    except OSError:  # of TLS, too
+    except (UnreachableError, OSError):  # no master is up, or TLS fails for a reason that may pass
         pass
     return None
 
 
 def _client_context() -> ssl.SSLContext:
-    """Believes whatever it is shown, until told otherwise."""
+    """A context that verifies nothing, until it is told to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""By what the two ends of a call to a master know each other: a token, or certificates.
+"""Tokens and certificates, by which the two ends of a call to a master know each other.
 
 A job on this machine has a token of the user's, sent over loopback only. A job on a cluster has a certification authority
 of its own (`elasticdl.common.certificates`) and one certificate for each role; a process holds those of its own role as
@@ -83,7 +83,7 @@ class Token:
     value: str = field(repr=False)
 
 
-class Below:
+class PathBelow:
     """A file in the folder that is the ``path`` of an object."""
 
     def __init__(self, name: str) -> None:
@@ -99,9 +99,9 @@ class TlsFolder:
 
     path: Path
 
-    ca = Below(CA)
-    certificate = Below(CERTIFICATE)
-    key = Below(KEY)
+    ca = PathBelow(CA)
+    certificate = PathBelow(CERTIFICATE)
+    key = PathBelow(KEY)
 
     def read(self) -> TlsFiles:
         """

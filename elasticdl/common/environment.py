@@ -1,7 +1,7 @@
 """The environment variables by which a launcher connects a worker process with its master.
 
 A launcher writes them (`WorkerEnvironment.to_env`), the library reads them (`WorkerEnvironment.from_env`);
-their absence means that the script runs alone. And what else of a worker's machine and environment has to fit.
+without them the script runs alone. Also what a worker needs of its machine's network and of other variables.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _credentials(environ: Mapping[str, str]) -> Credentials:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address or, failing that, the network that it is in.
+    """The network interface that has this address or, failing that, one in the network of the address.
 
     Raises:
         UserError: there is none, or it is no address.

@@ -1,4 +1,4 @@
-"""What is installed only by who asks for it: extras of this package, and how to have one."""
+"""Extras of this package: packages that are installed only for those who ask for them."""
 
 from __future__ import annotations
 

@@ -26,15 +26,17 @@ def stack_of(thread: threading.Thread | int) -> Stack:
 
 
 def other_stacks(training: int) -> list[Stack]:
-    """Of this process's threads but this one, the training's, and those of this package."""
+    """Stacks of this process's threads, except this thread, the training's and this package's own."""
     without = (training, threading.get_ident())
     threads = [each for each in threading.enumerate() if each.ident not in without]
     return [stack_of(each) for each in threads if not each.name.startswith(OWN_THREADS)]
 
 
 def current_frames() -> dict[int, FrameType]:
-    """By thread. CPython holds a lock of its interpreter meanwhile. A collection then, one of whose finalizers lets other
-    threads run (TensorFlow's do), would stop the process for good as soon as one of them wants that lock.
+    """Frames by thread, taken without garbage collection.
+
+    CPython holds a lock of its interpreter meanwhile. A collection may run finalizers that let other threads run, as TensorFlow's
+    do. As soon as one of these threads wanted the lock, the process would stop for good.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -14,7 +14,7 @@ _WITH_ARGUMENT = frozenset("WX")
 
 
 class UnclearCommand(Exception):
-    """It is not run by this Python, or by a way that says more than which program it is."""
+    """The command runs another Python, or has options that do more than name the program."""
 
 
 class NoSuchProgram(UnclearCommand):
@@ -23,16 +23,17 @@ class NoSuchProgram(UnclearCommand):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``kind``: of the three ways in which Python is given a program: "file", "module" (-m) or "code" (-c)."""
+    """``kind``: how Python is given the program: "file", "module" (-m) or "code" (-c)."""
 
     kind: str
     target: str
 
 
 def program_of(argv: Sequence[str]) -> Program:
-    """
+    """The program that a command runs.
+
     Raises:
-        UnclearCommand: it can't be told.
+        UnclearCommand: that can't be told.
     """
     if not _is_this_python(argv[0]):
         raise UnclearCommand(f"{argv[0]} is not {sys.executable}")
@@ -61,6 +62,6 @@ def program_of(argv: Sequence[str]) -> Program:
 
 
 def _is_this_python(name: str) -> bool:
-    """In the same folder, as an environment's Python is a link to another's."""
+    """Whether it is this file in this folder: the Python of an environment is a link to another Python."""
     path, other = os.path.abspath(shutil.which(name) or name), os.path.abspath(sys.executable)
     return os.path.dirname(path) == os.path.dirname(other) and os.path.realpath(path) == os.path.realpath(other)

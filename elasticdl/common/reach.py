@@ -1,4 +1,4 @@
-"""What is said of a master that is not reached: by a worker in its log, and by who reads that log to tell others."""
+"""The lines of a worker or an agent about a master that it does not reach, and how they are found in its log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from elasticdl.common.reason import flat
 
-NOT_REACHED = "has not reached the master"  # why a worker is named; it may not have come to that yet
+NOT_REACHED = "has not reached the master"  # as a reason; the worker may not have tried yet
 NO_ANSWER = "no answer"
 # What gRPC's details contain, and what it means.
 _PLAIN = (

@@ -9,7 +9,6 @@ import functools
 import linecache
 import re
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable
@@ -38,13 +37,14 @@ HELP = {  # by type and text
         'the script is written for torchrun: docs/migration.md has under "From torchrun" what becomes of each line'
     ),
 }
-_LIBRARIES = frozenset({"site-packages", "dist-packages"})
-_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+# In the path of a file: of an installed library, or of Python's own.
+LIBRARIES = frozenset({"site-packages", "dist-packages"})
+STANDARD = re.compile(r"/lib(64)?/python3[.\d]*t?/")
 
 
 def reason(error: BaseException) -> str:
-    """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS``, as far as each of them is known; of this package's own errors, which
-    say all that, their text."""
+    """``FILE:LINE: TYPE: WHAT IT SAYS; WHAT HELPS``, as far as each part is known. Of this package's own errors it is their text,
+    which says all that."""
     line = str(error) if isinstance(error, ElasticDLError) else ""
     line = line or one_line(error)
     where = "" if PLACED.match(line) else place(error, is_users)
@@ -58,8 +58,7 @@ def with_help(line: str, said: str = "") -> str:
 
 
 def tell_uncaught_in_one_line() -> None:
-    """A UserError that this script does not catch ends it with one line and exit code 2: what a user should change is no
-    matter of tracebacks."""
+    """From now on a UserError that the script does not catch ends it with one line and exit code 2, without a traceback."""
     sys.excepthook = functools.partial(_tell, sys.excepthook)
 
 
@@ -101,15 +100,16 @@ def flat(what: object) -> str:
 
 
 def place(error: BaseException, wanted: Callable[[str], bool]) -> str:
-    """``file:line`` of the innermost frame in a file that is wanted; empty if there is none."""
+    """``file:line`` of the innermost frame in a file that is there and wanted; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{shown(Path(error.filename))}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if wanted(frame.filename)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if Path(frame.filename).exists() and wanted(frame.filename)]
     return f"{shown(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else ""
 
 
 def name_of(function: object) -> str:
-    """Of a function or class its name; of any other object that can be called, that of its type."""
+    """The name of a function or class; of another object that can be called the name of its type."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -122,11 +122,11 @@ def shown(path: Path) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file of code is neither this package's nor of an installed library."""
+    """Whether a file of code is of no library, nor of this package, by its path alone: it may be on another machine."""
     path = Path(filename)
-    if filename.startswith("<") or not path.exists() or _LIBRARIES.intersection(path.parts):
+    if filename.startswith("<") or STANDARD.search(filename) or LIBRARIES.intersection(path.parts):
         return False
-    return not any(path.resolve().is_relative_to(folder) for folder in (PACKAGE, _STANDARD))
+    return not path.resolve().is_relative_to(PACKAGE)
 
 
 def _said(error: BaseException) -> str:

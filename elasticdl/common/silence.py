@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.common.reach import NO_ANSWER, reached, unreached
 
 TOLD_SECONDS = 10.0
@@ -16,7 +17,7 @@ FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
 
 
 class Silence:
-    """For how long the master at ``address`` has not answered, and what is to be said and done about it.
+    """Measures for how long the master at ``address`` has not answered, and says what to log and when to try again.
 
     ``limit``: seconds without a master after which ``who`` gives up. Any thread may call; time is passed in.
     """
@@ -30,7 +31,7 @@ class Silence:
         self._answered = False
         self._problem = NO_ANSWER
         self._due = TOLD_SECONDS  # of silence, at which a line is due
-        self._delay = FIRST_DELAY
+        self._backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=DELAY_GROWTH)
         self.met = False  # it has answered once
 
     def begin(self, now: float) -> None:
@@ -39,28 +40,28 @@ class Silence:
             self._attempt, self._since = now, min(now, self._since)
 
     def answer(self, now: float) -> str:
-        """The master has answered; returns what is to be said of it, if anything."""
+        """The master has answered; returns the line to log, if any."""
         with self._lock:
             told, self._due = self._due > TOLD_SECONDS, TOLD_SECONDS
-            self._delay, self._problem = FIRST_DELAY, NO_ANSWER
+            self._backoff.reset()
+            self._problem = NO_ANSWER
             self._answered = self.met = True
             return reached(self._address, now - self._since, self._who) if told else ""
 
     def end(self, now: float) -> None:
-        """Attempt or conversation is over: until now there was a master, if it had answered."""
+        """The attempt, or the conversation, is over. If the master had answered in it, the silence begins now."""
         with self._lock:
             if self._answered:
                 self._since, self._answered = now, False
 
     def fail(self, problem: str) -> float:
-        """Why it is over; returns after how many seconds the next attempt is to begin."""
+        """``problem``: why the attempt is over. Returns the seconds until the next attempt."""
         with self._lock:
             self._problem = problem
-            delay, self._delay = self._delay, min(LONGEST_DELAY, DELAY_GROWTH * self._delay)
-            return delay
+            return self._backoff.delay()
 
     def look(self, now: float) -> str:
-        """What is to be said now, if anything; to be called regularly."""
+        """The line to log now, if any; to be called regularly."""
         with self._lock:
             seconds = self._silence(now)
             if seconds < self._due:

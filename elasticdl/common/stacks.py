@@ -1,6 +1,6 @@
-"""Stacks of threads in a few lines, and what `faulthandler` has written of them.
+"""Stacks of threads, in a few lines for people, and as `faulthandler` writes them.
 
-The line of the user's own code comes first: the innermost one of the training thread that is of no library.
+The user's own lines of the training thread come first, the innermost before the others.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from elasticdl.common.reason import PACKAGE, shown
+from elasticdl.common.reason import LIBRARIES, STANDARD, is_users, shown
 
 MOST_LINES = 40
 MOST_OF_LINE = 200
@@ -26,8 +26,6 @@ _SAID_BEFORE = 5  # lines: C++ writes what an exception says before it aborts
 _MACHINERY = '  File "<frozen importlib.'
 # Comes after a dump in a log, which can't be taken back.
 GOES_ON = "elasticdl: this process goes on, and stands there no more"
-_LIBRARIES = ("site-packages", "dist-packages")
-_STANDARD = re.compile(r"/lib(64)?/python3[.\d]*t?/")
 _LINE = re.compile(r'  File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
 
 
@@ -39,25 +37,21 @@ class Line:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is of no library, nor of this package. The file may be on another machine."""
-        path = PurePath(self.path)
-        if self.path.startswith("<") or _STANDARD.search(self.path) or set(_LIBRARIES) & set(path.parts):
-            return False
-        return not path.is_relative_to(PACKAGE)
+        return is_users(self.path)
 
     def __str__(self) -> str:
         """As in ``train.py:31 in load``."""
         path = self.path
-        for mark in _LIBRARIES:
+        for mark in LIBRARIES:
             path = path.rpartition(f"/{mark}/")[2]
         if path == self.path:
-            path = _STANDARD.split(path)[-1] if _STANDARD.search(path) else shown(Path(path))
+            path = STANDARD.split(path)[-1] if STANDARD.search(path) else shown(Path(path))
         return f"{path}:{self.number} in {self.function}"[-MOST_OF_LINE:]
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Of one thread, the innermost call first."""
+    """The stack of one thread, the innermost call first."""
 
     thread: str
     lines: tuple[Line, ...]
@@ -66,7 +60,7 @@ class Stack:
     def where(self) -> str:
         """The innermost line of the user's own; without one, of any library that is not Python's own."""
         users = [line for line in self.lines if line.is_users]
-        others = [line for line in self.lines if not _STANDARD.search(line.path) or "-packages/" in line.path]
+        others = [line for line in self.lines if not STANDARD.search(line.path) or "-packages/" in line.path]
         return str(next(iter((*users, *others, *self.lines)), ""))
 
 
@@ -99,9 +93,9 @@ def parse(text: str) -> list[Stack]:
 
 
 def last_words(text: str) -> list[str]:
-    """The crash with which a log ends, as `faulthandler` has written it: what was printed just before, then the stacks with
-    the innermost call first. The machinery of imports and the list of compiled modules, which hide the rest, are left out.
-    Empty if the log does not end so.
+    """The crash with which a log ends, as `faulthandler` has written it: the lines just before, then the stacks, innermost call
+    first. The frames of Python's import system and the list of compiled modules are left out, as they hide the rest.
+    Empty if the log does not end with a crash.
     """
     begin = text.rfind(CRASHED)
     end = _MODULES.search(text, begin) if begin != -1 else None

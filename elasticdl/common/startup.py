@@ -1,4 +1,4 @@
-"""What runs first in every Python that a user's own program starts.
+"""The folder whose code runs first in every Python that a user's own program starts.
 
 The folder holds a ``sitecustomize.py``, which Python imports by itself at its start, whatever the script: the only way
 into a script that knows nothing of this package.

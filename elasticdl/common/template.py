@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The first says only whether workers can be forked at all."""
+    """The answer to a request. One comes unasked before: it says whether workers can be forked at all."""
 
     pid: int = 0
     problem: str = ""
@@ -93,7 +93,7 @@ def serve(arguments: str) -> None:
 
 
 def _prepare(modules: list[str]) -> str:
-    """Import these, as far as they are installed; returns what speaks against forks."""
+    """Import these, as far as they are installed; returns why workers can't be forked, empty if they can."""
     for name in modules:
         with contextlib.suppress(ModuleNotFoundError):
             module, _, function = name.partition(":")
@@ -128,7 +128,7 @@ def _unsafe() -> str:
 
 
 def _threads() -> list[str]:
-    """The names of those that speak against a fork, and of the main thread."""
+    """The names of the main thread and of other threads that a fork would lose."""
     names = []
     for each in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -137,7 +137,7 @@ def _threads() -> list[str]:
 
 
 def _hidden_module() -> str:
-    """A module of the user's that a worker would not get, as one of the same name is imported."""
+    """A module of the user's that a worker could not import, as another of the same name is imported already."""
     if sys.flags.safe_path:
         return ""
     program = sys.argv[0]
@@ -203,7 +203,7 @@ def _is_worker(channel: socket.socket, request: Request, gate: int) -> bool:
 
 
 def _become_ordinary(environment: dict[str, str], request: Request, output: list[int]) -> None:
-    """Whatever of the template's a process that was started without it would not have, or would have of its own."""
+    """Give the worker what a process that was started without the template would have of its own."""
     die_with_parent(signal.SIGKILL)
     if os.getppid() != request.launcher:  # it has ended meanwhile
         os._exit(1)

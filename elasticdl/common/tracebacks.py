@@ -1,4 +1,4 @@
-"""What a process that has ended by an exception has said of it: read from what it has printed."""
+"""The exception that has ended a process, read from what the process has printed."""
 
 from __future__ import annotations
 

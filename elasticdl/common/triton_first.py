@@ -34,7 +34,7 @@ def import_triton() -> None:
 
 
 def require_triton_first(importing: str) -> None:
-    """Called by a module, named ``importing``, that is about to import PyTorch. Afterwards TensorFlow may be imported.
+    """To be called by the module ``importing`` before it imports PyTorch. Afterwards TensorFlow may be imported.
 
     Raises:
         UserError: TensorFlow was imported before triton.
@@ -60,7 +60,10 @@ def refuse_triton(importing: str = "triton") -> None:
 
 
 def why_it_crashed(dump: str) -> str:
-    """The reason of a SIGSEGV or SIGABRT, if the order was it. ``dump``: the stacks that `faulthandler` has written; empty for any other."""
+    """Why a process ended by SIGSEGV or SIGABRT, if the order of imports was the cause; else empty.
+
+    ``dump``: the stacks that `faulthandler` has written.
+    """
     if "/triton/__init__.py" not in dump:
         return ""
     return "it imported triton after TensorFlow (tensorflow#124205): put `import triton` above `import tensorflow`"

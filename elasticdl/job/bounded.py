@@ -1,4 +1,4 @@
-"""Lists that stay short however long a job is."""
+"""Lists, curves and histograms that stay small however long a job is."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from elasticdl.job.records import Point
+from elasticdl.job.history import Point
 
 T = TypeVar("T")
 MOST_POINTS = 1500
 
 
 class CappedList(Generic[T]):
-    """Items in order. Of more than twice ``most``, those stay that are worth most; if none is worth more, every second."""
+    """Items in order. When there are more than twice ``most``, those of most ``worth`` stay; without ``worth`` every second."""
 
     def __init__(self, most: int, worth: Callable[[T], float] | None = None) -> None:
         self._most = most
@@ -45,20 +45,20 @@ class CappedList(Generic[T]):
             self._items = [self._items[place] for place in sorted({*kept, len(worth) - 1})]
 
     def amend(self, last: T) -> None:
-        """The last item is known better."""
+        """Replace the last item."""
         self._items[-1] = last
 
     def change_each(self, change: Callable[[T], T]) -> None:
-        """The newest first."""
+        """Replace each item, the newest first."""
         self._items = [change(item) for item in reversed(self._items)][::-1]
 
 
 class Curve:
-    """Bunches of steps, joined in pairs as often as there are too many, so that all of it has one resolution."""
+    """Points of a curve. When there are too many, each two are joined, so the whole curve has one resolution."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
-        self._each = 1  # bunches to a point
+        self._each = 1  # of the points that were added, those that make one
         self._in_last = 0
 
     def add(self, point: Point) -> None:
@@ -80,7 +80,7 @@ class Curve:
 
 
 class Histogram:
-    """How many values were at most as large as each of ``bounds``, and their sum."""
+    """Counts of values by the lowest of ``bounds`` that is not below them, and their sum."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds

@@ -1,4 +1,4 @@
-"""What can happen to a job: each kind of entry of its journal, declared once, with all that others make of it."""
+"""What can happen to a job: each kind of entry of its journal, with all that other parts need to know of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticdl.job.text import metrics_text, number_text, plural
-
 Entry = Mapping[str, Any]
-# The version of the journal's format: the first entry, `job_started`, tells it. A reader takes older ones, and one newer minor.
+# The version of the journal's format, which the first entry, `job_started`, tells. A reader takes older versions, and the next minor one.
 FORMAT = "1.1"
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
@@ -30,21 +28,39 @@ class ClusterEvent:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of entry. ``fields``: what each means; an entry has those that are known."""
+    """One kind of entry. ``fields``: what each field means; an entry has those that are known."""
 
     name: str
     fields: Mapping[str, str]
     level: int = logging.INFO  # in the master's log
     said: str = ""  # for somebody who watches the job, see `news`; empty: only for the record
-    passing: bool = False  # it comes by each epoch: a line of it makes room for the next
-    marked: bool = False  # the report has it among the things that happened
-    ends_steps: bool = False  # the steps so far are told before what follows
-    of_worker: Types = field(default_factory=dict)  # what a worker may tell of it; none: it is the master's to say
+    passing: bool = False  # it comes again each epoch: its line is replaced by the next
+    marked: bool = False  # the report shows it as an event
+    ends_steps: bool = False  # the steps so far are written with it
+    of_worker: Types = field(
+        default_factory=dict
+    )  # the fields that a worker may give; none: only the master makes such entries
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
 
 
-# ---- what a cluster is told; workers may have made up what stands in an entry ----
+# ---- how numbers read ----
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def number_text(value: float | None) -> str:
+    """JSON has no word for a number that is none."""
+    return "nan" if value is None else f"{value:.4g}"
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {number_text(value)}" for name, value in sorted(metrics.items()))
+
+
+# ---- what a cluster is told of the master's own entries ----
 
 # Causes for which a person should know that a worker left.
 _TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
@@ -54,53 +70,34 @@ def _ids(workers: list[Any]) -> str:
     return ", ".join(map(str, workers))
 
 
-def _started(entry: Entry) -> ClusterEvent | None:
-    return ClusterEvent("JobStarted", f"asking for {entry['workers']} workers") if "workers" in entry else None
+def _restarted(entry: Entry) -> ClusterEvent:
+    missing = entry["missing"]
+    lost = f"; workers {_ids(missing)} have not come back" if missing else ""
+    return ClusterEvent("MasterRestarted", f"a new master has taken over at world {entry['world']}{lost}")
 
 
-def _restarted(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"world": world, "missing": [*missing]}:
-            lost = f"; workers {_ids(missing)} have not come back" if missing else ""
-            return ClusterEvent("MasterRestarted", f"a new master has taken over at world {world}{lost}")
-    return None
-
-
-def _formed(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"world": world, "members": [*members], "reason": why}:
-            size = plural(len(members), "worker")
-            return ClusterEvent("WorldFormed", f"world {world} of {size} ({_ids(members)}): {why}")
-    return None
-
-
-def _pending(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"worker": worker, "reason": str(why)}:
-            return ClusterEvent("WorkerPending", f"worker {worker}: {why}")
-    return None
+def _formed(entry: Entry) -> ClusterEvent:
+    members = entry["members"]
+    size = plural(len(members), "worker")
+    return ClusterEvent("WorldFormed", f"world {entry['world']} of {size} ({_ids(members)}): {entry['reason']}")
 
 
 def _left(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"worker": worker, "cause": str(cause), "reason": why} if cause in _TOLD_CAUSES:
-            return ClusterEvent(f"Worker{cause.title().replace('_', '')}", f"worker {worker}: {why}", warning=True)
-    return None
+    cause = entry["cause"]
+    if cause not in _TOLD_CAUSES:
+        return None
+    reason = f"Worker{cause.title().replace('_', '')}"
+    return ClusterEvent(reason, f"worker {entry['worker']}: {entry['reason']}", warning=True)
 
 
 def _waiting(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"phase": "waiting", "reason": why}:
-            return ClusterEvent("WaitingForWorkers", str(why), warning=True)
-    return None
+    return ClusterEvent("WaitingForWorkers", entry["reason"], warning=True) if entry["phase"] == "waiting" else None
 
 
-def _finished(entry: Entry) -> ClusterEvent | None:
-    match entry:
-        case {"phase": str(phase), "reason": why}:
-            text = str(why) or f"the job has {phase}"
-            return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
-    return None
+def _finished(entry: Entry) -> ClusterEvent:
+    phase = entry["phase"]
+    text = entry["reason"] or f"the job has {phase}"
+    return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
 
 
 # ---- the catalogue ----
@@ -109,11 +106,13 @@ _WORKER = {"worker": "its number"}
 _STEP = {"step": "after which"}
 _KINDS = (
     Kind("job_started", {"job": "its name", "workers": "asked for, MIN-MAX", "specification": "the file that has it",
-         "format": "version of the journal, MAJOR.MINOR"}, cluster=_started),
+         "format": "version of the journal, MAJOR.MINOR"},
+         cluster=lambda entry: ClusterEvent("JobStarted", f"asking for {entry['workers']} workers")),
     Kind("master_restarted", {"world": "that it has found", "members": "of it", "missing": "workers that were expected and have not come",
          "seconds": "until it knew"}, marked=True, ends_steps=True, cluster=_restarted),
     Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
-    Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"}, cluster=_pending),
+    Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"},
+         cluster=lambda entry: ClusterEvent("WorkerPending", f"worker {entry['worker']}: {entry['reason']}")),
     Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
@@ -168,7 +167,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def is_newer(version: str) -> bool:
-    """Whether a journal of this version may tell what this reader would take for something else."""
+    """Whether this reader may misread a journal of this version."""
     try:
         major, minor = map(int, version.split("."))
     except ValueError:
@@ -178,7 +177,7 @@ def is_newer(version: str) -> bool:
 
 
 def standing(entry: Entry) -> str:
-    """Where the worker of a ``worker_stuck`` stands, for people; empty if nothing is known."""
+    """Where the worker of an entry ``worker_stuck`` stands, for people; empty if nothing is known."""
     where = entry.get("where")
     parts = (entry.get("state"), where and f"at {where}", entry.get("differs"))
     return ", ".join(str(part) for part in parts if part)

@@ -1,33 +1,31 @@
-"""What a journal tells, entry by entry: `Facts.take`. It holds a few MB however long the journal is.
+"""What a journal tells, taken entry by entry by `Facts.take`. It needs a few MB however long the journal is.
 
-The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of it.
+The report, the dashboard, `summary.json`, the metrics and what a command shows at a job's end are views of `Facts`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
-from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
-from elasticdl.job.job_facts import JobFacts
-from elasticdl.job.journal import STEPS, Entry, parse_entry
-from elasticdl.job.lanes import MOST_LANES, Lanes
-from elasticdl.job.records import (
-    Changing,
+from elasticdl.job.history import (
     History,
     Mark,
     PauseRecord,
     Point,
     TimeSpent,
     TimeUse,
-    WorkerPhase,
+    WorldChange,
     WorldSpan,
 )
-from elasticdl.job.remarks import clocks_went_back, not_shown, unknown_kinds
+from elasticdl.job.job_facts import JobFacts
+from elasticdl.job.journal import STEPS, Entry, parse_entry
+from elasticdl.job.lanes import MOST_LANES, Lanes
 from elasticdl.job.timeline import Timeline
 
 MOST_WORLDS = 2000
@@ -47,7 +45,7 @@ def _lasted(world: WorldSpan) -> float:
 
 
 class Facts:
-    """``job``: its name, if the journal does not tell."""
+    """``job``: the job's name, if the journal does not tell it."""
 
     def __init__(self, job: str = "") -> None:
         self.state = JobFacts(job=job)
@@ -60,7 +58,7 @@ class Facts:
         self._warnings: CappedList[Mark] = CappedList(MOST_WARNINGS, lambda warning: warning.time)
         self._curve = Curve()
         self._members = 0
-        self._changing: Changing | None = None
+        self._changing: WorldChange | None = None
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
         self.counts: Counter[str] = Counter()
@@ -111,25 +109,22 @@ class Facts:
             self._unknown.add(event[:MOST_NAMES])
         if event != STEPS:  # of which there are most, and some are told twice
             self.state.take(entry)
-        if act := _ACTS.get(event):
-            act(self, entry, now)
+        self._lanes.take(entry, now)
+        self._act(entry, now)
         if kind and kind.marked:
             named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
             said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
-            value = {
-                **f.numbers(entry, "metrics"),
-                **{key: f.number(entry, key) for key in ("worker", "seconds", "factor")},
-            }
-            known = {key: each for key, each in value.items() if each is not None or key in f.numbers(entry, "metrics")}
-            self._marks.add(Mark(now, event, said, f.count(entry, "step"), known))
+            found = {key: f.number(entry, key) for key in ("worker", "seconds", "factor")}
+            value = f.numbers(entry, "metrics") | {key: each for key, each in found.items() if each is not None}
+            self._marks.add(Mark(now, event, said, f.count(entry, "step"), value))
         line.change(crew=self._lanes.crew)
 
     # ---- what is asked ----
 
     def settled(self, until: float = 0.0) -> TimeSpent:
-        """Where the time went as far as nothing can change it any more: these numbers never fall.
+        """Where the time went, as far as that is final: these numbers never fall.
 
-        ``until``: the present, for a job that goes on; from now on nothing is taken to have happened before it.
+        ``until``: the present, for a job that goes on; what is told later counts as later.
         """
         line = self._time or Timeline(until, TimeUse.STARTING)
         if not self.state.over:
@@ -171,6 +166,7 @@ class Facts:
         )
 
     def _remarks(self) -> Iterable[str]:
+        """What a reader of a report must know of its journal, in words."""
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
         if is_newer(self._format):
@@ -178,19 +174,26 @@ class Facts:
         if self._damaged:
             yield f"damaged lines of the journal, which are left out: {self._damaged:,}"
         if self._unknown:
-            yield unknown_kinds(self._unknown, self.counts[""])
+            some = ", ".join(sorted(self._unknown)[:5])
+            yield f"entries of kinds that this version does not know: {self.counts['']:,} ({some})"
         if self._went_back:
-            yield clocks_went_back(self._went_back, self._furthest_back)
+            yield (
+                f"entries older than the one before, by up to {self._furthest_back:.3g} s, as clocks go back: {self._went_back:,}; "
+                "they count as of the moment before"
+            )
         if self._tells_no_steps:
             yield "the journal tells no steps: an older version wrote it, and there are no curves"
         if self._lanes.forgotten:
             yield f"{self._lanes.forgotten:,} workers are not shown: the newest {MOST_LANES:,} of those that left are"
-        dropped = {"worlds": self._worlds.dropped, "pauses": self._pauses.dropped, "warnings": self._warnings.dropped}
-        yield from not_shown({**dropped, "other events": self._marks.dropped})
+        lists: Mapping[str, CappedList[Any]] = {"worlds": self._worlds, "pauses": self._pauses, "warnings": self._warnings,
+                                                "other events": self._marks}  # fmt: skip
+        for what, kept in lists.items():
+            if kept.dropped:
+                yield f"{kept.dropped:,} {what} are counted, but not shown one by one"
 
     @property
     def _tells_no_steps(self) -> bool:
-        """There were some all the same."""
+        """The job has made steps, but the journal has no entry on them."""
         facts = self.state
         made = (facts.over and facts.step > facts.resumed) or any(self.counts[event] for event in _AFTER_STEPS)
         return made and not self.counts[STEPS]
@@ -202,10 +205,40 @@ class Facts:
         assert self._time is not None, "it begins with the first entry"
         return self._time
 
-    def _job_started(self, entry: Entry, now: float) -> None:
-        self._format = f.text(entry, "format")
+    def _act(self, entry: Entry, now: float) -> None:
+        """What the entry means for where the time went, for worlds and curves."""
+        match entry["event"]:
+            case "steps":
+                self._steps(entry, now)
+            case "steps_over":
+                self._steps_over(entry, now)
+            case "pause":
+                self._pause(entry, now)
+            case "world_formed":
+                self._world_formed(entry, now)
+            case "world_broken":
+                self._world_broken(now)
+            case "master_restarted":
+                self._master_restarted(entry, now)
+            case "worker_left":
+                cause = f.text(entry, "cause")
+                self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+            case "evaluation":
+                self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
+            case "checkpoint":
+                self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
+            case "warning":
+                self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
+            case "job_started":
+                self._format = f.text(entry, "format")
+            case "phase":
+                self._phase(now)
+            case "job_finished":
+                self._line.change(TimeUse.ENDING)
+                self._lanes.end(now)
+                self._end_world(now)
 
-    def _phase(self, entry: Entry, now: float) -> None:
+    def _phase(self, now: float) -> None:
         phase, line = self.state.phase, self._line
         if phase == "waiting":
             line.change(TimeUse.WAITING)
@@ -215,63 +248,6 @@ class Facts:
         elif phase == "running" and line.doing is TimeUse.WAITING:
             line.change(TimeUse.PRODUCTIVE)
 
-    def _job_finished(self, entry: Entry, now: float) -> None:
-        self._line.change(TimeUse.ENDING)
-        self._lanes.end(now)
-        self._end_world(now)
-
-    def _evaluation(self, entry: Entry, now: float) -> None:
-        self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
-
-    def _checkpoint(self, entry: Entry, now: float) -> None:
-        self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
-
-    def _warning(self, entry: Entry, now: float) -> None:
-        self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
-
-    # ---- workers ----
-
-    def _worker_launched(self, entry: Entry, now: float) -> None:
-        self._worker_pending(entry, now)
-
-    def _worker_pending(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.PENDING, now, f.text(entry, "reason"))
-
-    def _worker_draining(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
-
-    def _become(self, entry: Entry, phase: WorkerPhase, now: float, reason: str = "") -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.become(worker, phase, now, reason)
-
-    def _worker_ready(self, entry: Entry, now: float) -> None:
-        self._become(entry, WorkerPhase.WARM, now)
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, "")  # whatever held it up has passed
-
-    def _worker_started(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.started(worker, f.text(entry, "host"), now)
-
-    def _worker_left(self, entry: Entry, now: float) -> None:
-        cause = f.text(entry, "cause")
-        self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.left(worker, now, cause, f.text(entry, "reason"), f.worker_of(entry, "code"))
-
-    def _worker_slow(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, f"slow {f.text(entry, 'phase')}".strip())
-
-    def _worker_stuck(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
-            self._lanes.found(worker, f"{what} {f.standing_of(entry)}".strip())
-
-    def _worker_recovered(self, entry: Entry, now: float) -> None:
-        if (worker := f.worker_of(entry)) is not None:
-            self._lanes.found(worker, "")
-
     # ---- worlds ----
 
     def _world_formed(self, entry: Entry, now: float) -> None:
@@ -280,7 +256,7 @@ class Facts:
         if self._changing is None:
             grew = before is None or len(ids) > before.size
             doing = TimeUse.STARTING if first else TimeUse.GROW if grew else TimeUse.SHRINK
-            self._changing = Changing(now if first else now - f.seconds(entry, "seconds"), doing)
+            self._changing = WorldChange(now if first else now - f.seconds(entry, "seconds"), doing)
         self._changing.told = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
@@ -294,25 +270,25 @@ class Facts:
         line.change(TimeUse.PRODUCTIVE)
 
     def _without_members(self, world: WorldSpan) -> WorldSpan:
-        """Those of the newest worlds stay, half as many as there may be."""
+        """Keep the members of the newest worlds, half as many as there may be."""
         if self._members + len(world.members) > MOST_MEMBERS // 2:
             return replace(world, members=())
         self._members += len(world.members)
         return world
 
-    def _world_broken(self, entry: Entry, now: float) -> None:
+    def _world_broken(self, now: float) -> None:
         self._end_world(now)
         if self._line.doing is TimeUse.PRODUCTIVE:
             self._line.change(TimeUse.FAILURE)
-        self._changing = self._changing or Changing(now, TimeUse.FAILURE)
+        self._changing = self._changing or WorldChange(now, TimeUse.FAILURE)
 
     def _master_restarted(self, entry: Entry, now: float) -> None:
-        """It tells the world that it has found, which an earlier entry may not have told. Of workers that an earlier master
-        found slow or stuck it knows nothing, so it never says that they recovered."""
+        """The entry tells the world that the new master has found: the journal may lack its ``world_formed``. The new master
+        knows nothing of slow or stuck workers, so it never tells that they recovered."""
         self._lanes.nothing_found()
         version, last = f.count(entry, "world"), self._worlds.last
         if version and (last is None or last.version < version):
-            # Its seconds are those in which the master waited for workers, who trained.
+            # In the seconds of the entry the master waited for workers, and they trained.
             self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
 
     def _end_world(self, now: float) -> None:
@@ -321,7 +297,7 @@ class Facts:
             self._worlds.amend(replace(last, until=now))
 
     def _pause(self, entry: Entry, now: float) -> None:
-        """Each survivor tells one; that of the longest counts."""
+        """Each survivor tells its pause; the longest counts."""
         world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
         doing = _KINDS.get(kind)
         if doing is None:
@@ -330,7 +306,9 @@ class Facts:
             if (seconds := f.number(entry, part)) is not None:
                 self.pause_times[kind, part].add(seconds)
         if change := self._changing:
-            if change.use is TimeUse.FAILURE and not change.told:  # from the break on was what could be known until now
+            if (
+                change.use is TimeUse.FAILURE and not change.told
+            ):  # until now all time since the break counted as failure
                 self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
             change.told = True
         last = self._pauses.last
@@ -352,7 +330,7 @@ class Facts:
     # ---- steps ----
 
     def _steps_over(self, entry: Entry, now: float) -> None:
-        """What a script does after its last step is the job's end, however long that takes."""
+        """Whatever a script does after its last step counts as the job's end."""
         line = self._line
         since = now - f.seconds(entry, "seconds")
         line.relabel(TimeUse.ENDING, since, now)
@@ -366,7 +344,7 @@ class Facts:
         if step > 0 and (world, step) <= self._told:
             return  # a master that was started again is told the last steps once more
         self._told = world, step
-        # What a world had made is told after it broke, too.
+        # Steps of a world are also told after it broke.
         current = last is not None and (world > last.version or (world == last.version and last.until is None))
         change = self._changing
         if change and current:
@@ -387,9 +365,3 @@ class Facts:
         state.steps_made, state.samples_made = state.steps_made + made, state.samples_made + point.samples
         line.settle(self._reported)
         self._reported = now
-
-
-# What an entry of each kind changes.
-_ACTS: Mapping[str, Callable[[Facts, Entry, float], None]] = {
-    name: vars(Facts)[f"_{name}"] for name in KINDS if f"_{name}" in vars(Facts)
-}

@@ -1,4 +1,4 @@
-"""What stands in an entry, whoever wrote it: a journal may be of another version, damaged, or made up."""
+"""Fields of an entry as values that can be trusted: a journal may be of another version, damaged, or made up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def count(entry: Mapping[str, Any], name: str) -> int:
     return int(seconds(entry, name))
 
 
-def worker_of(entry: Mapping[str, Any], name: str = "worker") -> int | None:
+def whole(entry: Mapping[str, Any], name: str) -> int | None:
+    """As the number of a worker, or an exit code; None if there is none."""
     return _whole(entry.get(name))
 
 
@@ -62,6 +63,6 @@ def members(entry: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def numbers(entry: Mapping[str, Any], name: str) -> dict[str, float | None]:
-    """Those that are none are None."""
+    """What is no number becomes None."""
     value = entry.get(name)
     return {str(key): number(value, key) for key in value} if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""The folders that a job writes to: tried before it starts, so that a mistake costs a line and not a run."""
+"""The folders that a job writes to are tried before the job starts: a mistake then costs one line, and not a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_writable_folders(spec: JobSpec) -> None:
 
 
 def require_writable(option: str, folder: Path) -> None:
-    """Try it, as permission bits do not tell the whole truth, and leave nothing behind."""
+    """Write to the folder, as permission bits do not tell the whole truth, and leave nothing behind."""
     made: list[Path] = []
     try:
         for path in [*reversed(folder.parents), folder]:

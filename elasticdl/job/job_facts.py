@@ -1,4 +1,4 @@
-"""What is so of a job as a whole."""
+"""The state of a job as a whole, by its journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SLOW = 2000
 
 @dataclass(slots=True, kw_only=True)
 class JobFacts:
-    """What is so of the job as a whole, by what its journal has told so far."""
+    """The state of the job as a whole, by what its journal has told so far."""
 
     job: str = ""
     phase: str = "pending"
@@ -40,7 +40,7 @@ class JobFacts:
     slow: dict[int, tuple[str, str, float]] = field(default_factory=dict)  # host, phase and factor, by worker
 
     def take(self, entry: Entry) -> None:
-        """All entries but those on steps, of which some may be told twice."""
+        """To be called with every entry, except those on steps: some of these are told twice."""
         match entry["event"]:
             case "job_started":
                 self.job, self.wanted = f.text(entry, "job") or self.job, f.text(entry, "workers")
@@ -77,7 +77,7 @@ class JobFacts:
                 self._take_slow(entry)
 
     def _take_slow(self, entry: Entry) -> None:
-        worker = f.worker_of(entry)
+        worker = f.whole(entry, "worker")
         if worker is None:
             return
         self.slow.pop(worker, None)

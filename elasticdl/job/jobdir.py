@@ -26,7 +26,7 @@ from typing import NamedTuple, Self
 import platformdirs
 import psutil
 
-from elasticdl.common.credentials import Below, Credentials, Endpoint, TlsFolder, Token
+from elasticdl.common.credentials import Credentials, Endpoint, PathBelow, TlsFolder, Token
 from elasticdl.common.errors import UserError
 
 _START = 19  # of the fields after the name, which ends with the last bracket: see proc(5), field 22
@@ -34,7 +34,7 @@ _START = 19  # of the fields after the name, which ends with the last bracket: s
 
 @dataclass(frozen=True, slots=True)
 class MasterAddress:
-    """How to reach a running master, and whether it is the one that it was."""
+    """How to reach a running master, and whether its process still runs."""
 
     address: str  # host:port
     token: str
@@ -47,7 +47,7 @@ class MasterAddress:
         return cls(address, token, os.getpid(), start_of(os.getpid()))
 
     def is_alive(self) -> bool:
-        """Whether the master's process is there, and not another one that was given its number since."""
+        """Whether the master's process is there, and not another process that has got its number since."""
         return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
 
     @property
@@ -60,7 +60,7 @@ class MasterAddress:
 
 
 class KeptName(NamedTuple):
-    """Of files with the state that a training was stopped with: with its step between these."""
+    """How files with the state of a stopped training are named: the stem, the step, the suffix."""
 
     stem: str
     suffix: str
@@ -82,16 +82,16 @@ class JobDir:
     def name(self) -> str:
         return self.path.name
 
-    spec = Below("job.json")
-    master = Below("master.json")
-    journal = Below("journal.jsonl")
-    status = Below("status.json")
-    state = Below("state.json")
-    batch = Below("batch")
-    tls = Below("tls")
-    logs = Below("logs")
-    master_log = Below("logs/master.log")
-    marks = Below("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
+    spec = PathBelow("job.json")
+    master = PathBelow("master.json")
+    journal = PathBelow("journal.jsonl")
+    status = PathBelow("status.json")
+    state = PathBelow("state.json")
+    batch = PathBelow("batch")
+    tls = PathBelow("tls")
+    logs = PathBelow("logs")
+    master_log = PathBelow("logs/master.log")
+    marks = PathBelow("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"
@@ -101,29 +101,29 @@ class JobDir:
         return self.logs / f"worker-{worker_id}.out"
 
     def kept_states(self) -> list[Path]:
-        """That the job's training was stopped with."""
+        """Files with the state that the job's training was stopped with."""
         return [path for path in self.path.iterdir() if STOPPED.matches(path.name)]
 
     def write_master(self, address: MasterAddress) -> None:
         write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
 
     def read_master(self) -> MasterAddress | None:
-        """None when no master runs (or none has started yet)."""
+        """None when no master runs (or none has started yet), or its file is damaged or of another version."""
         try:
             return MasterAddress(**json.loads(self.master.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
 
 def write_aside(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part. If it fails, nothing is left behind.
+    """Write a file so that a reader sees the old text or the new, never a part. A failure leaves nothing behind.
 
-    ``mode``: that of the file, less what the umask takes away.
+    ``mode``: the file's mode, less what the umask takes away.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.unlink(missing_ok=True)
     with contextlib.ExitStack() as undo:
-        # In a folder of many, never through somebody else's link.
+        # "x", as in a folder of many users the path may be somebody else's link.
         with open(scratch, "x", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
             undo.callback(scratch.unlink, missing_ok=True)
             file.write(text)

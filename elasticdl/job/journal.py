@@ -1,23 +1,23 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. What a worker has told
-has the ``worker`` in whose session it came, too. Status pages, plots, summaries and benchmarks are all made from it.
+Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. An entry that a worker
+has told also has ``worker``, the worker in whose session it came. Status pages, plots, summaries and benchmarks are all made from the journal.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-
-from elasticdl.job.joined_steps import Steps
+from typing import Any, Self
 
 Entry = dict[str, Any]
 
 STEPS = "steps"
 MOST_BETWEEN = 100  # entries between two on steps that are made one
+_DIGITS = 6  # of a number of `Steps`: a person reads no more, and there are many entries
 LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
 
@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def parse_entry(line: str) -> Entry | None:
-    """None if it is none: a disk may have been full, or somebody else may have written there."""
+    """None if the line is no entry: a disk may have been full, or somebody else may have written there."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -58,14 +58,63 @@ def read_journal(path: Path) -> Iterator[Entry]:
                 yield entry
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one world, one after the other: an entry ``steps``. Loss and learning rate are None where they are not known."""
+
+    step: int  # the last of them
+    world: int
+    steps: int
+    samples: int
+    loss: float | None
+    learning_rate: float | None
+    seconds: float
+    again: int  # of them had been made before
+    waited: float  # seconds a step that members waited for others, mean
+    slowest: float  # of these, those for the slowest
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Steps | None:
+        """None if the entry is not as a master writes it: it may be damaged, or of another version."""
+        known = [entry.get(name) for name in _NAMES]
+        sure = all(isinstance(value, int | float) or (value is None and name in _UNKNOWN) for name, value in zip(_NAMES, known, strict=True))  # fmt: skip
+        return cls(*known) if sure else None  # type: ignore[arg-type]
+
+    def __add__(self, later: Self) -> Self:
+        """These and the steps that follow, as one. A loss that is not known counts for nothing."""
+        steps, samples = self.steps + later.steps, self.samples + later.samples
+        loss = later.loss if self.loss is None else self.loss
+        if self.loss is not None and later.loss is not None:
+            loss = (self.loss * self.samples + later.loss * later.samples) / samples if samples else later.loss
+        return replace(
+            later,
+            steps=steps,
+            samples=samples,
+            loss=loss,
+            seconds=self.seconds + later.seconds,
+            again=self.again + later.again,
+            waited=(self.waited * self.steps + later.waited * later.steps) / steps if steps else later.waited,
+            slowest=(self.slowest * self.steps + later.slowest * later.steps) / steps if steps else later.slowest,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """For an entry, and for a snapshot."""
+        return {name: _short(getattr(self, name)) for name in _NAMES}
+
+
+_NAMES = tuple(each.name for each in fields(Steps))
+_UNKNOWN = ("loss", "learning_rate")
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
 def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
-    """Lines of a journal in which up to ``bunch`` entries on steps of one world are made one, in the place of the last."""
+    """The lines of a journal, with up to ``bunch`` entries on steps of one world made one, in the place of the last."""
     joined: Steps | None = None
     last = ""  # the line of the last of the entries that ``joined`` tells
-    told = (
-        0,
-        0,
-    )  # world and step that came last: the first of a world stand by themselves, as they end a change of workers
+    told = (0, 0)  # the world and the step that came last
     size, after = 0, list[str]()  # how many they are, and the lines that follow them
 
     def kept() -> Iterator[str]:
@@ -77,7 +126,8 @@ def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
         entry = parse_entry(line)
         is_steps = entry is not None and entry["event"] == STEPS
         steps = Steps.of(entry) if entry and is_steps else None
-        # What another master was told once more stands by itself, too, so that whoever counts can leave it out.
+        # The first of a world stand by themselves, as they end a change of workers. So does what another master was told once
+        # more: whoever counts leaves it out.
         follows = steps is not None and told < (steps.world, steps.step) and steps.world == told[0]
         told = max(told, (steps.world, steps.step)) if steps else told
         if joined and steps and follows and size < bunch:

@@ -6,7 +6,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 
-from elasticdl.job.records import Lane, Span, WorkerPhase
+from elasticdl.common.reach import NOT_REACHED
+from elasticdl.job import fields as f
+from elasticdl.job.history import Lane, Span, WorkerPhase
+from elasticdl.job.journal import Entry
 from elasticdl.job.timeline import Crew
 
 MOST_LANES = 2000
@@ -14,7 +17,7 @@ MOST_SPANS = 64
 
 
 class Lanes:
-    """Of workers that are gone the first ones are forgotten when there are too many; `forgotten` counts them."""
+    """When too many workers are gone, the first of them are forgotten; `forgotten` counts them."""
 
     def __init__(self) -> None:
         self._there: dict[int, Lane] = {}
@@ -29,8 +32,33 @@ class Lanes:
         training, starting = phases[WorkerPhase.TRAINING], phases[WorkerPhase.STARTING]
         return Crew(training, starting, phases[WorkerPhase.WARM], phases[WorkerPhase.LEAVING])
 
+    def take(self, entry: Entry, now: float) -> None:
+        """What an entry says of one worker."""
+        worker = f.whole(entry, "worker")
+        if worker is None:
+            return
+        match entry["event"]:
+            case "worker_launched" | "worker_pending":
+                self.become(worker, WorkerPhase.PENDING, now, f.text(entry, "reason"))
+            case "worker_started":
+                self._started(worker, f.text(entry, "host"), now)
+            case "worker_ready":
+                self.become(worker, WorkerPhase.WARM, now)
+                self._found(worker, "")  # whatever held it up has passed
+            case "worker_draining":
+                self.become(worker, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
+            case "worker_slow":
+                self._found(worker, f"slow {f.text(entry, 'phase')}".strip())
+            case "worker_stuck":
+                what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
+                self._found(worker, f"{what} {f.standing_of(entry)}".strip())
+            case "worker_recovered":
+                self._found(worker, "")
+            case "worker_left":
+                self.left(worker, now, f.text(entry, "cause"), f.text(entry, "reason"), f.whole(entry, "code"))
+
     def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
-        """Once it is gone, nothing is heard of it any more."""
+        """Begin another span of a worker's lane; nothing changes once the worker is gone."""
         if worker in self._gone:
             return
         lane = self._there.get(worker) or Lane(worker, "", ())
@@ -45,7 +73,7 @@ class Lanes:
             spans = (replace(spans[1], since=spans[0].since), *spans[2:])
         self._there[worker] = replace(lane, spans=(*spans, Span(phase, now, None, reason)))
 
-    def started(self, worker: int, host: str, now: float) -> None:
+    def _started(self, worker: int, host: str, now: float) -> None:
         self.become(worker, WorkerPhase.STARTING, now)
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], host=host)
@@ -62,17 +90,17 @@ class Lanes:
             self._gone.popitem(last=False)
             self.forgotten += 1
 
-    def found(self, worker: int, trouble: str) -> None:
-        """That it is slow or stuck; empty: no longer."""
+    def _found(self, worker: int, trouble: str) -> None:
+        """Note that a worker is slow or stuck; empty: no longer."""
         if worker in self._there:
             self._there[worker] = replace(self._there[worker], trouble=trouble)
 
     def nothing_found(self) -> None:
-        """Of no worker it is known any more that it is slow or stuck."""
+        """Forget which workers are slow or stuck."""
         self._there = {worker: replace(lane, trouble="") for worker, lane in self._there.items()}
 
     def form(self, members: Collection[int], before: Collection[int], now: float) -> None:
-        """Those of a new world train; who was in the one ``before`` and is told nothing else waits to be let in."""
+        """The members of a new world train. Who was in the world ``before``, is not in this one and does not leave, waits."""
         inside = set(members)
         for worker in inside - self._training:
             self.become(worker, WorkerPhase.TRAINING, now)
@@ -80,7 +108,7 @@ class Lanes:
             self.become(worker, WorkerPhase.WARM, now, "was cut off as its world broke")
 
     def rest(self, since: float, reason: str) -> None:
-        """Those who trained are done with it since then, and have yet to go."""
+        """Whoever trained has stopped training at ``since``, and leaves."""
         for worker in tuple(self._training):
             spans = self._there[worker].spans
             self.become(worker, WorkerPhase.LEAVING, max(since, spans[-1].since), reason)

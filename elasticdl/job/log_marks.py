@@ -1,7 +1,7 @@
 """Marks in the logs of a job of this machine: how long each log was at some moments, and which workers had which rank then.
 
-A worker's log holds what its program prints, as it prints it, and most of that has no time. A mark is made whenever the journal grows. So
-a line's place among the master's lines is known, and where a worker's lines of one world end and those of the next begin.
+A worker's log holds what its program prints, and most of these lines have no time. A mark is made whenever the journal grows. By the
+marks it is known where a line belongs among the master's lines, and which lines a worker has printed in which world.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """``sizes``: of the logs that have grown since the last mark, by the names of their files. ``members``: of a world that was
-    formed at this moment, in rank order. ``whole``: all logs were looked at, else only those that are in it."""
+class LogMark:
+    """``sizes``: of the logs that have grown since the last mark, by file name. ``members``: in rank order, if a world was formed at
+    this moment. ``whole``: all logs were looked at, and not only those in ``sizes``."""
 
     time: float
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -26,8 +26,8 @@ class Mark:
         return json.dumps({"time": round(self.time, 6), "sizes": dict(self.sizes), **more}, separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str) -> Mark | None:
-        """None if it is none, as a disk may have been full."""
+    def from_line(cls, line: str) -> LogMark | None:
+        """None if the line is no mark, as a disk may have been full."""
         try:
             found = json.loads(line)
             sizes = {str(name): int(size) for name, size in found["sizes"].items()}

@@ -1,13 +1,17 @@
-"""Values of options that are a word or a number, as a command line or a YAML file has them."""
+"""Values of options that have a form of their own, as a command line or a YAML file has them."""
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Final
+
+from elasticdl.common.errors import UserError
 
 AUTO: Final = "auto"
 CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
 RANKS_ALL, RANKS_NONE = "all", "none"  # of --log_ranks
+PARAMS = "expected NAME=VALUE; NAME=VALUE with Python literals, as in \"units=64; activation='relu'\""
 
 
 def parse_limit(value: object) -> object:
@@ -45,3 +49,34 @@ def ranks_of(text: str) -> tuple[int, ...] | None:
     if text == RANKS_ALL:
         return None
     return () if text == RANKS_NONE else tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def parse_params(option: str, text: str) -> dict[str, object]:
+    """Arguments given in one option, by name, as in ``--model_params "units=64; activation='relu'"``.
+
+    Nothing in the text is evaluated, so only literals can be given.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        statements = ast.parse(text.strip().rstrip(";")).body
+    except SyntaxError as error:
+        raise UserError(f"--{option} {text!r} is not understood ({error.msg}); {PARAMS}") from None
+    params: dict[str, object] = {}
+    for statement in statements:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                params[name] = _literal(option, name, value)
+            case _:
+                raise UserError(f"--{option}: {ast.unparse(statement)!r} is not understood; {PARAMS}")
+    return params
+
+
+def _literal(option: str, name: str, value: ast.expr) -> object:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        raise UserError(
+            f"--{option}: {name}={ast.unparse(value)} is not a literal; put text in quotes, as in {name}='text'"
+        ) from None

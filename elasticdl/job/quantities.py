@@ -1,4 +1,4 @@
-"""The small languages in which a job's demands on a cluster are written, as ElasticDL has them.
+"""The forms in which options say what a job wants of a cluster, as in ElasticDL.
 
     resources   cpu=4,memory=8Gi,gpu=1,vendor.com/device=2
     volumes     claim_name=data,mount_path=/data;host_path=/scratch,mount_path=/scratch,type=Directory
@@ -7,8 +7,8 @@
     priority    CLASS  |  0.5  |  CLASS=0.5
     queue       kueue=QUEUE  |  volcano=QUEUE
 
-Only the writing is checked here, and what a cluster would take without a word. Whether names, sizes and paths will do a
-cluster is asked when the job is submitted, before anything is made. Every function raises `ValueError` with one line that
+Checked here is the form alone, and what a cluster would accept though it is a mistake. When the job is submitted, the cluster
+itself is asked about names, sizes and paths, before anything is made. Every function raises `ValueError` with one line that
 says what is wrong and what would be right.
 """
 
@@ -101,7 +101,7 @@ def _parse_volume(text: str) -> Volume:
     read_only = given.get("read_only", "false")
     if read_only.lower() not in ("true", "false"):
         raise ValueError(f"read_only={read_only}: must be true or false")
-    # The path in its only spelling, so that a cluster finds two that are the same; one with .. stays, to be refused.
+    # The path in one spelling, so that a cluster finds two that are the same. A path with .. keeps it, and is refused.
     path = given.get("mount_path", "")
     plain = "/".join(part for part in path.split("/") if part not in ("", "."))
     volume = Volume(
@@ -117,7 +117,7 @@ def _parse_volume(text: str) -> Volume:
 
 
 def _check_volume(text: str, volume: Volume) -> None:
-    """What a cluster would take, or could not be asked."""
+    """Mistakes that a cluster would accept, or could not be asked about."""
     mount, host = volume.mount_path, volume.host_path
     is_taken = f"{mount}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or mount == "/"
     either = "give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"

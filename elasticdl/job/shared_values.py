@@ -1,4 +1,4 @@
-"""Values that master and worker tell each other, and both cores hold as they are."""
+"""Values that master and worker send each other, and that both cores keep in this form."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Where the time went: every moment of a job has one label, so that the parts add up to the whole.
 
-The label of the present is known from what has happened. What comes to be known later changes the labels of the past: a
-pause is told when it is over. Such changes reach back to the last but one report of steps: what lies before is final, and
-only added up, so memory is bounded. What has no place in time of its own (an evaluation, waiting for the slowest member)
-is taken out of the time in which the job trained.
+The label of the present is known from what has happened. A later entry may change labels of the past, as a pause is told when
+it is over. Such a change reaches back to the last report of steps but one at most. Whatever lies before is final, and is
+only added up, so memory is bounded. What is told without its time (an evaluation, waiting for the slowest member) is taken
+out of the time in which the job trained.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from elasticdl.job.records import TimeSpent, TimeUse
+from elasticdl.job.history import TimeSpent, TimeUse
 
 MOST_SEGMENTS = 512
-# What a pause that is told may turn out to have been. Waiting for workers, starting and ending stay what they are.
+# Labels that a pause may replace. Waiting for workers, starting and ending stay.
 _TRAINING = (TimeUse.PRODUCTIVE, TimeUse.GROW, TimeUse.SHRINK, TimeUse.FAILURE)
 
 
@@ -91,7 +91,7 @@ class Timeline:
         self.now = self._segments[-1].until = max(now, self.now)
 
     def change(self, doing: TimeUse | None = None, crew: Crew | None = None) -> None:
-        """From now on the job does something else, or with others."""
+        """From now on the job does something else, or with other workers."""
         last = self._segments[-1]
         doing, crew = doing or last.doing, crew or last.crew
         if doing is not last.doing:
@@ -105,7 +105,7 @@ class Timeline:
         self._shorten()
 
     def relabel(self, doing: TimeUse, since: float, until: float) -> None:
-        """What was training in this time is known to have been something else; what is final stays."""
+        """Replace the label of the training in this time; what is final stays."""
         until = min(until, self.now)
         split: list[_Segment] = []
         for segment in self._segments:
@@ -128,12 +128,12 @@ class Timeline:
         return other
 
     def take(self, doing: TimeUse, seconds: float) -> None:
-        """So many seconds of training, up to now, were this. What of them lies in the end of the job is its end already."""
+        """So many seconds of training, up to now, were spent on this. Those since the job began to end count as its end."""
         ending = self.now - self._since if self.doing is TimeUse.ENDING else 0.0
         self._sums.owed[doing] += max(seconds - ending, 0.0)
 
     def settle(self, before: float) -> None:
-        """Nothing that comes to be known will change what lies before."""
+        """Make final what lies before."""
         while len(self._segments) > 1 and self._segments[0].until <= before:
             self._sums.add(self._segments.pop(0))
         first = self._segments[0]
@@ -146,7 +146,7 @@ class Timeline:
             self._sums.add(self._segments.pop(0))
 
     def settled(self) -> TimeSpent:
-        """Of what nothing will change, which is all but the training since the last but one report: it never falls."""
+        """What is final, and all that is no training: these numbers never fall."""
         sums = self._sums.copy()
         for segment in self._segments:
             if segment.doing not in _TRAINING:

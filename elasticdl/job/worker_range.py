@@ -49,9 +49,9 @@ def why_not_in_range(workers: WorkerRange, *, gang: bool, queue: str, submitted:
 
     ``submitted``: what a job that is there was submitted with.
     """
-    if gang and workers.minimum != workers.maximum:
-        return f"--gang trains with all workers or none: give one number of workers, not {workers}"
     if gang and queue and submitted not in (None, workers):
         # Kueue deletes pods beyond the size that a group was made with, and holds back a group that lacks some.
         return f"the gang in --queue {queue} was submitted with {submitted} workers, which can't be changed: submit another job"
+    if gang and workers.minimum != workers.maximum:
+        return f"--gang trains with all workers or none: give one number of workers, not {workers}"
     return ""

@@ -6,5 +6,6 @@ client        the requests, over the connections of the official package ``kuber
 retry         delays between attempts, and attempts until there is an answer
 watch         list objects of one kind and follow their changes
 job_pods      which pods are a job's, and a port of this machine that leads to its master
+kueue         the end of a gang that Kueue has admitted
 manifests     the objects of a job: pure functions of its specification
 """

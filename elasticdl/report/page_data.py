@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from elasticdl.job.history import History, Lane, PauseRecord, Point, TimeUse, WorldSpan
 from elasticdl.job.journal import plain
-from elasticdl.job.records import History, Lane, PauseRecord, Point, TimeUse, WorldSpan
 from elasticdl.report.words import NAMES, duration, percent, sentence
 
 MOST_IDS = 12  # of workers that are named where many came or went at once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticdl.job.records import History, TimeUse
+from elasticdl.job.history import History, TimeUse
 
 # What a share is called, and what it means.
 NAMES = {

@@ -22,7 +22,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
 from elasticdl.job.spec import JobSpec

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.epochs import EpochDriver

@@ -18,7 +18,7 @@ from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.common.triton_first import import_triton
-from elasticdl.job.params import parse_params
+from elasticdl.job.option_values import parse_params
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.user_code import blame
 

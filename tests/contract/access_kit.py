@@ -21,6 +21,7 @@ class ServedMaster:
     def __init__(self, access, journal):
         self.events = []
         self.takes = True
+        self.status = pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2)
         self.port = 0
         self._access = access
         self._journal = journal
@@ -53,13 +54,15 @@ class ServedMaster:
         self.events.append(event)
 
     async def settled(self):
-        """Nothing is done with the events."""
+        """Nothing is done with the events. ``takes`` None: nothing is saved either."""
+        if self.takes is None:
+            await asyncio.Event().wait()
         return self.takes
 
     async def _serve(self):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         sessions = Sessions()
-        status, ended = pb.JobStatus(job_name="digits", phase="running", min_workers=1, max_workers=2), asyncio.Event()
+        status, ended = self.status, asyncio.Event()
         journal = Journal(self._journal)
         server = Server("127.0.0.1", self._access)
         try:

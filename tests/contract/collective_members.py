@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from elasticdl.elastic.collectives.opening import open_collective
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.session import rank_entry
 from elasticdl.elastic.link.store import Endpoint, KvStore

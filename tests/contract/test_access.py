@@ -22,6 +22,7 @@ from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
 from elasticdl.job.worker_range import WorkerRange
+from elasticdl.master.shell import servicer
 from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.master.state.events import NoticeReported, StopRequested, WorkerFinished
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -123,7 +124,8 @@ def test_an_agent_comes_in_by_its_workers_certificate_and_with_no_other(master, 
     async def attend(role):
         async with open_aio_channel(master.endpoint(roles[role]).address, roles[role]) as channel:
             call = pb_grpc.MasterStub(channel).Attend(metadata=metadata(roles[role]))
-            await call.write(REQUESTS["Attend"])
+            if role is Role.WORKER:  # what is written after a refusal has come would hide it
+                await call.write(REQUESTS["Attend"])
             return await call.read()
 
     assert asyncio.run(attend(Role.WORKER)).welcome.job_name == "digits"
@@ -392,6 +394,16 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, tmp_path):
     assert not closing.is_alive()
     heard = [listening.heard.get() for _ in range(listening.heard.qsize())]
     assert heard.count("last_word_taken") == 1
+
+
+def test_who_asks_is_told_what_the_master_waits_for(local_master, monkeypatch):
+    monkeypatch.setattr(servicer, "SETTLE_SECONDS", 0.0)
+    local_master.takes, local_master.status.reason = None, "waits until the job's state is saved: no space"
+    with (
+        connect(local_master.endpoint(TOKEN)) as client,
+        pytest.raises(UnreachableError, match=r"it was told, and waits until the job's state is saved: no space$"),
+    ):
+        client.stop("enough")
 
 
 @pytest.mark.parametrize(

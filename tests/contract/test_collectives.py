@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.storm.__main__ import NAMESPACES
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from tests.cluster.processes import Leashed
 from tests.contract.collective_members import DEADLINE, ENGINES, KERAS_ENGINES, Group, MemberEnded, MemberProcess
 from tests.namespaces import needs_namespaces

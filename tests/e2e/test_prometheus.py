@@ -20,7 +20,7 @@ from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 
 from elasticdl.common.tether import tethered
 from elasticdl.job.facts import Facts
-from elasticdl.job.records import TimeUse
+from elasticdl.job.history import TimeUse
 from tests.cluster.build import PROMETHEUS, Unavailable, require
 
 pytest_plugins = ["tests.cluster.fixtures"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from running_job import ZOO, run_cli, start
 
 pytest_plugins = ["tests.slurm.fixtures"]
@@ -34,12 +37,22 @@ def test_a_job_grows_is_preempted_and_outlives_its_master(slurm, tmp_path):
         slurm.run("scancel", urgent)
         world = job.wait_for_world(size=3, after=world["world"])
 
-        slurm.run("scontrol", "requeue", (job.job.path / "batch").read_text())
+        job.wait_for_step(job.steps_recorded() + 20)  # by then that world is saved
+        address = job.job.read_master()
+        os.kill(address.pid, signal.SIGKILL)
         job.wait_for("the next master", lambda: job.entries("master_restarted"))
-        (restarted,) = job.entries("master_restarted")
-        assert (restarted["world"], restarted["missing"]) == (world["world"], [])
-        step = job.steps_recorded()
-        job.wait_for_step(step + 20)
+        (second,) = job.entries("master_restarted")
+        assert (second["world"], second["missing"]) == (world["world"], [])
+        job.wait_for_step(job.steps_recorded() + 20)
+        assert job.job.read_master() != address
+
+        slurm.run("scontrol", "requeue", (job.job.path / "batch").read_text())
+        job.wait_for(
+            "the third master", lambda: any(entry["time"] > second["time"] for entry in job.entries("master_restarted"))
+        )
+        third = job.entries("master_restarted")[-1]
+        assert (third["world"], third["missing"]) == (world["world"], [])
+        job.wait_for_step(job.steps_recorded() + 20)
         assert job.entries("world_formed")[-1] == world, "the workers went on"
 
         shown = run_cli(tmp_path, "status", "job", env=environment).stdout

@@ -10,7 +10,7 @@ import numpy as np
 from elastic_keras_kit import Board, SumOfThreads, run_all
 from session_kit import FakeMaster, enter
 
-from elasticdl.elastic.core.errors import WorldChanged
+from elasticdl.elastic.core.interruptions import WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.fit import Fit, FitCall

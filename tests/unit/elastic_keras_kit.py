@@ -12,7 +12,7 @@ import tensorflow as tf
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.keras_job import ElasticContext

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World

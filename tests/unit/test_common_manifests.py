@@ -192,7 +192,7 @@ def test_a_master_has_the_same_form():
         (
             {"queue": "kueue=a", "gang": True, "num_workers": "3"},
             {"kueue.x-k8s.io/queue-name": "a", "kueue.x-k8s.io/pod-group-name": "digits-workers"},
-            {"kueue.x-k8s.io/pod-group-total-count": "3"},
+            {"kueue.x-k8s.io/pod-group-total-count": "3", "kueue.x-k8s.io/safe-to-forcefully-delete": "true"},
             None,
         ),
         ({"queue": "volcano=a"}, {}, {"scheduling.volcano.sh/queue-name": "a"}, "volcano"),

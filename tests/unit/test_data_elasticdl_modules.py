@@ -9,7 +9,7 @@ from data_kit import text, tfrecord
 
 import elasticdl
 from elasticdl.common.errors import UserError
-from elasticdl.job.params import parse_params
+from elasticdl.job.option_values import parse_params
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, open_datasets
 

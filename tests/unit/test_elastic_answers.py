@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import Member as InWorld
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.participant.agreements import Answers

@@ -16,7 +16,7 @@ from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import KvStore
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors

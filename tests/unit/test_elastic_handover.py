@@ -9,7 +9,7 @@ from elastic_kit import Board, Trainee
 from session_kit import FakeMaster, alone
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import Member, World

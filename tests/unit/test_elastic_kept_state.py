@@ -7,7 +7,7 @@ from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World

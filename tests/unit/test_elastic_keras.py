@@ -28,7 +28,7 @@ from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE

@@ -13,7 +13,7 @@ import pytest
 from elastic_keras_kit import Board, Samples, Trainee, make_model, plain_losses, run_all
 from session_kit import enter, lose_world
 
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World

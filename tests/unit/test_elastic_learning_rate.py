@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp, scale
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World

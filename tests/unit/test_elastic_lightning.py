@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core import protocol as p  # noqa: E402
-from elasticdl.elastic.core.errors import WorldBroken  # noqa: E402
+from elasticdl.elastic.core.interruptions import WorldBroken  # noqa: E402
 from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.core.step_times import Activity  # noqa: E402
 from elasticdl.elastic.lightning import requirements, strategy  # noqa: E402

@@ -12,7 +12,7 @@ pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.fit_state import Gradients
 from elasticdl.elastic.lightning.manual import Manual

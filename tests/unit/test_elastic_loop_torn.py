@@ -9,7 +9,7 @@ from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import World
 
 TORN = 2  # steps are made before

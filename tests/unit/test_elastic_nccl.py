@@ -18,7 +18,7 @@ from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.torch_groups import WorldStore, all_reduce, all_to_all
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import Endpoint, KvStore
 from elasticdl.elastic.torch_kit import gpu, torch_adapter

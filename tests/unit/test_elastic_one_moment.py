@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState

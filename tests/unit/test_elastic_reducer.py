@@ -9,7 +9,7 @@ from elastic_kit import Board, SumOfThreads, in_threads
 from torch.utils.checkpoint import checkpoint
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.reducer import ROOM, GradientReducer
 

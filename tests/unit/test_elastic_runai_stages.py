@@ -9,7 +9,7 @@ import pytest
 from elastic_keras_kit import Board, SumOfThreads, make_model, run_all
 
 from elasticdl.common.errors import JobFailedError, UserError
-from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
+from elasticdl.elastic.core.interruptions import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.keras.fit_stages import Stages

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World

@@ -8,7 +8,7 @@ import pytest
 from session_kit import FakeMaster
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.training.sigterm import Sigterm

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
 from elasticdl.job.event_catalogue import FORMAT, KINDS
 from elasticdl.job.facts import Facts
+from elasticdl.job.history import Point, TimeUse, WorkerPhase
 from elasticdl.job.journal import thinned
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
-from elasticdl.job.records import Point, TimeUse, WorkerPhase
 from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
 
 

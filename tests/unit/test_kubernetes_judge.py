@@ -36,6 +36,12 @@ NOT_FOUND = 'rpc error: failed to pull and unpack image "i": not found'
         (pod(state=waiting("ContainerCreating")), [], False, "it is being started on node n0"),
         (
             pod(state=waiting("ContainerCreating")),
+            [event("ErrWorkloadCompose", "'digits-workers' group has fewer runnable pods than expected", "Warning")],
+            False,
+            "it is being started on node n0",
+        ),
+        (
+            pod(state=waiting("ContainerCreating")),
             [
                 event("FailedScheduling", "0/2 nodes", "Warning"),
                 event("Scheduled"),

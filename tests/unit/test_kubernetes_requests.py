@@ -15,12 +15,12 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers

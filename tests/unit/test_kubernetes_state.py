@@ -19,8 +19,8 @@ from elasticdl.kube.manifests.packed_state import HEAD, HOLDER, JOURNAL, MEMORY,
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 

@@ -13,7 +13,7 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import to_event, to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.sessions import Sessions
@@ -332,6 +332,7 @@ def notice(event, /, **fields):
         notice("evaluation", metrics={"accuracy": "good"}),
         notice("evaluation", metrics={"accuracy": 10**400}),
         notice("resumed", step=2**63),
+        notice("evaluation", step=-1, metrics={"loss": 0.5}),  # TensorBoard's file has no way to write it
         notice("resumed", epoch=2**31),
         notice("worker_stuck", where="x", worker=2),
         notice("worker_stuck", stack=["x"] * 101),

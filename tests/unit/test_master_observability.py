@@ -416,8 +416,6 @@ def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
     ("event", "fields"),
     [
         ("worker_left", {"worker": 1, "cause": "finished", "reason": "x"}),
-        ("worker_left", {"worker": 1, "cause": ["a worker", "made", "it", "up"], "reason": "x"}),
-        ("world_formed", {"world": 1, "members": 7, "reason": "x"}),
         ("phase", {"phase": "running", "reason": ""}),
         ("checkpoint", {"step": 1}),
         ("worker_pending", {"worker": 1, "reason": "it is being started on node n0"}),
@@ -428,11 +426,11 @@ def test_the_rest_is_none(event, fields):
 
 
 def test_events_are_few_and_the_rest_is_counted():
-    digest, told = Digest(0.0), []
+    digest, told = Digest(), []
     for second in range(600):  # two kinds a second for ten minutes
         for reason in ("A", "B"):
             digest.add(Notice(reason, f"{reason} {second}", second, second))
-        while notice := digest.take(second):
+        while isinstance(notice := digest.take(second), Notice):
             told.append(notice)
     told += digest.rest()
     assert len(told) <= BURST + 600 / SECONDS_EACH + 2

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.instructions import Member, Outcome, Phase, World
-from elasticdl.master.state.lifecycle import WorkerState
-from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
@@ -430,7 +431,7 @@ def test_a_snapshot_is_the_same_after_it_was_written_and_read():
         outcome=Outcome(Phase.FAILED, "no"),
         training=TrainingSnapshot(2, metrics={"accuracy": 0.5}),
         workers=(WorkerSnapshot(1, WorkerState.DRAINING, "SIGTERM", world_version=3, failure="no"),),
-        crashes=CrashSnapshot(1, 2, 3),
+        crashes=Crashes(1, 2, 3),
     )
     snapshot = Snapshot(job, 12.5, 4)
     again = Snapshot.from_json(snapshot.to_json())

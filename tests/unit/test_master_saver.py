@@ -6,7 +6,7 @@ import math
 import pytest
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import saver as saver_module
 from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports
@@ -26,6 +26,8 @@ def snapshot(next_id=0):
 
 class Store:
     """Saves when its gate is open, after so many failures."""
+
+    news_seconds = math.inf
 
     def __init__(self):
         self.saved = []
@@ -73,6 +75,7 @@ class Desk:
     def __init__(self, news_seconds=math.inf):
         self.now = 100.0
         self.store, self.launcher, self.books, self.mailbox = Store(), Launcher(), Books(), Mailbox()
+        self.store.news_seconds = news_seconds
         self.sessions = Sessions()
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
@@ -84,7 +87,6 @@ class Desk:
             self.books,
             lambda: self.now,
             lambda state: Snapshot(state, 0.0),
-            lambda: news_seconds,
         )
         self.loop = Loop(self.job, ports, self.mailbox)
 

@@ -1,6 +1,7 @@
 """What becomes of the workers when a master ends, in whatever way."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -26,6 +27,7 @@ class NoPlace:
     def __init__(self, broken):
         self.broken = broken
         self.calls = []
+        self.closing, self.seen = lambda: None, None
 
     async def find(self):
         return ()
@@ -43,6 +45,7 @@ class NoPlace:
 
     async def close(self):
         self.calls.append("close")
+        self.seen = self.closing()
 
     async def detach(self):
         self.calls.append("detach")
@@ -72,8 +75,8 @@ class Run:
         self.launcher = NoPlace(broken == "launcher")
         self.store = NoStore()
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
-        self._job_dir = JobDir(folder / "digits")
-        self._job_dir.path.mkdir(parents=True)
+        self.job_dir = JobDir(folder / "digits")
+        self.job_dir.path.mkdir(parents=True)
 
     def to_the_end(self):
         return asyncio.run(asyncio.wait_for(self._serve(), 60))
@@ -84,7 +87,7 @@ class Run:
         platform = Platform(
             server, self._make_launcher, self.store, self._attend, lambda status, facts: [self.ears, self.second]
         )
-        return await serve(self._spec, self._job_dir, platform)
+        return await serve(self._spec, self.job_dir, platform)
 
     def _make_launcher(self, report, limits):
         self.launcher.report = report
@@ -103,6 +106,21 @@ def test_a_decided_end_takes_the_workers_along_and_is_told(tmp_path):
     assert run.launcher.calls[-2:] == ["close", "detach"]
     assert (run.ears.heard[0], run.ears.heard[-1]) == ("job_started", "job_finished")
     assert run.ears.closed
+
+
+def test_how_a_job_ended_is_written_before_its_places_are_closed(tmp_path):
+    run = Run(tmp_path)
+    run.launcher.closing = lambda: (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
+    run.to_the_end()
+    assert run.launcher.seen == ("stopped", "job_finished")
+
+
+def test_a_status_that_can_not_be_written_keeps_no_place(tmp_path, caplog):
+    run = Run(tmp_path)
+    run.job_dir.status.mkdir()
+    assert run.to_the_end().phase is Phase.STOPPED
+    assert run.launcher.calls[-2:] == ["close", "detach"]
+    assert f"job stopped, and that can't be written to {run.job_dir.status}: Is a directory" in caplog.text
 
 
 def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):

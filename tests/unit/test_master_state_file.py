@@ -12,8 +12,8 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell.state_file import FileState, ReplacedError
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 
 
 def snapshot(*workers: int) -> Snapshot:
@@ -27,7 +27,11 @@ def job(tmp_path) -> JobDir:
 
 
 def state(job: JobDir, holder: str, replaced: list[str]) -> FileState:
-    return FileState(job, holder, lambda: replaced.append(holder))
+    def tell() -> None:
+        asyncio.get_running_loop()  # in a thread there is none
+        replaced.append(holder)
+
+    return FileState(job, holder, tell)
 
 
 def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_moment(job):
@@ -76,6 +80,12 @@ def test_a_master_that_was_replaced_writes_no_more(job):
 def test_a_file_that_is_no_snapshot_is_the_users_to_mend(job):
     job.state.write_text('{"format": 77')
     with pytest.raises(UserError, match=r"an earlier master has left in .* can't be read"):
+        asyncio.run(state(job, "a", []).load())
+
+
+def test_a_folder_that_takes_nothing_now_may_do_so_later(job):
+    job.state.mkdir()
+    with pytest.raises(UnreachableError, match=r"^can't take the job over in .*: Is a directory$"):
         asyncio.run(state(job, "a", []).load())
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.job.joined_steps import Steps
-from elasticdl.job.journal import STEPS, thinned
+from elasticdl.job.journal import STEPS, Steps, thinned
 from elasticdl.kube.manifests import packed_state
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.events import StepReport

@@ -149,8 +149,8 @@ def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
         return "squeue: a warning\n12|RUNNING|n1|gres/gpu:2|None\n"
 
     provider = slurm.SlurmProvider("job", ("agent",), "out")
-    monkeypatch.setattr(slurm, "_run", refused)
+    monkeypatch.setattr(slurm, "ask", refused)
     with pytest.raises(UnreachableError, match="Zero Bytes"):
         asyncio.run(provider.list())
-    monkeypatch.setattr(slurm, "_run", printed)
+    monkeypatch.setattr(slurm, "ask", printed)
     assert asyncio.run(provider.list()) == {"12": Place("12", "n1", 2, PlaceState.READY)}

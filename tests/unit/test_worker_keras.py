@@ -11,7 +11,7 @@ import keras  # isort: skip
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import require_horovod
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras import driver
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors

@@ -54,7 +54,7 @@ def scaled(spec, workers):
 @pytest.mark.parametrize(
     ("options", "workers", "refusal"),
     [
-        (KUEUE, (2, 8), WHOLE),
+        (KUEUE, (2, 8), FIXED.format("kueue=train")),
         (KUEUE, (8, 8), FIXED.format("kueue=train")),
         (KUEUE, (2, 2), FIXED.format("kueue=train")),
         (VOLCANO, (8, 8), FIXED.format("volcano=train")),

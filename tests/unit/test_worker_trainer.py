@@ -11,7 +11,7 @@ from worker_kit import Script, make_job, write_zoo
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD

@@ -10,7 +10,7 @@ import tensorflow as tf
 from worker_kit import Script, write_zoo
 
 from elasticdl.elastic.collectives.horovod import HorovodCollective
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.training import plain_data

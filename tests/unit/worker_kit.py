@@ -11,7 +11,7 @@ from session_kit import FakeMaster, let_break
 from elasticdl.elastic.collectives.horovod import HorovodCollective
 from elasticdl.elastic.collectives.port import Transfer
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.reduction.buckets import STEP

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import shutil
-import subprocess
 import time
 
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm import refusal, workers_name
+from elasticdl.places.slurm_commands import Stage, UnknownJobError, number_of, run, sbatch, stage_of, workers_name
 
-MASTER_MODULE = "elasticdl.master.shell.slurm_master"
-ANSWER_SECONDS = 60.0
+MASTER_MODULE = "elasticdl.master.shell.slurm_keeper"
 LOOK_SECONDS = 3.0  # between two questions after a batch job
 WAIT_SECONDS = 10.0  # for an answer to such a question: the job's own master may answer without Slurm
-NOTICE_SECONDS = 120  # before its time limit the master puts itself into the queue again
-# Of a batch job that may still run, or run again; after all others no master comes any more.
-WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED")
-RUNS = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
+CANCEL_SECONDS = 20.0  # a person waits for it
 
 
 def require_slurm() -> None:
@@ -39,19 +35,26 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     """Returns the number of the batch job. If its node is lost, Slurm starts it on another.
 
     Raises:
-        UserError: Slurm refuses it.
-        UnreachableError: Slurm does not answer.
+        UserError: Slurm refuses it, or does not answer.
     """
     # What is wrong with these would be seen only when the master asks for the first worker.
     worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
-    _run("sbatch", *worker, said_of=" for a worker (--slurm_args)")
-    command = [*RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)]
-    words = ["--parsable", "--requeue", f"--job-name=elasticdl-{job.name}-master", f"--output={job.master_log}"]
-    words += ["--open-mode=append", "--ntasks=1", f"--signal=B:TERM@{NOTICE_SECONDS}"]
-    words += [*shlex.split(spec.slurm_master_args), f"--wrap=exec {shlex.join(command)}"]
-    number = _run("sbatch", *words, said_of=" for the master (--slurm_master_args)").strip().partition(";")[0]
+    _submit(["sbatch", *worker], "--slurm_args")
+    script = shlex.join(["exec", *RUN_MODULE, MASTER_MODULE, "--job_dir", str(job.path)])
+    arguments = ["--requeue", "--open-mode=append", *shlex.split(spec.slurm_master_args)]
+    words = sbatch(f"elasticdl-{job.name}-master", str(job.master_log), arguments, script)
+    number = number_of(_submit(words, "--slurm_master_args"))
     write_aside(job.batch, number)
     return number
+
+
+def _submit(words: list[str], option: str) -> str:
+    try:
+        return run(*words)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    except UnreachableError as error:
+        raise UserError(f"nothing was submitted: {error}") from None
 
 
 def cancel(name: str, number: str) -> None:
@@ -60,11 +63,8 @@ def cancel(name: str, number: str) -> None:
     Raises:
         UnreachableError: Slurm does not answer.
     """
-    try:
-        _run("scancel", "--quiet", number)
-    except UserError as error:
-        if "nvalid job id" not in str(error):  # else Slurm does not know the master any more
-            raise
+    with contextlib.suppress(UnknownJobError):  # it ended long ago
+        _cancel(number)
     cancel_workers(name, number)
 
 
@@ -74,7 +74,14 @@ def cancel_workers(name: str, number: str) -> None:
     Raises:
         UnreachableError: Slurm does not answer.
     """
-    _run("scancel", "--quiet", "--me", f"--name={workers_name(name, number)}")
+    _cancel("--me", f"--name={workers_name(name, number)}")
+
+
+def _cancel(*which: str) -> None:
+    try:
+        run("scancel", "--quiet", *which, within=CANCEL_SECONDS)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; the job may still run: try again once `squeue` answers") from None
 
 
 def has_workers(name: str, number: str) -> bool:
@@ -83,7 +90,7 @@ def has_workers(name: str, number: str) -> bool:
         UnreachableError: Slurm does not answer.
     """
     listed = ("--noheader", "--me", "--states=PENDING,RUNNING", f"--name={workers_name(name, number)}", "--format=%i")
-    return bool(_run("squeue", *listed).strip())
+    return bool(run("squeue", *listed, within=WAIT_SECONDS).strip())
 
 
 class MasterState:
@@ -92,10 +99,10 @@ class MasterState:
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._asked = -math.inf
-        self._answer: tuple[str, str] | UnreachableError = "", ""
+        self._answer: tuple[Stage, str] | UnreachableError = Stage.OVER, ""
 
-    def ask(self) -> tuple[str, str]:
-        """Its state, and why; the state is empty if Slurm does not know the job any more.
+    def ask(self) -> tuple[Stage, str]:
+        """Where it is, and why it waits.
 
         Raises:
             UnreachableError: Slurm does not answer.
@@ -111,28 +118,16 @@ class MasterState:
         return self._answer
 
 
-def _state(job: JobDir) -> tuple[str, str]:
+def _state(job: JobDir) -> tuple[Stage, str]:
     try:
         number = job.batch.read_text()
     except FileNotFoundError:  # somebody has removed the job's folder
-        return "", ""
+        return Stage.OVER, ""
     words = ("--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
     try:
-        state, _, why = _run("squeue", *words, within=WAIT_SECONDS).strip().partition("|")
-    except UserError as error:
-        if "nvalid job id" in str(error):
-            return "", ""
+        state, _, why = run("squeue", *words, within=WAIT_SECONDS).strip().partition("|")
+    except UnknownJobError:
+        return Stage.OVER, ""
+    except UserError as error:  # nothing is wrong with the request: whatever it says will pass
         raise UnreachableError(str(error)) from None
-    return state, why
-
-
-def _run(*words: str, said_of: str = "", within: float = ANSWER_SECONDS) -> str:
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=within, check=False)
-    except subprocess.TimeoutExpired:
-        raise UnreachableError(f"{words[0]} has not answered in {within:g} s") from None
-    except OSError as error:
-        raise UnreachableError(f"can't run {words[0]}: {error.strerror}") from None
-    if done.returncode:
-        raise UserError(f"Slurm refuses {words[0]}{said_of}: {refusal(done.stderr)}")
-    return done.stdout
+    return stage_of(state), why

@@ -16,7 +16,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.polling import naps
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.link.sockets import break_connections
 from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer

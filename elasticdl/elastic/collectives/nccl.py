@@ -23,7 +23,7 @@ from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.polling import naps
 from elasticdl.elastic.collectives.torch_groups import Begun, WorldStore, all_reduce
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.asked import PATIENCE, Asked
 from elasticdl.elastic.collectives.tensor_adapter import Bytes, HostCopy, TensorAdapter
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.store import KvStore, Refusal
 from elasticdl.elastic.link.witness import Operations

@@ -41,7 +41,7 @@ from elasticdl.elastic.collectives.torch_groups import (
     all_to_all,
     broadcast,
 )
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.sockets import break_connections
 from elasticdl.elastic.link.store import Endpoint

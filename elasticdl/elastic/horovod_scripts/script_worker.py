@@ -24,7 +24,7 @@ from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.errors import StageSuperseded, WorldChanged
+from elasticdl.elastic.core.interruptions import StageSuperseded, WorldChanged
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import ALONE

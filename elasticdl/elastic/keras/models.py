@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import StageSuperseded
+from elasticdl.elastic.core.interruptions import StageSuperseded
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.keras.fit import Fit, FitCall
 from elasticdl.elastic.keras.fit_arguments import (

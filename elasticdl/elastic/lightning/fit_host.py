@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.lightning.decisions import Decisions
 from elasticdl.elastic.lightning.fit_state import FitState, ManualState, holders_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.lightning.trainer_state import plain_holders
 from elasticdl.elastic.torch_kit.optimizers import Optimizers

@@ -15,7 +15,7 @@ import numpy as np
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.training.data_facts import DataFacts

@@ -20,7 +20,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore

@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core.errors import Stopped
+from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.carried import Carried
 from elasticdl.elastic.training.kept_state import KeptState

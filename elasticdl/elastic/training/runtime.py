@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from elasticdl.common.environment import MASTER, WORKER_ID
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.common.reason import reason, tell_uncaught_in_one_line
-from elasticdl.elastic.core.errors import StageSuperseded, Stopped
+from elasticdl.elastic.core.interruptions import StageSuperseded, Stopped
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.training.batch_shape import job, make_policy, whole_number
 from elasticdl.elastic.training.children import GUARD, belongs_to_a_worker, imports_the_script_anew

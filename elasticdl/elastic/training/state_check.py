@@ -21,7 +21,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.training.fingerprint import Survey, distance, leaves, plain_mark, shown
 from elasticdl.elastic.training.pieces import SETTINGS, Piece, Settings, Tensors, survey_of

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import WorldChanged
+from elasticdl.elastic.core.interruptions import WorldChanged
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress, StepPlan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.session import Session
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

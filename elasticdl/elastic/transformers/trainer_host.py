@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers.trainer_callback import ProgressCallback
 
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch, step_seed
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
@@ -320,6 +320,7 @@ class TrainerHost(Host):
         if self._given is not None:
             self._passed.made = True
             self._weighed.require()
+            self._given.begin_loss(loss)
             loss = loss if self._weight == 1.0 else loss * self._weight
         if self._given is None:
             own(loss, **kwargs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from elasticdl.common.credentials import Role, TlsFiles
 from elasticdl.job.quantities import parse_envs
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import names
+from elasticdl.kube.manifests import kueue_group, names
 from elasticdl.kube.manifests.merge import Manifest
 from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE, volcano_group
 
@@ -22,6 +22,7 @@ from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE, volcano_group
 # those that never get so far, as in an image without this package.
 BACKOFF_LIMIT = 100
 EXIT_LEFT = 143  # of a master that was told to leave
+_POD_VERBS = ("create", "delete", "deletecollection", "get", "list", "watch")
 _FAILURE_POLICY = {
     "rules": [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -130,15 +131,15 @@ def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
-def rules(job: str, *, announces: bool = True, shares: bool = False) -> list[Manifest]:
+def rules(job: str, *, announces: bool = True, shares: bool = False, grouped: bool = False) -> list[Manifest]:
     """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand.
 
-    ``shares``: it shares a queue with other jobs, whose claims it reads.
+    ``shares``: it shares a queue with other jobs, whose claims it reads. ``grouped``: its pods are a group of Kueue's, which it ends.
     """
     group, claim = "coordination.k8s.io", names.claim_name(job)
     return [
         *([_rule(group, "leases", ["list"]), _rule(group, "leases", ["patch"], claim)] if shares else []),
-        _rule("", "pods", ["create", "delete", "deletecollection", "get", "list", "watch"]),
+        _rule("", "pods", [*_POD_VERBS, *(["patch"] if grouped else [])]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
@@ -152,7 +153,8 @@ def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
 
 def _account(parts: ManifestInputs) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    allowed = rules(parts.spec.job_name, announces=parts.announces, shares=bool(parts.spec.share_queue))
+    shares, grouped = bool(parts.spec.share_queue), kueue_group.has_group(parts.spec)
+    allowed = rules(parts.spec.job_name, announces=parts.announces, shares=shares, grouped=grouped)
     role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),

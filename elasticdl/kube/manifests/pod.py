@@ -17,7 +17,7 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.startup import HASH_SEED
 from elasticdl.job import quantities
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import names
+from elasticdl.kube.manifests import kueue_group, names
 from elasticdl.kube.manifests.merge import Manifest, merge
 
 TLS_FOLDER = "/etc/elasticdl/tls"
@@ -99,8 +99,8 @@ def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:
         own_labels = {"kueue.x-k8s.io/queue-name": queue.name}
         if not spec.gang:
             return {"labels": own_labels}, {}
-        total = {"kueue.x-k8s.io/pod-group-total-count": size}
-        return {"labels": {**own_labels, names.KUEUE_GROUP_LABEL: group}, "annotations": total}, {}
+        grouped = {**own_labels, names.KUEUE_GROUP_LABEL: group}
+        return {"labels": grouped, "annotations": {**kueue_group.ANNOTATIONS, kueue_group.SIZE: size}}, {}
     # Volcano takes a gang's size from the group that is named here, and from pods' owners; from the pods it does not.
     gang = {names.VOLCANO_GROUP: group, "scheduling.volcano.sh/group-min-member": size} if spec.gang else {}
     annotations = {"scheduling.volcano.sh/queue-name": queue.name, **gang}

@@ -1,11 +1,10 @@
 """Who may call what: `ALLOWED` says it, and `Guard` applies it to every call.
 
-Identity is per role. On a cluster it is what the caller's certificate says, on this machine whoever holds the user's token
-is everybody. All workers of a job share one certificate, so a worker may say Hello with the id of another: workers
-trust each other with the gradients already, and whoever has got into one can spoil the training, or end it by reporting
-an error, without posing as another. What the certificate keeps them from is the rest: to command or watch the job, and
-to have to do with another one.
-A call that the table does not know is refused to all.
+A caller has a role. On a cluster the caller's certificate says which. On this machine whoever holds the user's token has
+every role. All workers of a job share one certificate, so a worker may say Hello with the id of another: workers
+trust each other with the gradients already, and whoever has got into one worker can spoil the training, or end it by
+reporting an error, anyway. With a worker's certificate nobody can command or watch the job, or reach another job.
+A call that the table does not name is refused to all.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs o
 
 
 class Access(Protocol):
-    """How callers come in, and who they are."""
+    """Where the master listens, and which roles a caller has."""
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
         """Listen at ``host:port``; returns the port taken, 0 (or RuntimeError) if it is not to be had."""

@@ -1,7 +1,8 @@
-"""What a person should find with `kubectl describe job`: events on the Job, best effort.
+"""Events on the Job, which a person sees with `kubectl describe job`: best effort.
 
-Nothing waits for them, and they stop nothing. `notice_of` chooses from the journal; `Digest` sees to it that they are few,
-whatever happens to the job: what can't be told yet waits, and later ones of the same reason take its place and count.
+Nothing waits for an event, and one that fails stops nothing. `notice_of` chooses entries of the journal. `Digest` keeps
+events few, whatever happens to the job: a notice waits until it may be told, and a later one of the same reason takes its
+place and counts both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticdl.common.backoff import TokenBucket
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell.observer import Observer
@@ -26,7 +28,7 @@ FINISH_SECONDS = 5.0
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 BURST = 6
 SECONDS_EACH = 20.0
-LONGEST = 1000  # of a message; the server refuses more than 1024 bytes
+LONGEST = 1000  # bytes of a message; the server refuses more than 1024 bytes
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Notice:
 
 
 def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
-    """What an entry of the journal is worth, if anything."""
+    """The notice that an entry of the journal is worth, if any."""
     kind = KINDS.get(event)
     told = kind.cluster(fields) if kind and kind.cluster else None
     if told is None or (event == "worker_pending" and str(fields.get("reason")).startswith(ON_ITS_WAY)):
@@ -55,10 +57,9 @@ def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | Non
 class Digest:
     """At most `BURST` at once, and one every `SECONDS_EACH` in the long run. Times are passed in."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
         self._held: dict[str, Notice] = {}
-        self._room = float(BURST)
-        self._as_of = now
+        self._pace = TokenBucket(rate=1 / SECONDS_EACH, burst=BURST)
 
     def add(self, notice: Notice) -> None:
         older = self._held.get(notice.reason)
@@ -66,18 +67,11 @@ class Digest:
             notice = replace(notice, first=older.first, count=older.count + notice.count)
         self._held[notice.reason] = notice
 
-    def wait(self, now: float) -> float:
-        """Seconds until `take` has something; infinite if there is nothing."""
-        self._room = min(float(BURST), self._room + (now - self._as_of) / SECONDS_EACH)
-        self._as_of = now
-        return max(0.0, (1.0 - self._room) * SECONDS_EACH) if self._held else math.inf
-
-    def take(self, now: float) -> Notice | None:
-        """The one that has waited longest, if one may be told."""
-        if self.wait(now) > 0:
-            return None
-        self._room -= 1.0
-        return self._held.pop(next(iter(self._held)))
+    def take(self, now: float) -> Notice | float:
+        """The notice that has waited longest; or for how many seconds it has to wait yet, infinite if there is none."""
+        if not self._held:
+            return math.inf
+        return self._pace.take(now) or self._held.pop(next(iter(self._held)))
 
     def rest(self) -> list[Notice]:
         """All, at the end of the job; they are one of each reason."""
@@ -86,17 +80,14 @@ class Digest:
 
 
 def make_event(notice: Notice, subject: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of an event about ``subject``, which is a reference to an object."""
-    message = notice.message
-    while len(message.encode()) > LONGEST:
-        message = message[: -max(1, len(message) // 20)]
+    """The manifest of an event. ``subject``: a reference to the object that it is about."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"generateName": f"{subject['name']}-", "namespace": subject["namespace"]},
         "involvedObject": dict(subject),
         "reason": notice.reason,
-        "message": message,
+        "message": notice.message.encode()[:LONGEST].decode(errors="ignore"),
         "type": "Warning" if notice.warning else "Normal",
         "count": notice.count,
         "firstTimestamp": datetime.fromtimestamp(notice.first, UTC).strftime(TIME),
@@ -112,7 +103,7 @@ class Announcer(Observer):
         """``create`` makes an event; it blocks, and raises `ApiError`."""
         self._create = create
         self._subject = subject
-        self._digest = Digest(time.monotonic())
+        self._digest = Digest()
         self._news = asyncio.Event()
         self._over = False
         self._failed = False
@@ -124,7 +115,7 @@ class Announcer(Observer):
 
     @asynccontextmanager
     async def announcing(self) -> AsyncIterator[None]:
-        """At the end what is left is told, for as long as `FINISH_SECONDS`."""
+        """At the end the rest is told; that may take `FINISH_SECONDS`."""
         task = asyncio.create_task(self._work())
         try:
             yield
@@ -138,13 +129,14 @@ class Announcer(Observer):
 
     async def _work(self) -> None:
         while not self._over:
-            seconds = self._digest.wait(time.monotonic())
+            due = self._digest.take(time.monotonic())
+            if isinstance(due, Notice):
+                await self._tell(due)
+                continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                async with asyncio.timeout(None if math.isinf(due) else due):
                     await self._news.wait()
             self._news.clear()
-            if notice := self._digest.take(time.monotonic()):
-                await self._tell(notice)
         for notice in self._digest.rest():
             await self._tell(notice)
 

@@ -47,7 +47,16 @@ from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.neighbours import Neighbours
 from elasticdl.master.shell.observer import Observer
-from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.serve import (
+    EXIT_CODES,
+    EXIT_USER_ERROR,
+    Platform,
+    RelievedError,
+    handling,
+    log_as,
+    read_spec,
+    serve_unless_relieved,
+)
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.master.state.events import NeighboursSeen
@@ -63,10 +72,6 @@ LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
-
-
-class RelievedError(Exception):
-    """Another master has the job, or will soon have it; the job goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,6 @@ class Master:
         Raises:
             RelievedError: the master was told to leave.
         """
-        launchers: list[PlaceLauncher] = []
         agents = Agents()
         queue = self.spec.share_queue
         neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
@@ -198,8 +202,7 @@ class Master:
 
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
             make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)
-            launchers.append(make(fewest=lambda: limits().minimum))
-            return launchers[0]
+            return make(fewest=lambda: limits().minimum)
 
         def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
             state.status = lambda: _unless_over(status())
@@ -213,16 +216,7 @@ class Master:
                 yield
 
         platform = Platform(self._server(), make_launcher, state, lifespan, make_observers, agents)
-        serving = asyncio.ensure_future(serve(self.spec, self.job_dir, platform))
-        awaited: set[asyncio.Future[Any]] = {serving, relieved}
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            return serving.result()
-        for launcher in launchers:
-            await launcher.detach()  # before the end of `serve` could end the workers
-        serving.cancel()
-        await asyncio.wait({serving})
-        raise RelievedError(f"leaving the job to another master: {relieved.result()}")
+        return await serve_unless_relieved(self.spec, self.job_dir, platform, relieved)
 
     def _server(self) -> Server:
         address = self.pod.address

@@ -1,14 +1,14 @@
-"""Between protobuf and the core's dataclasses, whose fields have the same names: messages go no further inward than this."""
+"""Messages of protobuf from and to the core's dataclasses, whose fields have the same names. The core sees no message."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticdl.job.event_catalogue import KINDS
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -16,8 +16,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _PAUSES = ("grow", "shrink", "failure")
-_MEMBER, _STEP = attrgetter(*i.Member.__match_args__), attrgetter(*e.StepReport.__match_args__)
-_TIMES = attrgetter(*e.StepTimes.__match_args__)
+T = TypeVar("T")
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
     i.BreakWorld: "broken",
@@ -30,8 +29,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    members = tuple(i.Member(*_MEMBER(member)) for member in hello.members)
-    return e.WorkerConnected(hello.worker_id, hello.host, hello.pid, hello.world_version, hello.step, members)
+    return _copied(e.WorkerConnected, hello, members=_each_copied(i.Member, hello.members))
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -44,27 +42,21 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
     match body:
         case "heartbeat":
             beat = message.heartbeat
-            times = e.StepTimes(*_TIMES(beat.times)) if beat.HasField("times") else None
-            return e.HeartbeatReceived(
-                worker_id, beat.world_version, beat.step, beat.progress, beat.waiting, times, beat.ending
-            )
+            times = _copied(e.StepTimes, beat.times) if beat.HasField("times") else None
+            return _copied(e.HeartbeatReceived, beat, worker_id=worker_id, times=times)
         case "ask":
-            ask = message.ask
-            where = (ask.left_world, ask.step, ask.has_state)
-            return e.JoinRequested(worker_id, *where, ask.broken, ask.reason, ask.epoch, ask.synced_in)
+            return _copied(e.JoinRequested, message.ask, worker_id=worker_id)
         case "draining":
-            return e.WorkerDraining(worker_id, message.draining.reason, message.draining.lingers)
+            return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
         case "progress":
-            told = message.progress
-            steps = tuple(e.StepReport(*_STEP(step)) for step in told.steps)
-            return e.ProgressReported(worker_id, steps, told.total_steps, told.total_epochs)
+            steps = _each_copied(e.StepReport, message.progress.steps)
+            return _copied(e.ProgressReported, message.progress, worker_id=worker_id, steps=steps)
         case "finished":
-            done = message.finished
-            return e.WorkerFinished(worker_id, done.step, done.epochs, dict(done.metrics), done.together)
+            metrics = dict(message.finished.metrics)
+            return _copied(e.WorkerFinished, message.finished, worker_id=worker_id, metrics=metrics)
         case "failed":
-            failed = message.failed
-            users = failed.cause == pb.Failed.USER
-            return e.WorkerFailed(worker_id, users, failed.message, failed.traceback, trained=failed.trained)
+            users = message.failed.cause == pb.Failed.USER
+            return _copied(e.WorkerFailed, message.failed, worker_id=worker_id, users=users)
         case "pause":
             return e.NoticeReported(worker_id, "pause", _pause(message.pause), message.number)
         case "notice":
@@ -73,7 +65,7 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
 
 
 def to_message(instruction: i.Instruction) -> pb.MasterMessage:
-    """For an instruction that is carried out by workers."""
+    """The message of an instruction that workers carry out."""
     name = _TOLD[type(instruction)]
     what = instruction.world if isinstance(instruction, i.PublishWorld) else instruction
     fields = getattr(pb.MasterMessage(), name).DESCRIPTOR.fields
@@ -99,6 +91,18 @@ def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStat
         min_workers=view.limits.minimum,
         max_workers=view.limits.maximum,
     )
+
+
+def _copied(kind: type[T], message: object, **given: object) -> T:
+    """One of the core's values, with the fields of a message; ``given``: those that the message does not have so."""
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return kind(*[given[name] if name in given else getattr(message, name) for name in names])
+
+
+def _each_copied(kind: type[T], messages: Iterable[object]) -> tuple[T, ...]:
+    """Quicker: after a new master's start thousands of workers may each tell thousands of members."""
+    values = attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
+    return tuple(kind(*values(message)) for message in messages)
 
 
 def _values(said: object) -> dict[str, Any]:
@@ -130,15 +134,16 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     metrics = fields.get("metrics", {})
     if not all(isinstance(metric, int | float) for metric in metrics.values()):
         raise ValueError(f"metrics must be numbers, not {metrics!r}")
-    for name, value in {**fields, **metrics}.items():
+    for name, value in {**metrics, **fields}.items():
         most = _LARGEST.get(name, 2**63 - 1)
-        if isinstance(value, int) and abs(value) > most:
-            raise ValueError(f"{name} of a notice must be at most {most}, not {value}")
+        least = 0 if name in fields else -most
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"{name} of a notice must be {least} to {most}, not {value}")
     return fields
 
 
 def _encodable(value: Any) -> Any:
-    """A file's name may have bytes that are no UTF-8: Python has them as halves of characters, which can't be sent on."""
+    """A file's name may have bytes that are no UTF-8. Python keeps such a byte as a lone surrogate, which can't be sent on."""
     if isinstance(value, list):
         return [_encodable(each) for each in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value

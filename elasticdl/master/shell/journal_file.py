@@ -1,4 +1,4 @@
-"""The journal's writer, and its readers that follow it over the wire."""
+"""The writer of the journal, and what it gives to those who follow the journal over the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Journal:
     """Appends entries to a file, each flushed. A file that can't be written is reported once and stops nothing.
 
-    ``recorded`` is told of each, but for steps.
+    ``recorded`` is called with each entry, except steps.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Journal:
             self._failed = True
         for queue in self._followers:
             queue.put_nowait(line)
-        if event != STEPS:  # of which observers hear sooner
+        if event != STEPS:  # the step log tells observers of steps sooner
             self._recorded(event, fields)
 
     async def entries(self, *, follow: bool) -> AsyncIterator[str]:
-        """The lines so far and, when following, those to come until the journal is closed. Files are read in a thread."""
+        """The lines so far and, when following, those to come until the journal is closed. A thread reads the file."""
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         length = self._path.stat().st_size
         if follow and not self._closed:  # no await since the length was taken, so nothing falls between
@@ -69,7 +69,7 @@ class Journal:
             self._followers.discard(queue)
 
     def close(self) -> None:
-        """No more entries; those who follow come to their end."""
+        """There are no more entries: `entries` ends for all who follow."""
         self._closed = True
         self._file.close()
         for queue in self._followers:

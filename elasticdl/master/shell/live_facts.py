@@ -1,4 +1,4 @@
-"""What is known of a job by its journal, kept up while its master runs."""
+"""The facts of a job's journal, kept up to date while the master runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.master.shell.observer import Observer
 
 
 class LiveFacts(Observer):
-    """What the journal has told, that of earlier masters included, for whoever asks from any thread.
+    """What the journal has told, entries of earlier masters included. Any thread may ask.
 
     ``clock``: seconds since the epoch.
     """
@@ -33,6 +33,6 @@ class LiveFacts(Observer):
 
     @contextmanager
     def now(self) -> Iterator[tuple[Facts, float]]:
-        """Meanwhile nothing changes; with the present."""
+        """The facts, which do not change while this is open, and the present time."""
         with self._taking:
             yield self._facts, self._clock()

@@ -1,6 +1,6 @@
-"""`python -m elasticdl.master.shell.local_master --job_dir DIR`: the master of one local job, from first to last.
+"""`python -m elasticdl.master.shell.local_master --job_dir DIR`: the master of one job on this machine.
 
-It is on loopback, with a token in the job's directory, and stopped by signals.
+It listens on loopback, callers show the token in the job's directory, and signals stop it.
 
 Exit codes: 0 succeeded, 1 failed, 2 the user's mistake (one line on stderr, nothing was started), 130 stopped.
 """
@@ -29,7 +29,7 @@ from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
-from elasticdl.master.shell.log_marking import LogMarks
+from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.saver import NoStore
 from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
 from elasticdl.master.shell.servicer import Server
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     job_dir = JobDir(args.job_dir.absolute())
     try:
         if args.die_with_parent:
-            # Until there is a job to stop; by way of what removes the folder.
+            # Until there is a job to stop. SystemExit, so that `finally` removes the folder.
             signal.signal(PARENT_GONE, lambda *_: sys.exit(EXIT_CODES[Phase.STOPPED]))
             die_with_parent(PARENT_GONE)
-            if os.getppid() != args.die_with_parent:  # it ended before it was heard of
+            if os.getppid() != args.die_with_parent:  # the parent ended before the kernel was asked to tell
                 return EXIT_CODES[Phase.STOPPED]
         spec = read_spec(job_dir)
         log_as(job_dir.name, spec)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     finally:
-        if args.temporary:  # the command that would do it may be gone
+        if args.temporary:  # the command that would remove it may be gone
             shutil.rmtree(args.temporary, ignore_errors=True)
     return EXIT_CODES[end.phase]
 
@@ -109,7 +109,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
             yield
 
     try:
-        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarks(job_dir)])
+        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarker(job_dir)])
         return await serve(spec, job_dir, platform)
     finally:
         job_dir.master.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def local_launcher(
     spec: JobSpec, job_dir: JobDir, master: MasterAddress, *, stdout_apart: bool = False
 ) -> LauncherFactory:
     """Workers are processes of this machine: the user's own command, or the worker of this package."""
-    # As it is now: what the master imports later may set variables of its own. A crash leaves its stacks in the log.
+    # Copied now: what the master imports later may set variables of its own. A crash of a worker leaves its stacks in the log.
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     inherited = {**defaults, **os.environ, "PYTHONUNBUFFERED": "1", **python_path(os.environ)}
 
@@ -145,7 +145,7 @@ def local_launcher(
 
 
 def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
-    """Already importing; None where workers can't be forked, or would gain nothing."""
+    """A fork server that has begun to import; None where workers can't be forked, or would gain nothing by it."""
     if spec.start_method == "spawn":
         return None
     try:
@@ -169,7 +169,7 @@ def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManage
         first = next(requests) == 0
         post(e.StopRequested(f"the master got {name}", checkpoint=first, now=not first))
 
-    def orphaned() -> None:  # the kernel says it once for each thread of the parent, so it is no second request
+    def orphaned() -> None:  # the kernel sends it once for each thread of the parent, so it does not count as a request
         post(e.StopRequested("the command that started the job is gone", checkpoint=True, now=False))
 
     stops = {number: partial(stop, number.name) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,4 +1,4 @@
-"""Makes the marks in the logs of a job of this machine: see `elasticdl.job.log_marks`."""
+"""Writes the marks of a job's logs (see `elasticdl.job.log_marks`)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.log_marks import Mark
+from elasticdl.job.log_marks import LogMark
 from elasticdl.master.shell.observer import Observer
 
-# Of the time that passes, at most one part in so many goes into looks at the logs, of which there may be thousands.
+# Looks at the logs, of which there may be thousands, take at most one part in so many of the time.
 PARTS_OF_TIME = 20
 
 
-class LogMarks(Observer):
-    """A mark is there before the members of a new world are told of it, and so before any of them prints in it."""
+class LogMarker(Observer):
+    """The mark of a new world is written before its members are told of the world, so before any of them prints in it."""
 
     def __init__(self, job: JobDir, clock: Callable[[], float] = time.time) -> None:
         self._job = job
         self._clock = clock
         self._file = job.marks.open("a")
-        self._sizes: dict[
-            int, dict[Path, int]
-        ] = {}  # of the logs of those workers that are there, -1 if never looked at
+        # By worker that is there: the size of each of its logs, -1 if never looked at.
+        self._sizes: dict[int, dict[Path, int]] = {}
         self._next_look = 0.0
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
@@ -41,7 +40,7 @@ class LogMarks(Observer):
         if event == "worker_left":
             self._sizes.pop(fields["worker"], None)
         if sizes or whole:
-            self._file.write(Mark(began, sizes, members, whole).to_line() + "\n")
+            self._file.write(LogMark(began, sizes, members, whole).to_line() + "\n")
             self._file.flush()
         if whole:
             now = self._clock()

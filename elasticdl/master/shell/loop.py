@@ -1,8 +1,8 @@
 """The one task that owns the job's state, and the one that acts for it.
 
-`Loop` decides: it takes events from a `Mailbox` and puts what `Job.step` wants into a queue. It acts: it carries the queue
-out in order, and waits where the state must be saved first. So a store that does not answer holds up what must not be
-done unsaved, while events, heartbeats among them, are still taken.
+One task of `Loop` decides: it takes events from a `Mailbox` and puts what `Job.step` wants into a queue. The other task acts:
+it carries out the queue in order, and waits where the state must be saved first. A store that does not answer therefore
+delays only what must not be done unsaved: events, heartbeats among them, are still taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import to_message
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
@@ -28,16 +28,16 @@ from elasticdl.places.base import Launcher
 TICK_SECONDS = 0.1
 # Numbers that only grow are saved this often.
 SAVE_SECONDS = 15.0
-# For so long the store may take until it is said that the job waits for it.
+# When the store takes longer, the status says that the job waits for it.
 SLOW_SAVE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
 class Mailbox:
-    """Where everybody leaves events, in order; only `Loop` takes them out."""
+    """The queue of events: anybody posts, only `Loop` takes."""
 
     def __init__(self) -> None:
-        # A mark among the events is set when all before it is acted upon.
+        # An asyncio.Event in the queue is set when all before it is acted upon.
         self.events: asyncio.Queue[e.Event | asyncio.Event] = asyncio.Queue()
         self._closed = False
 
@@ -53,7 +53,7 @@ class Mailbox:
         return not self._closed
 
     def close(self) -> None:
-        """Nobody takes any more; those who wait for what they have posted go on."""
+        """No event is taken any more; whoever waits in `settled` goes on."""
         self._closed = True
         while not self.events.empty():
             if isinstance(event := self.events.get_nowait(), asyncio.Event):
@@ -71,10 +71,9 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     wrap: Callable[[JobSnapshot], Snapshot]  # what is saved of this master besides the job's state
-    news_seconds: Callable[[], float] = lambda: math.inf  # what happens, and need not be saved first, is saved as soon
 
 
-# What is to be carried out, waited for until it is saved, or set since all before it is done.
+# To carry out an instruction; to wait until the state is saved; to set an event, as all before it is done.
 Pending = i.Instruction | asyncio.Future[None] | asyncio.Event
 
 
@@ -97,7 +96,7 @@ class Loop:
             if deciding.done():
                 deciding.result()
             return await acting
-        except asyncio.CancelledError:  # it is to leave the job to another master, which is to know all of it
+        except asyncio.CancelledError:  # another master takes the job over, and must know its newest state
             self._save(self._ports.clock())
             raise
         finally:
@@ -130,7 +129,7 @@ class Loop:
             timer.cancel()
 
     def decide(self, event: e.Event) -> None:
-        """Put what the job wants into `pending`, but for what need not be saved, which is done at once."""
+        """Put what the job wants into `pending`; do at once what need not be saved first."""
         now = self._ports.clock()
         _log.debug("%s", event)
         if isinstance(event, e.NoticeReported) and not self._ports.sessions.take(event.worker_id, event.number):
@@ -144,10 +143,8 @@ class Loop:
                 if isinstance(instruction, i.PublishWorld):
                     self._unpublished.append(instruction.world.version)
                 self.pending.put_nowait(instruction)
-        if (
-            now - self._saved_at >= SAVE_SECONDS
-            or now - max(self._saved_at, self._news_at) >= self._ports.news_seconds()
-        ):
+        has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.news_seconds
+        if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
@@ -164,7 +161,7 @@ class Loop:
             self._ports.sessions.saved(numbers)
 
     def _precedes_its_world(self, instruction: i.Instruction) -> bool:
-        """Nobody is told that a world changes or is broken before he is told that world."""
+        """No worker is told that a world changes or is broken before it is told that world."""
         if not isinstance(instruction, i.AnnounceChange | i.BreakWorld):
             return False
         return instruction.world_version in self._unpublished
@@ -190,7 +187,7 @@ class Loop:
         saved.result()
 
     async def act(self, instruction: i.Instruction) -> None:
-        """Carry one out; what precedes it in `pending` has to be done."""
+        """Carry out one instruction; all before it in `pending` must be done."""
         ports = self._ports
         match instruction:
             case i.LaunchWorker(worker_id, away_from=away_from):

@@ -1,10 +1,10 @@
 """A job's numbers for Prometheus, and where it collects them: HTTPS, for the job's certificate of role metrics or owner.
 
-What is so at the moment is asked of the job's status when it is collected. What has happened is counted from the journal,
-the entries of earlier masters included, so that a master that is started again counts on. Steps are counted as they are told: the
-journal of a long job has them late.
+Gauges come from the job's status at the moment of collection. Counters come from the journal, entries of earlier masters
+included, so a master that is started again counts on. Steps are counted when the step log tells observers of them: the journal
+of a long job has them later.
 
-Each connection has a thread, of which there are few, and little time: whoever connects and says nothing keeps nobody waiting.
+Each connection has a thread and a time limit, and there are few: a caller that connects and says nothing delays nobody.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Identity, Role, TlsFolder
 from elasticdl.job.facts import Facts
-from elasticdl.job.records import TimeSpent, TimeUse
+from elasticdl.job.history import TimeSpent, TimeUse
 from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.instructions import Phase
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 class Prometheus(Collector):
     """``status`` is called by whoever collects, in its thread.
 
-    Where the time went is told as far as nothing can change it any more: training up to the last but one report of steps,
-    waiting and starting up to now.
+    Where the time went is told as far as it is final: training up to the last report of steps but one, waiting and
+    starting up to now.
     """
 
     def __init__(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> None:
@@ -75,17 +75,17 @@ def _of_status(now: pb.JobStatus) -> Iterator[Metric]:
     yield _labelled(
         GaugeMetricFamily, "elasticdl_workers", "Workers that are there or asked for, by state", "state", counts
     )
-    members = sum(worker.rank >= 0 for worker in now.workers)
-    yield GaugeMetricFamily("elasticdl_world_size", "Members of the world", members)
-    yield GaugeMetricFamily("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers)
-    yield GaugeMetricFamily("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers)
-    yield GaugeMetricFamily(
-        "elasticdl_step", "Steps that are in the model; fewer when it goes on from a checkpoint", now.step
+    gauges: tuple[tuple[str, str, float], ...] = (
+        ("elasticdl_world_size", "Members of the world", sum(worker.rank >= 0 for worker in now.workers)),
+        ("elasticdl_workers_wanted_min", "The fewest workers to train with", now.min_workers),
+        ("elasticdl_workers_wanted_max", "The most workers to train with", now.max_workers),
+        ("elasticdl_step", "Steps that are in the model; fewer when it goes on from a checkpoint", now.step),
+        ("elasticdl_samples_per_second", "Samples per second over the last seconds", now.samples_per_second),
+        ("elasticdl_epoch", "Epoch of the last step, from 0", now.epoch),
+        ("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss),
     )
-    rate = now.samples_per_second
-    yield GaugeMetricFamily("elasticdl_samples_per_second", "Samples per second over the last seconds", rate)
-    yield GaugeMetricFamily("elasticdl_epoch", "Epoch of the last step, from 0", now.epoch)
-    yield GaugeMetricFamily("elasticdl_loss", "Loss of the last step, the mean over its global batch", now.loss)
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(name, text, value)
 
 
 def _of_facts(facts: Facts) -> Iterator[Metric]:
@@ -143,8 +143,8 @@ def _labelled(
     return made
 
 
-class MetricsServer(Observer):
-    """Listens from the moment it is made until it is closed, which is all that it hears of a job.
+class MetricsServer(BoundedHTTPServer, Observer):
+    """Listens from its creation until `close`; it ignores what else an observer is told.
 
     ``exposition`` is called in a thread of the server's.
 
@@ -153,16 +153,6 @@ class MetricsServer(Observer):
         UserError: the certificate is not one to serve with.
     """
 
-    def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
-        self._server = _Server(address, tls, exposition)
-        self.port: int = self._server.server_address[1]
-        self._server.start("metrics")
-
-    def close(self) -> None:
-        self._server.stop()
-
-
-class _Server(BoundedHTTPServer):
     def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
         job = identify(tls, serves=True).job
         self.readers = {Identity(role, job).dns_name for role in READERS}
@@ -173,6 +163,11 @@ class _Server(BoundedHTTPServer):
         self._context.load_cert_chain(tls.certificate, tls.key)
         self._context.load_verify_locations(tls.ca)
         super().__init__(address, _Handler, CONNECTIONS)
+        self.port: int = self.server_address[1]
+        self.start("metrics")
+
+    def close(self) -> None:
+        self.stop()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(SILENCE_SECONDS)
@@ -184,7 +179,7 @@ class _Server(BoundedHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: MetricsServer
     connection: ssl.SSLSocket
 
     def do_GET(self) -> None:

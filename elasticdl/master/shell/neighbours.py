@@ -1,7 +1,7 @@
-"""The claims of jobs that share a queue, each in a Lease of its job: this job's is written there, the others' are read.
+"""The claims of jobs that share a queue. Each job has a Lease: this job's claim is written to its own, the others' are read.
 
-A claim counts as long as it is renewed. Whether it is, is told by its version and this master's own clock, as the clocks of
-nodes differ.
+A claim counts as long as it is renewed, that is, as long as the version of its Lease changes. This master's own clock
+measures the time between two versions, as the clocks of nodes differ.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.events import NeighboursSeen
 
 LOOK_SECONDS = 2.0
-# The longest time between two tries while claims can't be read or written: shorter than that after which a claim is stale.
+# The longest time between two tries while claims can't be read or written. It is shorter than `STALE_SECONDS`.
 LONGEST_SECONDS = 10.0
-# A claim that was not renewed for so long is that of a job which is over, or cut off.
+# A claim that was not renewed for so long belongs to a job that is over, or cut off.
 STALE_SECONDS = 30.0
 TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Neighbours(Observer):
         self._clock = clock
         self._own: Claim | None = None
         self._renewed: dict[str, tuple[str, float]] = {}  # by job: version of its claim, and when that was seen first
-        self._unreadable: set[str] = set()  # jobs whose last claim could not be read, which was said
+        self._unreadable: set[str] = set()  # jobs whose last claim could not be read: the log says so once
         self._backoff = Backoff(first=LOOK_SECONDS, longest=LONGEST_SECONDS)
 
     def claimed(self, claim: Claim) -> None:
@@ -50,7 +50,7 @@ class Neighbours(Observer):
 
     @asynccontextmanager
     async def sharing(self, post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
-        """While it is open, claims are exchanged. At the end this job claims nothing any more."""
+        """Exchange claims while it is open. At the end this job's claim is withdrawn."""
         task = asyncio.create_task(self._exchange(post))
         try:
             yield
@@ -70,7 +70,7 @@ class Neighbours(Observer):
                     listed = partial(self._client.list, "Lease", label_selector=f"{QUEUE_LABEL}={self._queue}")
                     post(NeighboursSeen(self._claims(await asyncio.to_thread(listed))))
                 self._backoff.reset()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on, and may share again later
+            except Exception as error:  # noqa: BLE001 - the job goes on in any case, and may share again later
                 if not self._backoff.failures:
                     text = "the jobs of queue %s can't be seen: %s; this one keeps its share, and goes on trying"
                     mistake = None if isinstance(error, ApiError) else error
@@ -86,7 +86,7 @@ class Neighbours(Observer):
         self._client.patch("Lease", claim_name(self._job), change)
 
     def _claims(self, leases: list[dict[str, Any]]) -> tuple[Claim, ...]:
-        """Those of the other jobs that count."""
+        """The claims of other jobs, as far as they count."""
         now, found = self._clock(), []
         for lease in leases:
             metadata = lease["metadata"]

@@ -1,4 +1,4 @@
-"""Those who are told what happens to a job, and have no say in it."""
+"""Observers: they are told what happens to a job, and can't change it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Hears of what it does not ignore, on the master's event loop; no method waits or raises."""
+    """Overrides what it wants to hear. Methods are called on the master's event loop, and neither wait nor raise."""
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         """Every entry of the journal that this master makes; `elasticdl.job.event_catalogue` names them."""
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
-        """Steps that were not reported before, and what the members' last steps went into."""
+        """Steps that were not reported before. ``pace``: what the members' last steps took."""
 
     def recalled(self, learnt: Learnt) -> None:
-        """An earlier job has learnt this of how it scales, and this one goes on from its checkpoint."""
+        """The job goes on from a checkpoint, in which an earlier job left what it had learnt of its scaling."""
 
     def claimed(self, claim: Claim) -> None:
-        """What the other jobs of the queue are to know of this one."""
+        """What this job tells the other jobs of its queue."""
 
     def close(self) -> None:
         """Nothing more happens."""

@@ -19,7 +19,7 @@ class SnapshotStore(Protocol):
 
     @property
     def news_seconds(self) -> float:
-        """For the sake of new entries of the journal alone it is saved so often at most."""
+        """At least so long after the last save is the next, if only the journal has grown."""
         return math.inf
 
     async def load(self) -> Snapshot | None:
@@ -39,14 +39,14 @@ class SnapshotStore(Protocol):
 
 
 class NoStore(SnapshotStore):
-    """For a master that can have no successor, since its workers end with it."""
+    """For a master whose workers end with it: it can have no successor."""
 
     async def save(self, snapshot: Snapshot) -> None:
         """Nobody would read it."""
 
 
 class StateSaver:
-    """Saves the newest snapshot, in the background; what fails is tried again until it is closed."""
+    """Saves the newest snapshot in the background, and tries again what has failed, until it is closed."""
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
@@ -54,6 +54,11 @@ class StateSaver:
         self._waiting: list[asyncio.Future[None]] = []
         self._saving: asyncio.Task[None] | None = None
         self.problem = ""  # why the last attempt failed, if it did
+
+    @property
+    def news_seconds(self) -> float:
+        """The store's."""
+        return self._store.news_seconds
 
     def save(self, snapshot: Snapshot) -> asyncio.Future[None]:
         """Done once this one, or a newer one, is saved.

@@ -1,7 +1,7 @@
 """Measures a job's steps, and has a thread find out how the job scales.
 
-The curve is fitted outside of the master's event loop, which would stand still meanwhile; numpy is imported there, too, which
-takes long, and never for a job that is over within FIRST_SECONDS. What is found goes to the core as an event.
+The thread fits the curve, as that would block the master's event loop. The thread also imports numpy, which takes long; a job
+that is over within FIRST_SECONDS never does. The result goes to the core as an event.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScalingObserver(Observer):
             self._steps.enter(fields["world"], len(fields["members"]))
             self._backoff.reset()
             self._due = self._clock() + FIRST_SECONDS
-        elif event == "scale_requested":  # who asks for it looks what becomes of it
+        elif event == "scale_requested":  # whoever asked for it watches what comes of it
             self._backoff.reset()
             self._due = self._clock()
 
@@ -72,7 +72,7 @@ class ScalingObserver(Observer):
             and not self._spec.share_queue
             and max(each.workers for each in observations) == 1
         ):
-            return  # one worker says nothing of more, and nobody asks
+            return  # steps of one worker say nothing of more workers, and no policy needs a curve
         self._due = now + self._backoff.delay()
         known = (self._steps.workers, observations, self._steps.forgotten, self._steps.dropped)
         self._fit = self._thread.submit(self._learn, *known)
@@ -109,11 +109,11 @@ class ScalingObserver(Observer):
 
     @property
     def _follows(self) -> bool:
-        """Whether the global batch follows the number of workers. A program of the user's may do as it likes."""
+        """Whether the global batch follows the number of workers. Of a user's own program that is not known."""
         return not self._spec.command and self._spec.global_batch_size is None
 
     def _has_this_batch(self, observation: Observation) -> bool:
-        """What was measured with another batch says nothing."""
+        """Whether it was measured with the batch that the job has now: else it says nothing."""
         each = self._spec.minibatch_size
         now = self._spec.global_batch_size or (each and each * observation.workers)
         return not now or observation.samples == now

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -20,7 +20,7 @@ from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal
@@ -50,6 +50,10 @@ START_SECONDS = 120.0
 EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
 EXIT_USER_ERROR = 2
 _log = logging.getLogger(__name__)
+
+
+class RelievedError(Exception):
+    """Another master has the job, or will soon have it; the job goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
 
     Raises:
         UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
-        UnreachableError: the store does not take the first snapshot.
+        UnreachableError: the store does not answer, or does not take the first snapshot.
     """
     past = await platform.store.load()
     if past is None:  # a pod may see other folders than the machine on which the job was submitted
@@ -153,9 +157,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
     journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post, limits)
-    ports = Ports(
-        *(launcher, sessions, journal, saver, observers, time.monotonic, wrap), lambda: platform.store.news_seconds
-    )
+    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:
@@ -183,11 +185,12 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
             journal.append("job_started", about)
         async with platform.lifespan(mailbox.post):
             end = await Loop(job, ports, mailbox).run()
+            # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
+            steps.flush()
+            journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
+            _write_summary(spec, end, job.training, facts, time.monotonic() - began)
+            _write_status(job_dir.status, status())
             await launcher.close()
-        steps.flush()
-        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
-        _write_summary(spec, end, job.training, facts, time.monotonic() - began)
-        write_aside(job_dir.status, json_format.MessageToJson(status(), preserving_proto_field_name=True))
         return end
     finally:
         await launcher.detach()  # only a decided end takes the workers along
@@ -195,6 +198,34 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         ended.set()
         journal.close()
         await platform.server.close()
+
+
+async def serve_unless_relieved(
+    spec: JobSpec, job_dir: JobDir, platform: Platform, relieved: asyncio.Future[str]
+) -> EndJob:
+    """As `serve`, of a master whose job may go on with another one.
+
+    Args:
+        relieved: Set, with the reason, when this master is to leave the job.
+
+    Raises:
+        RelievedError: it has left the job.
+    """
+    launchers: list[Launcher] = []
+
+    def make_launcher(report: Report, limits: Limits) -> Launcher:
+        launchers.append(platform.make_launcher(report, limits))
+        return launchers[0]
+
+    serving = asyncio.ensure_future(serve(spec, job_dir, replace(platform, make_launcher=make_launcher)))
+    await asyncio.wait((serving, relieved), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        return serving.result()
+    for launcher in launchers:
+        await launcher.detach()  # before the end of `serve` could end the workers
+    serving.cancel()
+    await asyncio.wait({serving})
+    raise RelievedError(f"leaving the job to another master: {relieved.result()}")
 
 
 async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
@@ -229,3 +260,10 @@ def _write_summary(spec: JobSpec, end: EndJob, training: Training, live: LiveFac
                 write_summary(spec.output, end, training, facts.result(), wall_time)
         except OSError as error:
             _log.error("can't write summary.json to %s: %s", spec.output, error)
+
+
+def _write_status(path: Path, status: pb.JobStatus) -> None:
+    try:
+        write_aside(path, json_format.MessageToJson(status, preserving_proto_field_name=True))
+    except OSError as error:
+        _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)

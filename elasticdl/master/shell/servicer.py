@@ -29,13 +29,15 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 WATCH_SECONDS = 0.25
 # How long open calls may take to bring their last messages across.
 CLOSE_SECONDS = 2.0
+# What somebody asks for is done and saved by then, or told to wait; less than callers wait for an answer.
+SETTLE_SECONDS = 10.0
 LAST_WORDS = ("finished", "failed")
 _LEFT = "this master leaves the job to another one: ask again"
 _log = logging.getLogger(__name__)
 
 
 class SharedStatus:
-    """The status that watchers are shown: made and compared once for all of them, as that takes long with many workers."""
+    """The status for all watchers: made and compared once, as that takes long with many workers."""
 
     def __init__(self, make: Callable[[], pb.JobStatus], clock: Callable[[], float]) -> None:
         self._make = make
@@ -45,7 +47,7 @@ class SharedStatus:
         self._status, self._bare = pb.JobStatus(), pb.JobStatus()
 
     def look(self) -> tuple[int, pb.JobStatus]:
-        """The status as it was after its last change, and which change that was."""
+        """The number of the last change, and the status after it."""
         if self._clock() - self._made_at >= 0.9 * WATCH_SECONDS:
             status = self._make()
             bare, self._made_at = _without_clock(status), self._clock()
@@ -92,7 +94,7 @@ class Servicer(pb_grpc.MasterServicer):
                 self.mailbox.post(e.WorkerDisconnected(worker_id))
 
     async def _read(self, worker_id: int, messages: AsyncIterator[pb.WorkerMessage], outbox: SessionOutbox) -> bool:
-        """Post what the worker says; its last word closes the session.
+        """Post what the worker says, and answer its last word.
 
         Returns whether this master has acted upon all of it. Else the worker must say it to the next master.
         """
@@ -185,7 +187,12 @@ class Servicer(pb_grpc.MasterServicer):
         return await self.mailbox.settled() or Phase(self.status().phase).final
 
     async def _require_settled(self, context: Context) -> None:
-        if not await self._settled():
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                settled = await self._settled()
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.ABORTED, f"it was told, and {self.status().reason or 'is busy'}")
+        if not settled:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _LEFT)
 
 

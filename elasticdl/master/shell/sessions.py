@@ -1,4 +1,4 @@
-"""The open sessions: one queue of outgoing messages per worker, and the key-value entries they share."""
+"""The open sessions: a queue of outgoing messages for each worker, and the key-value entries that workers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = TypeVar("Message")
 
 
 class Outbox(Generic[Message]):
-    """What is yet to be sent over one stream."""
+    """Messages that are yet to be sent over one stream."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -37,8 +37,8 @@ SessionOutbox: TypeAlias = Outbox[pb.MasterMessage]
 class Sessions:
     """A worker has at most one session; a newer one ends the older.
 
-    What a member of a world puts into the key-value store of that world is passed on to the others. Entries belong to
-    one world and are never seen by a later one.
+    An entry that a member puts into the key-value store of its world is passed on to the other members. A later world
+    does not see it.
     """
 
     def __init__(self, taken: Mapping[int, int] | None = None) -> None:
@@ -72,21 +72,20 @@ class Sessions:
                 outbox.put(message)
 
     def take(self, worker_id: int, number: int) -> bool:
-        """Whether a message of this number is new; 0 is no number. Workers repeat theirs until they are saved."""
-        if number:
-            self._unsaved.add(worker_id)
-        if 0 < number <= self.taken.get(worker_id, 0):
-            return False
-        if number:
-            self.taken[worker_id] = number
-        return True
+        """Whether a message of this number is new; 0 is no number. A worker repeats a message until it is saved."""
+        if number == 0:
+            return True
+        self._unsaved.add(worker_id)
+        last = self.taken.get(worker_id, 0)
+        self.taken[worker_id] = max(number, last)
+        return number > last
 
     @property
     def has_unsaved(self) -> bool:
         return bool(self._unsaved)
 
     def saving(self) -> dict[int, int]:
-        """What is taken is being saved; returns what its workers are to be told by `saved` once it is."""
+        """A save has begun. Returns by worker the number that `saved` is to tell once it is done."""
         unsaved, self._unsaved = self._unsaved, set()
         return {worker_id: self.taken[worker_id] for worker_id in unsaved}
 
@@ -102,7 +101,7 @@ class Sessions:
                 self.put(worker_id, put)
 
     def put(self, worker_id: int, put: pb.KvPut) -> None:
-        """In a new session members put everything again; what is known is not passed on twice."""
+        """In a new session a member puts everything again; an entry that is known is not passed on twice."""
         if self._version == 0:
             self._early.append((worker_id, put))
         if put.world_version != self._version or worker_id not in self._members:
@@ -114,7 +113,7 @@ class Sessions:
             self.send((other for other in self._members if other != worker_id), message)
 
     def replay(self, worker_id: int) -> None:
-        """Send everything again to a member that has reconnected and may have missed some."""
+        """Send every entry again to a member that has reconnected, as it may have missed some."""
         if worker_id in self._members:
             for message in self._entries.values():
                 self.send((worker_id,), message)

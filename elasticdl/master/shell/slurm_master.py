@@ -1,7 +1,8 @@
-"""`python -m elasticdl.master.shell.slurm_master --job_dir DIR`: the master of a job on a Slurm cluster, a batch job itself.
+"""`python -m elasticdl.master.shell.slurm_master --job_dir DIR`: the master of a job on a Slurm cluster, in a batch job itself.
 
-Its nodes share the job's folder: there the master writes where it is, and what the next master must know. Slurm starts the next one
-if the master's node is lost (``--requeue``). The workers go on meanwhile, and their agents find the next master by the folder.
+Its nodes share the job's folder: there the master writes where it is, and what the next master must know. The next one is started by
+`slurm_keeper` in the same batch job, and by Slurm if the master's node is lost (``--requeue``). The workers go on meanwhile, and their
+agents find the next master by the folder.
 
 | why Slurm ends the master (SIGTERM)                  | what follows                                                    |
 | ---------------------------------------------------- | --------------------------------------------------------------- |
@@ -9,7 +10,7 @@ if the master's node is lost (``--requeue``). The workers go on meanwhile, and t
 | its time limit is near (``--signal``)                | the same, as it has itself put into the queue again              |
 | it was cancelled (`scancel`)                         | the job is stopped with a checkpoint                             |
 
-Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped, 143 another master goes on.
+Exit codes: 0 succeeded, 1 failed, 2 the user's mistake, 130 stopped, 143 another master goes on, 75 it broke: another may do better.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from elasticdl.common import environment as variables
 from elasticdl.common.channel import FILE
@@ -41,26 +39,31 @@ from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.log_marking import LogMarks
-from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.log_marking import LogMarker
+from elasticdl.master.shell.serve import (
+    EXIT_CODES,
+    EXIT_USER_ERROR,
+    Platform,
+    RelievedError,
+    handling,
+    log_as,
+    read_spec,
+    serve_unless_relieved,
+)
 from elasticdl.master.shell.servicer import Server
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT
 from elasticdl.master.shell.state_file import FileState
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.slurm import SlurmProvider, slurm_places, workers_name
+from elasticdl.places.slurm import SlurmProvider, slurm_places
+from elasticdl.places.slurm_commands import runs_again, workers_name
 
 ANYWHERE = "0.0.0.0"
 # So long workers go on without a master: Slurm takes minutes to give a node up, and may have no place for the next master at once.
 MASTER_TIMEOUT = 1800.0
-EXIT_LEFT = 143
-ANSWER_SECONDS = 10.0
 _log = logging.getLogger(__name__)
-
-
-class RelievedError(Exception):
-    """Another master has the job, or will soon have it; the job goes on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,9 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"elasticdl: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except (RelievedError, UnreachableError) as error:
+    except RelievedError as error:
         _log.warning("%s", error)
         return EXIT_LEFT
+    except UnreachableError as error:
+        _log.error("%s", error)
+        return EXIT_AGAIN
+    except Exception:  # noqa: BLE001 - told apart from a job that has failed
+        _log.exception("the master broke")
+        return EXIT_AGAIN
 
 
 async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
@@ -91,50 +100,41 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     port = server.bind(spec.port)
     own = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", "")
     address = replace(own, tls=str(job_dir.tls / Role.OWNER))
-    relieved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    launchers: list[Launcher] = []
+    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def relieve() -> None:
+    def relieve(reason: str) -> None:
         if not relieved.done():
-            relieved.set_result(None)
+            relieved.set_result(reason)
 
-    state = FileState(job_dir, uuid.uuid4().hex, relieve)
+    state = FileState(job_dir, uuid.uuid4().hex, partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         fewest, seconds = (lambda: limits().minimum), Seconds(start=spec.start_timeout)
-        launchers.append(PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds))
-        return launchers[0]
+        return PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds)
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
         async def end() -> None:
-            if await asyncio.to_thread(_will_be_started_again):
-                relieve()
+            if await runs_again(os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+                relieve("Slurm starts the batch job again")
             else:
                 post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
 
         def told() -> None:
-            ending.append(asyncio.ensure_future(end()))
+            if not ending:  # Slurm may tell the master itself, and `slurm_keeper` passes it on
+                ending.append(asyncio.ensure_future(end()))
 
         ending: list[asyncio.Future[None]] = []
         with handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), told)):
             job_dir.write_master(address)
             yield
 
-    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarks(job_dir)], agents)
-    serving = asyncio.ensure_future(serve(spec, job_dir, platform))
-    awaited: set[asyncio.Future[Any]] = {serving, relieved}
-    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        for launcher in launchers:
-            await launcher.detach()  # before the end of `serve` could end the workers
-        serving.cancel()
-        await asyncio.wait({serving})
-        raise RelievedError("leaving the job to another master")
+    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarker(job_dir)], agents)
+    end = await serve_unless_relieved(spec, job_dir, platform, relieved)
     job_dir.master.unlink(missing_ok=True)
-    return serving.result()
+    return end
 
 
 def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> SlurmProvider:
@@ -152,26 +152,6 @@ def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> Slur
     output = str(job_dir.logs / "place-%j.log")
     name = workers_name(job_dir.name, environ["SLURM_JOB_ID"])  # a master that follows has the number of the first
     return SlurmProvider(name, command, output, shlex.split(spec.slurm_args))
-
-
-def _will_be_started_again() -> bool:
-    """Whether Slurm has counted another start already, or does so now, as all that has come is a time limit."""
-    number = os.environ.get("SLURM_JOB_ID", "")
-    told = _slurm("scontrol", "--oneliner", "show", "job", number)
-    _log.info("Slurm says: %s", " ".join(re.findall(r"(?:JobState|Reason|Restarts)=\S*", told)) or "nothing")
-    if not re.search(r"JobState=(COMPLETING|CANCELLED)", told):
-        _slurm("scontrol", "requeue", number)
-        return True
-    restarts = re.search(r"Restarts=(\d+)", told)
-    return restarts is None or int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-
-
-def _slurm(*words: str) -> str:
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        _log.warning("Slurm does not answer %s: %s", words[0], error)
-        return ""
 
 
 if __name__ == "__main__":

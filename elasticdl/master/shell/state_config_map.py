@@ -1,7 +1,7 @@
 """A job's snapshot, journal and last status in its two ConfigMaps, where the next master and the command line find them.
 
-What they hold is in `elasticdl.kube.manifests.packed_state`. A snapshot is written with the newest part of the journal of the
-same moment, in one write. When that part has grown, what is written of it goes to the other ConfigMap.
+Their format is in `elasticdl.kube.manifests.packed_state`. One write takes a snapshot and the newest part of the journal, both of
+the same moment. When that part has grown, it moves to the other ConfigMap, of the journal's older part.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from elasticdl.kube.retry import retry
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 
-# New entries of the journal alone are written so often at most, and less often the more there is to write.
+# If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
 NEWS_SECONDS = 1.0
 BYTES_PER_SECOND = 10_000
 # A state that does not change is written so often.
 IDLE_SECONDS = 60.0
-# The newest part of the journal goes to the older ones when it has so many bytes, packed.
+# The newest part of the journal moves to the older one when it has so many bytes, packed.
 PART_BYTES = 16_000
-# A ConfigMap may have 1 MiB. Of a journal that is longer, packed, the oldest goes.
+# A ConfigMap may have 1 MiB. Of a longer journal, packed, the oldest entries are dropped.
 MOST_BYTES = 600_000
 MOST_STATE_BYTES = 1_000_000
-# For the cluster to answer at the beginning, and to take the last status at the end.
+# So long the cluster may take to answer at the beginning, and to take the last status at the end.
 TIMEOUT = 120.0
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class ClusterState:
         self.status: Callable[[], str] = str  # what is saved of it with each snapshot, unless it is empty
 
     async def claim(self) -> tuple[Manifest, Manifest]:
-        """Make this the job's master; returns what is there the moment in which an earlier one can't write any more.
+        """Make this the job's master. Returns what is there; from then on an earlier master can't write any more.
 
         Raises:
             UnreachableError: the cluster does not answer.
@@ -149,7 +149,7 @@ class ClusterState:
             await request(partial(self._client.patch, "Job", master_name(self._job), change), "end the job")
 
     async def _write(self, texts: dict[str, str], end: int | None = None) -> None:
-        """With the journal up to this byte. What could not be loaded stays as it is."""
+        """Write these with the journal up to this byte. Whatever else is there stays."""
         async with self._writing:
             if self._unsure_to is not None:
                 await self._move_to_older(self._unsure_to)
@@ -170,10 +170,10 @@ class ClusterState:
         return {**packed, JOURNAL: _packed_lines(lines, max(room, 0))}, self._newest_from + len(lines)
 
     async def _move_to_older(self, end: int) -> None:
-        """What is written of the journal, up to this byte, becomes its older part.
+        """Make the journal up to this byte, which is written, its older part.
 
         Raises:
-            NotWrittenError: nobody knows whether it was written, and once more not.
+            NotWrittenError: for the second time it is unknown whether it was written.
         """
         packed = await asyncio.to_thread(lambda: _packed_lines(self._lines(0, end), MOST_BYTES))
         again, self._unsure_to = self._unsure_to is not None, None
@@ -189,7 +189,7 @@ class ClusterState:
         self._number, self._newest_from, self._part_bytes = self._number + 1, end, PART_BYTES
 
     def _lines(self, start: int, end: int | None) -> bytes:
-        """What stands in the journal from one byte to the other, less a line that is still being written."""
+        """The whole lines of the journal between two bytes, without one that is still being written."""
         with self._journal.open("rb") as file:
             file.seek(start)
             whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")

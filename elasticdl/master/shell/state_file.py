@@ -1,8 +1,8 @@
-"""A job's snapshot in a file of its folder, where the next master finds it: for masters of a batch system, whose nodes share it.
+"""A job's snapshot in a file of the job's folder, where the next master finds it: for a batch system whose nodes share the folder.
 
-Writing is fenced: a master that finds another one's mark there has been replaced, as after its node was cut off, and writes no more. Between
-the look at the mark and the write another master may put its own there: no shared file system has a lock that outlives every node. A
-successor reads only once, at its start, so such a write is lost and not believed.
+Writing is fenced: a master that finds another master's mark in the folder has been replaced, as after its node was cut off, and
+writes no more. Another master may put its mark there between the look and the write: no shared file system has a lock that outlives
+every node. Such a late write is lost and does no harm, as the successor reads only once, at its start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.state.snapshot import Snapshot
@@ -21,7 +21,7 @@ NEWS_SECONDS = 5.0
 
 
 class ReplacedError(OSError):
-    """Another master has taken over."""
+    """Another master has taken the job over."""
 
 
 class FileState(SnapshotStore):
@@ -38,7 +38,11 @@ class FileState(SnapshotStore):
         return await asyncio.to_thread(self._load)
 
     async def save(self, snapshot: Snapshot) -> None:
-        await asyncio.to_thread(self._save, snapshot.to_json())
+        try:
+            await asyncio.to_thread(self._save, snapshot.to_json())
+        except ReplacedError:
+            self._replaced()
+            raise
 
     def _load(self) -> Snapshot | None:
         try:
@@ -46,21 +50,22 @@ class FileState(SnapshotStore):
             text = self._path.read_text() if self._path.exists() else ""
             snapshot = Snapshot.from_json(text) if text else None
             _cut(self._journal, snapshot.journal_bytes if snapshot else None)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"what an earlier master has left in {self._path.parent} can't be read: {error}") from None
+        except OSError as error:  # as of a disk that is full
+            raise UnreachableError(f"can't take the job over in {self._path.parent}: {error.strerror}") from None
         return snapshot
 
     def _save(self, text: str) -> None:
         if self._mark.read_text() != self._holder:
-            self._replaced()
             raise ReplacedError("another master has taken over")
         write_aside(self._path, text)
 
 
 def _cut(journal: Path, end: int | None) -> None:
-    """Leave the journal as it was when the snapshot was taken: workers tell again what came later, and then each entry is there once.
+    """Cut the journal to its length at the snapshot. Workers tell again what came later, so each entry is there once.
 
-    It is another file from now on: a master that was cut off may still write to the old one, and who follows it sees that it begins anew.
+    The journal becomes another file: a master that was cut off may still write to the old one, and readers see that it begins anew.
 
     ``end``: in bytes; None: all whole lines.
     """

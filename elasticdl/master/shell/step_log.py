@@ -1,4 +1,4 @@
-"""Steps in the journal: in bunches, so that the journal of a long job stays small."""
+"""Writes steps into the journal, many in one entry, so that the journal of a long job stays small."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticdl.job.event_catalogue import KINDS
-from elasticdl.job.joined_steps import Steps
-from elasticdl.job.journal import STEPS
+from elasticdl.job.journal import STEPS, Steps
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.snapshot import TrainingSnapshot, UnwrittenSteps
 from elasticdl.master.state.values import Pace, StepReport
 
-# At most one entry in so many seconds, and in so much of the job's age: so the journal of a long job stays small.
+# Between two entries: at least so many seconds, and so much of the job's age.
 LEAST_SECONDS = 1.0
 SHARE_OF_AGE = 0.001
 Tell = Callable[[str, Mapping[str, Any]], None]
 
 
 class StepLog(Observer):
-    """``append`` writes an entry; ``tell`` tells the other observers what is to be written of the last second. ``clock``:
-    seconds since the epoch; ``started``: when the job was, by that clock; ``past`` and ``training``: what an earlier master
-    has left.
+    """The first step of a world is written at once, as it ends a change of workers. It counts as an ordinary step, since its
+    measured time includes the pause before it.
 
-    The first step of a world is told at once: it ends a change of workers. It counts as an ordinary step, since its measured
-    time includes the pause before it.
+    Args:
+        append: Writes an entry.
+        tell: Tells the other observers of the steps, each second.
+        clock: Seconds since the epoch.
+        started: When the job was started, by that clock.
+        past: Steps that an earlier master has not written.
+        training: What an earlier master knew of the training.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elasticdl.job.history import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import plain
-from elasticdl.job.records import History, PauseRecord, TimeUse, WorldSpan
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.training import Training
 
@@ -27,8 +27,8 @@ def write_summary(folder: str, end: EndJob, training: Training, found: History, 
 
 
 def summarize(end: EndJob, training: Training, found: History, wall_time: float) -> dict[str, Any]:
-    """``time``: seconds by what they went to, of the job (``wall``) and of its workers together. ``remarks``: what was
-    left out, as of lists that are too long, and what can't be known."""
+    """``time``: where the seconds of the job (``wall``) and of all its workers went. ``remarks``: what was left out, as of
+    lists that are too long, and what can't be known."""
     return {
         "status": str(end.phase),
         **achieved(end, training),
@@ -52,7 +52,7 @@ def _pause(pause: PauseRecord) -> dict[str, Any]:
 
 
 def _scaling(found: History) -> dict[str, Any]:
-    """What is known of other numbers of workers, and what was decided by that; empty if nothing."""
+    """What is known of other numbers of workers, and what the job decided by it; empty if nothing."""
     names = ("workers", "speedup", "low", "high")
     curve = [dict(zip(names, row, strict=True)) for row in found.speedup]
     advice = {"advice": found.advice, "curve": curve} if found.advice else {}

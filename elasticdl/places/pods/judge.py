@@ -68,6 +68,8 @@ _KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
 _KUEUE_SAYS = "Preempted to accommodate"
 # So begin the reasons of a pod that waits for nothing in particular.
 ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
+# Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
+_BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
@@ -256,7 +258,7 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
         if reason and reason not in _QUIET:
             return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
     for event in reversed(events):
-        if event.get("type") == "Warning" and event.get("reason") != "FailedScheduling":
+        if event.get("type") == "Warning" and event.get("reason") not in _BEFORE_THE_NODE:
             why = flat(event.get("message") or event["reason"])
             return Waiting(f"it can't be started on {_node(pod)}: {why}", node=node)
     return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)

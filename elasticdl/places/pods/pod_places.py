@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
 from elasticdl.kube.retry import retry
@@ -111,7 +112,7 @@ class PodPlaces:
         missing = most - len(waiting) - len(self._ledger.in_state(PlaceState.READY))
         for number in waiting[::-1][: max(0, -missing)]:
             self._end(number, KILL_GRACE)
-        for _ in range(missing):
+        for _ in range(self._pods.may_ask(missing, len(self._ledger.numbers))):
             number, index = self._ledger.ask()
             self._creating[number] = asyncio.Event()
             self._report(PlaceChanged(self._ledger.place(number)))
@@ -132,6 +133,10 @@ class PodPlaces:
             self._ledger.tell(number)
         for given_up in self._creating.values():
             given_up.set()
+        if self._pods.is_group:
+            ask = partial(self._call, self._api.end_group)
+            with contextlib.suppress(UnreachableError):
+                await self._start(retry(ask, "end the gang", self._backoff(), self._patience.leave))
         await self._until(lambda: not self._ledger.runs(), loop.time() + self._patience.leave)
         if self._ledger.numbers:
             self._start(self._delete_all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,15 @@ from typing import Any
 
 from elasticdl.common.credentials import Role
 from elasticdl.job.quantities import Priority
-from elasticdl.kube.api_error import INVALID, ApiError
+from elasticdl.kube.api_error import FORBIDDEN, INVALID, ApiError
 from elasticdl.kube.client import Client
+from elasticdl.kube.kueue import end_group
+from elasticdl.kube.manifests import kueue_group
 from elasticdl.kube.manifests.names import (
     KUEUE_GROUP_LABEL,
     PLACE_LABEL,
     WORKER_LABEL,
+    group_name,
     selector,
     state_name,
     worker_name,
@@ -29,6 +33,7 @@ _OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _WRONG = (400, INVALID)
 _GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _NAMED_AT_ONCE = 500  # pods in the address of a request
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,16 @@ class WorkerPods:
         return made
 
     @property
+    def is_group(self) -> bool:
+        """Whether Kueue admits them together."""
+        return kueue_group.size_of(self.template) is not None
+
+    def may_ask(self, missing: int, there: int) -> int:
+        """How many of those that are missing may be asked for while ``there`` are there, those that leave among them."""
+        size = kueue_group.size_of(self.template)
+        return missing if size is None else max(0, min(missing, size - there))
+
+    @property
     def urgent(self) -> int:
         """The number of places whose workers get the priority class."""
         share = self.priority.share if self.priority else 0.0
@@ -133,6 +148,7 @@ class WorkerPodApi:
 
     def __init__(self, client: Client, job: str) -> None:
         self._client = client
+        self._job = job
         self._selector = selector(job, Role.WORKER)
         self.pods: Source = Source(client, "Pod", label_selector=self._selector)
         self.events: Source = Source(client, "Event", field_selector="involvedObject.kind=Pod")
@@ -150,6 +166,16 @@ class WorkerPodApi:
     def delete_all(self, grace: int) -> None:
         """Those that are not over."""
         self._client.delete_all("Pod", grace, label_selector=self._selector, field_selector=_NOT_OVER)
+
+    def end_group(self) -> None:
+        """Have Kueue keep no pods of the gang, and no quota. Where that is forbidden a line in the log says what helps."""
+        try:
+            end_group(self._client, self.pods.list().items)
+        except ApiError as failure:
+            if failure.status != FORBIDDEN:
+                raise
+            delete = f"kubectl delete workload {group_name(self._job)}"
+            _log.error("%s: if a pod has failed Kueue keeps the gang's quota until `%s`", failure, delete)
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Those of these that are over."""

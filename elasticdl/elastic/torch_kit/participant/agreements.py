@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext

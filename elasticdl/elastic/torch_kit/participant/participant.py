@@ -17,7 +17,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.errors import Stopped, WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity

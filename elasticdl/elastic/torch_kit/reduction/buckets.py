@@ -20,7 +20,7 @@ import torch
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective, Transfer
-from elasticdl.elastic.core.errors import WorldBroken
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.torch_kit.flat import aligned, by_kind, flat_views, strides_of
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook
 

@@ -1,4 +1,4 @@
-"""What a history consists of. Times are seconds since the epoch, durations seconds."""
+"""The history of a job, and what it consists of. Times are seconds since the epoch, durations seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticdl.job.job_facts import JobFacts
-from elasticdl.job.joined_steps import Steps
+from elasticdl.job.journal import Steps
 
 
 class TimeUse(StrEnum):
-    """What the job did at a moment. The order is that in which shares of the time are shown."""
+    """What the job did at a moment, in the order in which shares of the time are shown."""
 
     PRODUCTIVE = "productive"  # steps that nobody had made before
     SLOW = "slow"  # all waited for the slowest of them
@@ -74,7 +74,7 @@ class WorldSpan:
 
 
 @dataclass(slots=True)
-class Changing:
+class WorldChange:
     """The way from one world to the next, until its first step is told."""
 
     since: float
@@ -84,7 +84,7 @@ class Changing:
 
 @dataclass(frozen=True, slots=True)
 class PauseRecord:
-    """One change of the world, as the survivor told it who paused longest. ``parts`` add up to ``total``."""
+    """One change of the world, as told by the survivor with the longest pause. ``parts`` add up to ``total``."""
 
     world: int
     kind: str
@@ -108,7 +108,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Point(Steps):
-    """Of the curves."""
+    """A point of the curves over steps."""
 
     time: float
     workers: int
@@ -122,11 +122,11 @@ class Point(Steps):
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where the time went, twice: each is complete, so that its parts add up to its whole.
+    """Where the time went, counted in two ways. The parts of each add up to its whole.
 
-    ``wall``: of the job, so that each moment counts once however many workers there were. It says how much sooner the job
-    would have been done. ``workers``: of the workers that had a place, in worker-seconds, so that a pause of 100 counts
-    a hundredfold. It says what was paid for; in it, time of workers that were in no world is starting, waiting or ending.
+    ``wall``: seconds of the job. Each moment counts once, however many workers there were: this says how much sooner the job
+    could have ended. ``workers``: worker-seconds of the workers that had a place. A pause of 100 workers counts a
+    hundredfold: this says what was paid for. Here the time of workers in no world is starting, waiting or ending.
     """
 
     wall: Mapping[TimeUse, float]
@@ -145,7 +145,7 @@ class TimeSpent:
 
 @dataclass(slots=True, kw_only=True)
 class History(JobFacts):
-    """All of it up to ``until``. Of lists that are too long the least important are left out; ``counts`` are of all."""
+    """All that is known up to ``until``. Lists that are too long lack their least important items; ``counts`` count all."""
 
     began: float
     until: float

@@ -1,0 +1,105 @@
+"""How Slurm's programs are called and their answers read; they are scripts here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.places.slurm_commands import Stage, UnknownJobError, ask, number_of, run, sbatch, stage_of
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch) -> Path:
+    """The program, which does nothing yet."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program = tmp_path / "squeue"
+    program.touch(0o755)
+    return program
+
+
+@pytest.fixture(params=["run", "ask"])
+def call(request):
+    return run if request.param == "run" else lambda *words, **given: asyncio.run(ask(*words, **given))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "told"),
+    [
+        (
+            "slurm_load_jobs error: Invalid job id specified",
+            UnknownJobError,
+            "Slurm refuses squeue: slurm_load_jobs error: In",
+        ),
+        (
+            "squeue: error: Unable to contact slurm controller",
+            UnreachableError,
+            "Slurm does not answer: squeue: Unable to",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (exceeds some limit)",
+            UserError,
+            "",
+        ),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit\\nsubmission failed: Job violates accounting/QOS policy",
+            UnreachableError,
+            "",
+        ),
+        ("", UserError, "Slurm refuses squeue: $"),
+    ],
+)
+def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, call, said, kind, told):
+    squeue.write_text(f"#!/bin/sh\nprintf '{said}\\n' >&2; exit 1")
+    with pytest.raises(kind, match=f"^{told}") as raised:
+        call("squeue")
+    assert raised.type is kind
+
+
+def test_a_machine_without_slurm_is_the_users_mistake(call):
+    with pytest.raises(
+        UserError, match=r"^can't run no-squeue: No such file or directory; is this a machine of a Slurm"
+    ):
+        call("no-squeue")
+
+
+def test_a_program_that_hangs_is_not_waited_for(squeue, call):
+    squeue.write_text("#!/bin/sh\nexec sleep 600")
+    with pytest.raises(UnreachableError, match=r"^Slurm does not answer: squeue took more than 0\.1 s$"):
+        call("squeue", within=0.1)
+
+
+def test_nothing_is_left_of_a_call_that_is_cancelled(squeue, tmp_path):
+    os.mkfifo(tmp_path / "up")
+    squeue.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/up; exec sleep 600")
+    before = set(threading.enumerate())
+
+    async def cancelled() -> int:
+        asked = asyncio.ensure_future(ask("squeue"))
+        number = int(await asyncio.to_thread((tmp_path / "up").read_text))
+        asked.cancel()
+        await asyncio.wait({asked})
+        return number
+
+    number = asyncio.run(cancelled())
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+    assert set(threading.enumerate()) <= before
+
+
+def test_what_the_user_asks_for_comes_last():
+    words = sbatch("name", "out", ["--partition=gpu"], "run")
+    assert words[-2:] == ["--partition=gpu", "--wrap=run"]
+    assert number_of("12;cluster\n") == "12"
+
+
+@pytest.mark.parametrize(
+    ("state", "stage"),
+    [("REQUEUED", Stage.WAITING), ("SUSPENDED", Stage.HALTED), ("COMPLETING", Stage.ENDING), ("", Stage.OVER)],
+)
+def test_where_a_batch_job_is_in_its_life(state, stage):
+    assert stage_of(state) is stage

@@ -1,0 +1,164 @@
+"""What keeps a master running in its batch job on Slurm; the master and Slurm's programs are scripts here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+
+import pytest
+
+from elasticdl.common.backoff import Backoff
+from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.jobdir import JobDir, create_job_dir
+from elasticdl.job.journal import read_journal
+from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell import slurm_keeper, slurm_master
+from elasticdl.master.shell.serve import RelievedError
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
+
+WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
+
+
+class Bench:
+    """A keeper and its job."""
+
+    def __init__(self, folder, job: JobDir) -> None:
+        self.job, self._folder = job, folder
+        self.says("scancel", "")
+
+    def says(self, name: str, script: str) -> None:
+        """What one of Slurm's programs does, as a shell script."""
+        program = self._folder / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._folder}/called\n{script}\n')
+        program.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        called = self._folder / "called"
+        return called.read_text().splitlines() if called.exists() else []
+
+    def keep(self, *master: str, delay: float = 0.0) -> int:
+        """``master``: what each master does, in Python; ``start`` says how many there were with it."""
+        script = [
+            *("import os, sys, time", "from pathlib import Path", "job = Path(sys.argv[1])"),
+            *("starts = job / 'starts'", "starts.open('a').write('x')", "start = len(starts.read_text())"),
+            *master,
+        ]
+        command = [sys.executable, "-I", "-S", "-c", "\n".join(script), str(self.job.path)]
+
+        async def run() -> int:
+            backoff = Backoff(first=delay, longest=delay)
+            return await asyncio.wait_for(Keeper(self.job, command, "7", 0, backoff).run(), 60)
+
+        return asyncio.run(run())
+
+    @property
+    def starts(self) -> int:
+        return len((self.job.path / "starts").read_text())
+
+    def status(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.job.status.read_text())
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch) -> Bench:
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path / "home"))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    return Bench(tmp_path / "bin", create_job_dir("mine"))
+
+
+KILLED = "os.kill(os.getpid(), 9)"
+
+
+def test_a_master_that_is_killed_is_followed_by_another(bench):
+    bench.job.master.write_text("of the one that is killed")
+    ended = "(job / 'status.json').write_text('{}')"
+    assert bench.keep(f"if start < 3: {KILLED}", "assert not (job / 'master.json').exists()", ended, "sys.exit(1)") == 1
+    assert (bench.starts, bench.calls()) == (3, [])
+
+
+def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
+    bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n')
+    assert bench.keep(KILLED) == 1
+    assert bench.starts == MOST_CRASHES
+    status = bench.status()
+    assert (status["phase"], status["step"]) == ("failed", "5")
+    assert str(status["reason"]).startswith(
+        f"its master was killed by SIGKILL, the {MOST_CRASHES}th in a row: if memory"
+    )
+    assert bench.calls() == [WORKERS]
+    last = list(read_journal(bench.job.journal))[-1]
+    assert (last["event"], last["phase"], last["reason"]) == ("job_finished", "failed", status["reason"])
+
+
+def test_crashes_of_masters_that_ran_long_do_not_add_up(bench, monkeypatch):
+    monkeypatch.setattr(slurm_keeper, "SOON_SECONDS", -1.0)
+    ended = "(job / 'status.json').write_text('{}')"
+    assert bench.keep(f"if start < {MOST_CRASHES + 2}: {KILLED}", ended) == 0
+    assert bench.starts == MOST_CRASHES + 2
+
+
+def test_what_broke_the_masters_is_told(bench):
+    bench.job.master_log.write_text("Traceback\nValueError: a mistake\n\n")
+    bench.keep(f"sys.exit({EXIT_AGAIN})")
+    assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: ValueError: a mistake"
+
+
+def test_the_users_mistake_is_told_and_no_other_master_is_started(bench):
+    bench.job.master_log.write_text("elasticdl: port 80 is taken\n")
+    assert bench.keep("sys.exit(2)") == 1
+    assert (bench.starts, bench.calls()) == (1, [WORKERS])
+    assert bench.status()["reason"] == "its master ended with exit code 2: port 80 is taken"
+
+
+def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
+    assert bench.keep(f"sys.exit({EXIT_LEFT})") == EXIT_LEFT
+    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (1, [], False)
+
+
+def test_the_workers_of_a_job_that_has_ended_are_not_left(bench):
+    assert bench.keep("(job / 'status.json').write_text('{}')", KILLED) == 128 + signal.SIGKILL
+    assert (bench.starts, bench.calls(), bench.job.status.read_text()) == (1, [WORKERS], "{}")
+
+
+def test_the_master_is_told_to_end(bench):
+    handler = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
+    assert bench.keep(handler, f"os.kill(os.getppid(), {signal.SIGTERM})", "time.sleep(60)") == EXIT_LEFT
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "asked"),
+    [
+        ("RUNNING", EXIT_LEFT, "scontrol requeue 7"),
+        ("CANCELLED Restarts=0", 130, WORKERS),
+        ("COMPLETING Restarts=1", EXIT_LEFT, ""),
+    ],
+)
+def test_slurm_may_want_an_end_while_no_master_runs(bench, state, code, asked):
+    bench.says("scontrol", f"[ $1 = requeue ] || echo JobId=7 JobState={state}")
+    assert bench.keep(f"os.kill(os.getppid(), {signal.SIGTERM})", KILLED, delay=60) == code
+    assert bench.calls()[1:] == ([asked] if asked else [])
+    assert bench.job.status.exists() == (code == 130)
+
+
+def test_a_disk_that_is_full_hides_no_end_of_the_workers(bench, caplog):
+    bench.job.journal.mkdir()
+    assert bench.keep("sys.exit(2)") == 1
+    assert "can't write that to" in caplog.text
+    assert bench.calls() == [WORKERS]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError, 2), (RelievedError, EXIT_LEFT), (UnreachableError, EXIT_AGAIN), (ZeroDivisionError, EXIT_AGAIN)],
+)
+def test_a_master_says_by_its_exit_code_whether_another_may_do_better(bench, monkeypatch, error, code):
+    async def run(*given):
+        raise error("why")
+
+    bench.job.spec.write_text(JobSpec(job_name="mine", command=("true",)).to_json())
+    monkeypatch.setattr(slurm_master, "run", run)
+    assert slurm_master.main(["--job_dir", str(bench.job.path)]) == code
