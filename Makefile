@@ -49,7 +49,7 @@ lint: setup  ## style, types, layers, and whether the generated code is what the
 build/site-env/made: docs/requirements.txt requirements/lock.txt pyproject.toml
 	rm -rf $(@D)
 	$(or $(PYTHON),python3) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -r docs/requirements.txt -e ".[kubernetes,worker]"
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -r docs/requirements.txt -e ".[worker]"
 	touch $@
 
 docs: build/site-env/made  ## the pages of docs/ and the reference as a site, in build/site; fails where a link leads nowhere

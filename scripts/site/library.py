@@ -43,7 +43,7 @@ COMMON = [
     Name("context", f"{RUNTIME}.context"),
     Name("rank", f"{RUNTIME}.rank"),
     Name("size", f"{RUNTIME}.size"),
-    Name("LearningRate", "elasticdl.elastic.core.learning_rate.LearningRate", ("schedule", "scaling", "ramp_steps")),
+    Name("LearningRate", "elasticdl.elastic.core.learning_rate.LearningRate"),
 ]
 SHARED = [Name(each.name, each.defined, shared=True) for each in COMMON]
 STATE = ("commit", "step", "loss", "learning_rate")
@@ -134,7 +134,7 @@ MODULES = {
             [
                 Name("Arrays", "elasticdl.data.records.Arrays"),
                 Name("Metadata", "elasticdl.data.records.Metadata", ("column_names",)),
-                Name("Records", "elasticdl.data.records.Records", ("read", "place", "__len__")),
+                Name("Records", "elasticdl.data.records.Records", ("read", "place")),
             ],
         ),
         Module("elasticdl.data.custom_reader", []),

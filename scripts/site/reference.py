@@ -18,13 +18,14 @@ from elasticdl.cli.__main__ import __doc__ as about_the_command_line
 from elasticdl.cli.commands.start import run, train
 from elasticdl.cli.parsing import Commands, Option, Switch
 from elasticdl.common import errors as common_errors
-from elasticdl.elastic.core import errors as loop_errors
+from elasticdl.elastic.core import interruptions
 from elasticdl.elastic.core import lifecycle as worker_side
 from elasticdl.job import event_catalogue
 from elasticdl.job.spec import JobSpec, KubernetesOptions, SlurmOptions
+from elasticdl.master.core.transitions import ROWS
 from elasticdl.master.shell.access import ALLOWED
 from elasticdl.master.state import events as master_events
-from elasticdl.master.state import lifecycle as master_side
+from elasticdl.master.state.states import JOB, WorkerState
 from elasticdl.master.state.values import Phase
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
@@ -214,7 +215,7 @@ def errors() -> Iterator[str]:
     yield "## What changes the course of a training loop"
     yield ""
     yield "They pass through the function under `@elastic.run`, which must not keep them."
-    yield from _tree(loop_errors)
+    yield from _tree(interruptions)
     yield "## Why a worker has left"
     yield ""
     yield "The field `cause` of [`worker_left`](events.md#worker_left)."
@@ -268,23 +269,31 @@ def states() -> Iterator[str]:
     yield "in no table changes nothing."
     yield "## A worker, as the master sees it { #worker }"
     yield from _diagram(draw_workers())
-    yield from table(["state", "meaning"], _members(master_side.WorkerState))
+    yield from table(["state", "meaning"], _members(WorkerState))
     rows = []
-    for before, trigger, after, actions in master_side.ROWS:
-        done = "; ".join(each.value for each in actions)
+    for before, trigger, after, actions in ROWS:
+        done = "; ".join(map(_doing, actions))
         rows.append((", ".join(before), trigger.value, after or "", _markdown(done)))
     yield from table(["in", "what happens", "then", "what is done"], rows)
     yield "## A job { #job }"
     yield from _diagram(draw_job())
     yield from table(["phase", "meaning"], _members(Phase))
-    yield from table(
-        ["in", "what is so", "then"], ((now, why.value, then) for (now, why), then in master_side.JOB.items())
-    )
+    yield from table(["in", "what is so", "then"], ((now, why.value, then) for (now, why), then in JOB.items()))
     yield "## A worker, as it sees itself { #worker-itself }"
     yield from _diagram(draw_worker_core())
     yield from table(["state", "meaning"], _members(worker_side.WorkerState))
     every = ((state, trigger, then) for (state, trigger), (then, _) in worker_side.TABLE.items())
     yield from table(["in", "what happens", "then"], every)
+
+
+def _doing(action: Callable[..., object]) -> str:
+    """What a row's function does: in its own words, or by its name."""
+    text = (
+        (inspect.getdoc(action) or action.__name__.replace("note_", "write into the journal: ").replace("_", " "))
+        .partition(".\n")[0]
+        .rstrip(".")
+    )
+    return text[:1].lower() + text[1:]
 
 
 def _diagram(source: str) -> list[str]:

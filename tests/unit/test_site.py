@@ -13,7 +13,7 @@ from elasticdl.cli.parsing import Command
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.shell.access import ALLOWED
 from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.states import WorkerState
 from elasticdl.proto import elasticdl_pb2 as pb
 from scripts.site import library, pages, reference
 
