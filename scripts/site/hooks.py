@@ -5,8 +5,10 @@ Generated pages (`reference`, `library`) are made at each build, and are in no c
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from scripts.site import library, pages, reference
@@ -30,3 +32,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     return pages.with_blank_lines(pages.with_links_of_the_site(markdown, page.file.src_uri))
+
+
+def on_post_build(config: Any) -> None:
+    """
+    Raises:
+        PluginError: a browser that shows the site would ask another host.
+    """
+    for path in sorted(Path(config.site_dir).rglob("*")):
+        if path.suffix in (".html", ".css") and (found := pages.fetched_from_elsewhere(path.read_text())):
+            raise PluginError(f"{path}: is fetched from elsewhere: {', '.join(found)}; the site has to have it itself")

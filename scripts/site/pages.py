@@ -15,6 +15,10 @@ IN_THE_REPOSITORY = {page: path for path, page in AT_THE_ROOT.items()}
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#|/)([^)\s#]+)")
 TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^(```|~~~)")
+# What a browser fetches by itself; links are followed by people.
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"' >]+)|(?:url\(|@import )["']?((?:https?:)?//[^"')]+)"""
+)
 BLOCK = re.compile(r"^([-*] |\d+\. |\|)")
 
 
@@ -63,3 +67,8 @@ def with_blank_lines(markdown: str) -> str:
             in_text = not in_block and line != "" and not line.startswith(("#", " "))
         lines.append(line)
     return "\n".join(lines)
+
+
+def fetched_from_elsewhere(text: str) -> list[str]:
+    """Addresses that a page or a style sheet would have a browser fetch: the site is for people without a network, too."""
+    return [page or style for page, style in FETCHED.findall(text)]

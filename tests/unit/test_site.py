@@ -141,3 +141,18 @@ def test_links_lead_where_they_lead_in_the_repository(page, text, led):
 )
 def test_lists_and_tables_begin_after_a_blank_line(text, parted):
     assert pages.with_blank_lines(text) == parted
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<script async src="https://example.com/a.js"></script>', ["https://example.com/a.js"]),
+        ('<link rel="stylesheet" href="//example.com/a.css">', ["//example.com/a.css"]),
+        ("a { background: url(https://example.com/a.png) }", ["https://example.com/a.png"]),
+        ('@import "https://example.com/a.css";', ["https://example.com/a.css"]),
+        ('<a href="https://example.com">a</a> <img src="a//b.png"> <link href="../a.css">', []),
+        ("a { background: url(../a.png) }", []),
+    ],
+)
+def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(text, found):
+    assert pages.fetched_from_elsewhere(text) == found
