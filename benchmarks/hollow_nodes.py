@@ -33,7 +33,7 @@ from elasticdl.common.channel import CLIENT_OPTIONS
 from elasticdl.common.credentials import Identity
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import CONTAINER, MASTER_PORT, Role, selector, tls_name
-from elasticdl.kube.watch import Receiver, Watch
+from elasticdl.kube.object_watch import Watch
 from elasticdl.places.pods.worker_pods import WorkerPodApi, number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
@@ -167,7 +167,7 @@ class Agents:
 
     def start(self, number: int, pod: Pod) -> None:
         """From any thread."""
-        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1", gpus=1)
+        hello = pb.AgentHello(place=pod["metadata"]["name"], node=pod["spec"]["nodeName"], host="127.0.0.1")
         self._loop.call_soon_threadsafe(self._start, number, hello)
 
     def end(self, number: int) -> None:
@@ -269,9 +269,9 @@ async def serve(kubeconfig: str, namespace: str, job: str, count: int) -> None:
     agents.left = kubelet.left
     watch = Watch(
         WorkerPodApi(Client(api, namespace), job).pods,
-        Receiver(kubelet.listed, kubelet.changed),
+        kubelet.listed,
+        kubelet.changed,
         Backoff(random.Random()),
-        time.monotonic,
     )
     with _registered(nodes):
         watch.start()

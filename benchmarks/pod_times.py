@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,7 +17,7 @@ from kubernetes import client
 from benchmarks.processes import Failed
 from elasticdl.common.backoff import Backoff
 from elasticdl.kube.client import Client
-from elasticdl.kube.watch import Receiver, Source, Watch
+from elasticdl.kube.object_watch import Source, Watch
 
 Times = Mapping["Fact", float]
 
@@ -61,7 +60,7 @@ class PodTimes:
     @contextmanager
     def watching(self, api: client.ApiClient, namespace: str) -> Iterator[None]:
         source = Source(Client(api, namespace), "Pod")
-        watch = Watch(source, Receiver(self.listed, self.changed), Backoff(random.Random()), time.monotonic)
+        watch = Watch(source, self.listed, self.changed, Backoff(random.Random()))
         watch.start()
         try:
             yield

@@ -47,7 +47,7 @@ class SimulatedLauncher:
         self._placed: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         return ()
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:

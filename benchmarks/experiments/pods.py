@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +13,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kube.watch import Receiver, Source, Watch
+from elasticdl.kube.object_watch import Source, Watch
 
 Pod = dict[str, Any]
 Pods = Mapping[str, Pod]
@@ -52,9 +51,7 @@ class PodWatch:
         self._pods: Pods = {}
         self._tell = tell
         source = Source(Client(core.api_client, namespace), "Pod")
-        self._watch = Watch(
-            source, Receiver(self.listed, self.changed), Backoff(random.Random(), 0.1, 2.0), time.monotonic
-        )
+        self._watch = Watch(source, self.listed, self.changed, Backoff(random.Random(), 0.1, 2.0))
 
     def __enter__(self) -> Self:
         self._watch.start()

@@ -27,10 +27,6 @@ class NotWrittenError(OSError):
         self.uncertain = uncertain
 
 
-class ReplacedError(NotWrittenError):
-    """Another master has taken over."""
-
-
 class FencedConfigMap:
     """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
 
@@ -73,5 +69,5 @@ class FencedConfigMap:
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
         if not whoever and holder != self._holder:
             self._replaced()
-            raise ReplacedError(f"another master has taken over: pod {holder}")
+            raise NotWrittenError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])

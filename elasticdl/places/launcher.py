@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -84,24 +84,21 @@ class PlaceLauncher:
         make_starter: StarterFactory,
         report: Report,
         *,
-        fewest: Callable[[], int] = lambda: 1,
         seconds: Seconds = Seconds(),
         call_later: CallLater | None = None,
     ) -> None:
         """
         Args:
-            fewest: Says without how many workers the job can't train at present.
             call_later: By default that of the running event loop.
         """
         self._places = make_places(self._take)
         self._starter = make_starter(self._take)
         self._report = report
-        self._fewest = fewest
         self._seconds = seconds
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
         self._known: set[int] = set()
         self._pairing = Pairing()
-        self._wanted: tuple[int, int, frozenset[str]] | None = None
+        self._wanted: tuple[int, frozenset[str]] | None = None
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
         self._sparing: Timer | None = None  # ends that
@@ -111,14 +108,14 @@ class PlaceLauncher:
 
     # ---- the port ----
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         self._busy = True  # what is reported meanwhile is taken afterwards
         try:
             for place in await self._places.found():
                 self._see(place)
             spots = self._pairing.spots
             self._keeps_waiting = bool(spots)
-            found = await self._starter.found([spot.place for spot in spots.values()])
+            found = await self._starter.found([spot.place for spot in spots.values()], remembered)
             return [self._adopt(spots[each.place_id], each.worker) for each in found]
         finally:
             self._busy = False
@@ -296,12 +293,11 @@ class PlaceLauncher:
             if self._seconds.start is not None:
                 self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
-            self._give_back(spot, None)
+            self._give_back(spot)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
-        wanted = (min(self._fewest(), most), most, pairing.avoided)
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._places.want(*wanted)
+        if self._wanted != (most, pairing.avoided):
+            self._wanted = most, pairing.avoided
+            self._places.want(*self._wanted)
         for worker_id, spot in pairing.promises():
             self._tell(worker_id, spot)
 
@@ -345,7 +341,7 @@ class PlaceLauncher:
     def _force(self, worker_id: int, spot: Spot) -> None:
         """The worker can't be had any other way."""
         if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
-            self._give_back(spot, 0.0)
+            self._give_back(spot, at_once=True)
             self._work()
 
     def _watch(self, spot: Spot) -> None:
@@ -359,12 +355,12 @@ class PlaceLauncher:
 
     def _idle_too_long(self, spot: Spot) -> None:
         spot.timer = None
-        self._give_back(spot, None)
+        self._give_back(spot)
         self._work()
 
-    def _give_back(self, spot: Spot, grace: float | None) -> None:
+    def _give_back(self, spot: Spot, *, at_once: bool = False) -> None:
         spot.given_back = True
         self._wanted = None
         self._pairing.file(spot)
         self._watch(spot)
-        self._places.give_back(spot.place.id, grace)
+        self._places.give_back(spot.place.id, at_once=at_once)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cli.local import new_job
-from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
 from elasticdl.job.spec import JobSpec
@@ -137,36 +134,6 @@ def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
     with pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"):
         new_job.check_as_worker(JobSpec(start_timeout=0.1))
-
-
-def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
-    """Once its leader is reaped, the number may be that of somebody else's group."""
-    process = subprocess.Popen(["sh", "-c", "exit 3"], start_new_session=True)
-    group, kill = ProcessGroup(process), os.killpg
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert (group.has_ended(), group.code()) == (True, 3)
-    killed = []
-
-    def is_own(pid, number):
-        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it was reaped before"
-        killed.append(pid)
-        kill(pid, number)
-
-    monkeypatch.setattr(os, "killpg", is_own)
-    group.terminate()
-    group.end()
-    group.end()
-    group.kill()
-    assert (killed, group.code()) == ([process.pid], 3)
-
-
-def test_of_a_killed_leader_the_signal_is_told():
-    group = ProcessGroup(subprocess.Popen(["sleep", "60"], start_new_session=True))
-    assert group.code() is None
-    group.kill()
-    os.waitid(os.P_PID, group.process.pid, os.WEXITED | os.WNOWAIT)
-    assert group.code() == -signal.SIGKILL
-    group.end()
 
 
 def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_path, monkeypatch):

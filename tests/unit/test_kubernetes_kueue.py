@@ -13,7 +13,7 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.api_error import ApiError, NotDoneError
 from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.pod_places import Patience, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import WorkerPodApi, WorkerPods
 
 DEADLINE = 20.0
@@ -39,7 +39,7 @@ class Pods(FakePods):
         self.objects.put(NAMES[number], made)
 
 
-def play(story, patience):
+def play(story, timeouts):
     """``story`` gets places for the gang, all of which run; as many are wanted again after each report, as by a launcher."""
 
     async def whole():
@@ -50,7 +50,7 @@ def play(story, patience):
             asyncio.get_running_loop().call_soon(wanted)
 
         def wanted():
-            places.want(SIZE, SIZE, frozenset())
+            places.want(SIZE, frozenset())
             news.set()
 
         async def until(condition):
@@ -59,7 +59,7 @@ def play(story, patience):
                     news.clear()
                     await news.wait()
 
-        places = PodPlaces(pods, GANG, report, patience, random.Random(1))
+        places = PodPlaces(pods, GANG, report, timeouts, random.Random(1))
         await places.found()
         wanted()
         async with asyncio.timeout(DEADLINE):
@@ -101,7 +101,7 @@ def test_a_preempted_gang_asks_for_others_when_its_pods_are_over():
         await until(lambda told: asked_for(told) == set(NAMES))
         assert lost(reports) == [NAMES[1], NAMES[0]]
 
-    play(story, Patience(leave=0.05))
+    play(story, PodTimeouts(leave=0.05))
 
 
 @pytest.mark.parametrize("failures", [0, 1, 1000])
@@ -113,7 +113,7 @@ def test_a_job_that_ends_has_kueue_keep_none_of_its_pods(failures):
         assert made[0] == "end_group"
         assert set(lost(reports)) == set(NAMES[:SIZE]), "it ends whatever comes of that"
 
-    play(story, Patience(leave=0.05, first_retry=0.01, longest_retry=0.02))
+    play(story, PodTimeouts(leave=0.05, first_retry=0.01, longest_retry=0.02))
 
 
 class Cluster:

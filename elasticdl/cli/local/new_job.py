@@ -18,11 +18,11 @@ from pathlib import Path
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.folder_job import goes_on, prune_jobs
-from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.cli.screens import tell
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job import folders
@@ -98,11 +98,10 @@ def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(spec.to_json().encode())
         given.seek(0)
-        group = ProcessGroup(
-            subprocess.Popen(
-                [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-            )
+        process = subprocess.Popen(
+            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
         )
+        group = ProcessGroup(process.pid, process.wait)
         try:
             # It imports a framework and the user's module, and opens the data, as a worker does at its start.
             deadline = time.monotonic() + spec.start_timeout

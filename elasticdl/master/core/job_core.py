@@ -115,7 +115,7 @@ class Job:
         known = self._past.workers  # of those whom a recovery has found nothing is known yet
         if not self._recovery:
             known = tuple(
-                WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure)
+                WorkerSnapshot(r.worker_id, r.state, r.reason, r.world_version, r.ready, r.failure, r.place_id)
                 for r in workers.records.values()
                 if r.state is not _S.COMPLETED
             )

@@ -89,7 +89,8 @@ class Loop:
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
-        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
+        remembered = {worker.worker_id: worker.place for worker in self._job.snapshot().workers}
+        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find(remembered))))
         deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
             await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)

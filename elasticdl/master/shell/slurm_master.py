@@ -111,8 +111,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
-        fewest, seconds = (lambda: limits().minimum), Seconds(start=spec.start_timeout)
-        return PlaceLauncher(batch, agents.reporting_to, report, fewest=fewest, seconds=seconds)
+        return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:

@@ -36,6 +36,7 @@ class WorkerSnapshot:
     world_version: int = 0
     ready: bool = False
     failure: str = ""
+    place: str = ""  # the id of that in which it is, as far as it is known
 
 
 @dataclass(slots=True)
