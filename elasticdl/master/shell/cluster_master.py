@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -162,7 +163,8 @@ async def end_workers(api: WorkerPodApi) -> None:
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    await request(api.end_group, "end the gang")
+    with contextlib.suppress(UnreachableError):  # the pods are to go in any case
+        await request(api.end_group, "end the gang")
     await request(partial(api.delete_all, KILL_GRACE), "end the workers")
 
 
