@@ -87,7 +87,7 @@ class JobDir:
     journal = PathBelow("journal.jsonl")
     status = PathBelow("status.json")
     state = PathBelow("state.json")
-    # The mark of the master that may write the state: how often Slurm had started its batch job again, and a number of its own.
+    # The mark of the master that may write the state: see `elasticdl.master.shell.slurm_keeper.new_mark`.
     holder = PathBelow("state.holder")
     batch = PathBelow("batch")
     tls = PathBelow("tls")

@@ -16,7 +16,7 @@ from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell import slurm_keeper, slurm_master
 from elasticdl.master.shell.serve import RelievedError
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper, new_mark
 
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
 
@@ -117,10 +117,9 @@ def test_what_broke_the_masters_is_told(bench):
 def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(bench, before):
     """Its node was cut off: the next one runs elsewhere, in the same batch job, and the master here has died."""
     bench.job.master.write_text("of the next one")
-    took = "(job / 'state.holder').write_text('1-next')"
-    script = (KILLED,) if before else (took, KILLED)
+    bench.job.holder.write_text(new_mark(1 if before else 0))
+    script = (KILLED,) if before else (f"(job / 'state.holder').write_text('{new_mark(1)}')", KILLED)
     if before:
-        bench.job.holder.write_text("1-next")
         bench.job.path.joinpath("starts").touch()
     assert bench.keep(*script) == EXIT_LEFT
     assert (bench.starts, bench.calls(), bench.job.status.exists()) == (0 if before else 1, [], False)

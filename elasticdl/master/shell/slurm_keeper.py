@@ -24,6 +24,7 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,11 @@ SOON_SECONDS = 600.0
 LOG_BYTES = 4096
 _MEMORY = ": if memory was short, ask for more, as by --slurm_master_args=--mem=4G"
 _log = logging.getLogger("elasticdl.master.shell.slurm_keeper")
+
+
+def new_mark(restarts: int) -> str:
+    """Of a master (`JobDir.holder`). ``restarts``: how often Slurm has started its batch job again."""
+    return f"{restarts}-{uuid.uuid4().hex}"
 
 
 class Keeper:

@@ -23,7 +23,6 @@ import shlex
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -51,7 +50,7 @@ from elasticdl.master.shell.serve import (
     serve_unless_relieved,
 )
 from elasticdl.master.shell.servicer import Server
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, new_mark
 from elasticdl.master.shell.state_file import FileState
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
@@ -107,7 +106,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
             relieved.set_result(reason)
 
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    state = FileState(job_dir, f"{restarts}-{uuid.uuid4().hex}", partial(relieve, "it has taken over"))
+    state = FileState(job_dir, new_mark(restarts), partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
