@@ -100,6 +100,12 @@ def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     assert (last["event"], last["phase"], last["reason"]) == ("job_finished", "failed", status["reason"])
 
 
+def test_the_end_is_told_though_the_masters_last_line_was_cut_off(bench):
+    bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n{"time": 2.0, "ev')
+    assert bench.keep("sys.exit(2)") == 1
+    assert [entry["event"] for entry in read_journal(bench.job.journal)] == ["resumed", "job_finished"]
+
+
 def test_crashes_of_masters_that_ran_long_do_not_add_up(bench, monkeypatch):
     monkeypatch.setattr(slurm_keeper, "SOON_SECONDS", -1.0)
     ended = "(job / 'status.json').write_text('{}')"

@@ -166,11 +166,13 @@ def _write_end(job: JobDir, phase: str, why: str) -> None:
     from elasticdl.job.journal import dump_entry
     from elasticdl.proto import elasticdl_pb2 as pb
 
-    with job.journal.open("a+", errors="replace") as journal:
+    with job.journal.open("ab+") as journal:
+        journal.seek(max(0, journal.tell() - 1))
+        begin = "\n" if journal.read() not in (b"", b"\n") else ""  # the master may have been killed within a line
         journal.seek(0)
-        found = Facts.of(journal).result()
+        found = Facts.of(line.decode(errors="replace") for line in journal).result()
         ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
-        journal.write(dump_entry({"time": time.time(), **ended}) + "\n")
+        journal.write(f"{begin}{dump_entry({'time': time.time(), **ended})}\n".encode())
     status = pb.JobStatus(job_name=job.name, phase=phase, reason=why, step=found.step, time_left=-1)
     status.elapsed = found.until - found.began
     write_aside(job.status, json_format.MessageToJson(status, preserving_proto_field_name=True))
