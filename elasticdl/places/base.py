@@ -242,7 +242,8 @@ class Launcher(Protocol):
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
 
     async def detach(self) -> None:
-        """This master ends and has not decided that the job does: let workers be that another master could take over.
+        """This master ends and has not decided that the job does: let workers be that another master could take over, and
+        report nothing more of any.
 
         Where there will be no other, it is `close`. Nothing is left to do after `close`.
         """

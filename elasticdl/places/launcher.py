@@ -174,6 +174,7 @@ class PlaceLauncher:
     async def detach(self) -> None:
         if not self._closed:
             self._shut()
+            self._report = lambda event: None
             await self._starter.detach()
             await self._places.detach()
 

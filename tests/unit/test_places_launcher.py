@@ -430,6 +430,20 @@ def test_a_master_that_leaves_ends_nobody():
 
 
 NODES = st.sampled_from(["n1", "n2"])
+
+
+def test_what_becomes_of_workers_after_a_master_has_left_is_for_the_next_to_tell():
+    """Else the master would save it, with replacements that nobody has launched."""
+    scene = Scene()
+    scene.launch(0)
+    scene.ready(0)
+    scene.new()
+    now(scene.launcher.detach())
+    scene.launch(1)
+    scene.places.lose("place-0", "for another job", ExitCause.PREEMPTED, -9)
+    assert scene.new() == []
+
+
 CAUSES = st.sampled_from([ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED])
 
 
