@@ -1,15 +1,16 @@
 """What elastic training costs on a GPU: steps beside plain PyTorch's, changes of workers that share it, memory, 1 GB of state.
 
-    python -m benchmarks.gpu [--small] [--parts overhead,rescale,memory,state] [--rounds 5] [--worlds 50]
+    python -m benchmarks.gpu [--small] [--parts overhead,rescale,memory,state] [--rounds 5] [--seconds 20] [--worlds 50] [--nccl]
 
 A machine without a GPU runs it in small on the CPU, which shows that it works and nothing else. Torch's engine is used, whose
-tensors travel by Gloo where workers share a GPU. For NCCL more than one GPU is needed.
+tensors travel by Gloo where workers share a GPU. ``--nccl`` has NCCL take each of them for a host of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -23,12 +24,14 @@ import torch
 
 from benchmarks.harness import Results, Summary, add_out, describe_machine, names, require_known, show_table, summarise
 from benchmarks.ladders import TORCH, Loop, Setting, measure
+from benchmarks.loops.own_host import OF_ALL
 from benchmarks.models import RESNET50, TINY, worker_batch
 from benchmarks.processes import Processes, scratch, wait_until
 from benchmarks.rescale import Change, ElasticRun
 from elasticdl.elastic.torch_kit.gpu import GPU, choose_device
 
 PARTS = ("overhead", "rescale", "memory", "state")
+OPTIONAL = ("rounds", "seconds", "repetitions", "worlds")
 START_SECONDS = 300.0  # imports and the first kernels
 MIB = 1 << 20
 Row = tuple[str, Summary, str]  # what, and in which unit
@@ -61,6 +64,8 @@ def main() -> int:
         print(f"in small, on {device}: this shows that it works; no figure of it says anything about a GPU")
     print(describe_machine(results.machine))
     sizes: Sizes = args.sizes
+    if args.nccl:
+        os.environ |= OF_ALL
     rng = random.Random(0)
     parts: dict[str, Callable[[], list[Row]]] = {
         "overhead": lambda: overhead(sizes),
@@ -73,7 +78,8 @@ def main() -> int:
     rows: list[Row] = []
     for part in args.parts:
         for what, summary, unit in parts[part]():
-            results.add("summary", part=part, what=what, value=summary, unit=unit, device=device, small=args.small)
+            where = {"device": device, "small": args.small, "nccl": args.nccl}
+            results.add("summary", part=part, what=what, value=summary, unit=unit, **where)
             rows.append((what, summary, unit))
     show_table(
         f"{device}: median (range)",
@@ -89,15 +95,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="as without a GPU: a tiny model, few steps")
     parser.add_argument("--parts", type=names, default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--rounds", type=int, help=f"of plain and elastic steps; default: {FULL.rounds}")
+    parser.add_argument("--seconds", type=float, help=f"that each of them is measured; default: {FULL.seconds:g}")
+    parser.add_argument("--repetitions", type=int, help=f"of each change of workers; default: {FULL.repetitions}")
+    parser.add_argument("--nccl", action="store_true", help="workers that share the GPU reduce by NCCL, over sockets")
     parser.add_argument("--worlds", type=int, help=f"until memory is compared; default: {FULL.worlds}")
     add_out(parser)
     args = parser.parse_args()
     require_known(parser, args, {"parts": PARTS})
     args.small = args.small or choose_device().type == "cpu"
     base = asdict(SMALL if args.small else FULL)
-    given = {name: value for name in ("rounds", "worlds") if (value := getattr(args, name)) is not None}
-    if given and min(given.values()) < 1:
-        parser.error("--rounds, --worlds: at least 1")
+    given = {name: value for name in OPTIONAL if (value := getattr(args, name)) is not None}
+    if given and min(given.values()) <= 0:
+        parser.error(f"--{', --'.join(OPTIONAL)}: above 0")
+    if args.nccl and choose_device().type != GPU:
+        parser.error("--nccl: there is no GPU")
     args.sizes = Sizes(**base | given)
     return args
 
@@ -107,15 +118,21 @@ def parse() -> argparse.Namespace:
 
 def overhead(sizes: Sizes) -> list[Row]:
     """Interleaved; the ratio is that of each round."""
-    loops = {"plain": Loop("plain", "loop", "alone"), "elastic": Loop("library", "library", options=TORCH)}
+    loops = {
+        "plain": Loop("plain", "loop", "alone"),
+        "elastic": Loop("library", "library", options=TORCH),
+        "prepared": Loop("plain", "loop", options=TORCH),
+    }
     setting = Setting(sizes.resnet, 1, 10, sizes.seconds, 2 * worker_batch(sizes.resnet))
     runs: dict[str, list[float]] = {loop: [] for loop in loops}
     for _ in range(sizes.rounds):
         for name, loop in loops.items():
             runs[name].append(measure(loop, setting).step_ms)
-    ratios = [100 * (own / plain - 1) for own, plain in zip(runs["elastic"], runs["plain"], strict=True)]
     rows = [(f"step of {sizes.resnet}, {loop}", summarise(each), "ms") for loop, each in runs.items()]
-    return [*rows, ("one worker over plain PyTorch", summarise(ratios), "%")]
+    for own in ("elastic", "prepared"):
+        ratios = [100 * (ours / plain - 1) for ours, plain in zip(runs[own], runs["plain"], strict=True)]
+        rows.append((f"one worker over plain PyTorch, {own}", summarise(ratios), "%"))
+    return rows
 
 
 # -- workers that share the GPU --

@@ -149,7 +149,7 @@ class Agents:
 
     def start(self, number: int, pod: str, node: str) -> None:
         """From any thread."""
-        hello = pb.AgentHello(place=pod, node=node, host="127.0.0.1", gpus=1)
+        hello = pb.AgentHello(place=pod, node=node, host="127.0.0.1")
         self._loop.call_soon_threadsafe(self._start, number, hello)
 
     def end(self, number: int) -> None:

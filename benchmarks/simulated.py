@@ -157,7 +157,7 @@ class SimulatedLauncher:
         self._placed: dict[int, asyncio.StreamWriter] = {}
         self._complete = asyncio.Event()
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         """Returns once all hosts are there, so that starting them is no part of what is measured."""
         self._server = await asyncio.start_unix_server(self._serve, self._socket)
         await self._complete.wait()

@@ -65,7 +65,9 @@ class OneWorker:
         program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "start", "--model", "1m"]
         program += ["--samples", "1024", "--folder", str(processes.folder)]
         self._folder = processes.folder
-        self._job = ElasticJob(f"{framework}-{method}", "1", program, {"start_method": method}, processes)
+        # Two slots: on a machine with one GPU the jobs share it, and one does not wait for the other's end.
+        options = {"start_method": method, "slots": "2"}
+        self._job = ElasticJob(f"{framework}-{method}", "1", program, options, processes)
         self._job.start()
         self._worker = -1
         self.measure_next()

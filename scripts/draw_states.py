@@ -1,6 +1,7 @@
 """Draw the tables of the two cores as Mermaid diagrams: `python scripts/draw_states.py`.
 
-They are in `elasticdl.master.state.lifecycle` and `elasticdl.elastic.core.lifecycle`.
+They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`; that of a job's phases in
+`elasticdl.master.state.states`.
 
 `docs/architecture.md` has the output; a test compares them.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elasticdl.elastic.core import lifecycle as worker_side
-from elasticdl.master.state.lifecycle import JOB, LIVE, WORKERS, Trigger, WorkerState
+from elasticdl.master.core.transitions import WORKERS, Trigger
+from elasticdl.master.state.states import JOB, LIVE, WorkerState
 
 
 def draw_workers() -> str:

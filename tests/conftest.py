@@ -1,6 +1,7 @@
 """For all rings: what runs together and in which order, what takes longer than it should, and that a test can be interrupted."""
 
 import gc
+import os
 import signal
 from collections import defaultdict
 from typing import Any
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 from elasticdl.common.triton_first import import_triton
 from tests.cluster.session import pytest_report_header, pytest_terminal_summary  # noqa: F401
 
+# What is tested is meant for the CPU, where several workers can be. Tests that need a GPU have their jobs see it.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import_triton()  # tests of PyTorch and of TensorFlow share a process
 
 # How long an example takes says nothing here: the machine is shared.

@@ -23,7 +23,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.job.quantities import GPU
 from elasticdl.kube.client import ANSWER_SECONDS, Client
 from elasticdl.kube.manifests.names import JOB_LABEL, ROLE_LABEL
-from elasticdl.kube.watch import Receiver, Source, Watch
+from elasticdl.kube.object_watch import Source, Watch
 
 LISTED_SECONDS = 30.0
 
@@ -76,8 +76,8 @@ class PodWatch:
         self._pods: Pods | None = None
         self._failure = ""  # what ends all waiting
         self._news = threading.Condition()
-        source, receiver = Source(Client(core.api_client, namespace), "Pod"), Receiver(self._listed, self._changed)
-        self._watch = Watch(source, receiver, Backoff(random.Random(), 0.1, 2.0), time.monotonic)
+        source = Source(Client(core.api_client, namespace), "Pod")
+        self._watch = Watch(source, self._listed, self._changed, Backoff(random.Random(), 0.1, 2.0))
 
     def see(self, pods: Pods) -> None:
         """All pods by name, after each change; called in the watch's thread, while nobody else looks."""

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import elasticdl.elastic.torch as elastic
+from benchmarks.loops.own_host import take_own_host
 from benchmarks.loops.records import StepLog, Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
@@ -77,6 +78,7 @@ class MemoryLog:
 
 def library(work: Work) -> None:
     record = work.record
+    take_own_host()
     torch.set_num_threads(1)
     job = elastic.init(batch_size_per_worker=worker_batch(work.model))
     if record.warm:

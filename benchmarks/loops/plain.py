@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from benchmarks.loops.records import Team, Work, run, team_of_job
 from benchmarks.models import worker_batch
 from benchmarks.torch_models import make_dataset, make_model, make_optimizer, warm_up
-from elasticdl.elastic.torch_kit.gpu import choose_device, wait_for
+from elasticdl.elastic.torch_kit.gpu import GPU, choose_device, wait_for
 
 
 def team_of_torch() -> Team:
@@ -44,7 +44,6 @@ class Setup:
 
 
 def alone(work: Work) -> Setup:
-    """On the GPU, if there is one."""
     device = choose_device()
     model = make_model(work.model).to(device)
     loader = _loader(work, None)
@@ -56,10 +55,12 @@ def elastic(work: Work) -> Setup:
 
     if work.record.warm:
         warm_up(work.model)
-    model = make_model(work.model)
+    device = choose_device()
+    model = make_model(work.model).to(device)
     model, optimizer, loader = library.prepare(model, make_optimizer(model), _loader(work, None))
     work.record.watch_checks()
-    return Setup(model, optimizer, loader, team_of_job(library.context), passes_by=library.catching_up)
+    team = team_of_job(library.context, functools.partial(wait_for, device))
+    return Setup(model, optimizer, loader, team, device, passes_by=library.catching_up)
 
 
 def ddp(work: Work) -> Setup:
@@ -108,7 +109,8 @@ def _loader(work: Work, team: Team | None) -> DataLoader[Any]:
     """All of each batch; a rank's share of it, where the ranks share it by themselves."""
     data, batch = make_dataset(work.model, work.samples), worker_batch(work.model)
     if team is None:
-        return DataLoader(data, batch_size=work.workers * batch, shuffle=True)
+        pinned = choose_device().type == GPU
+        return DataLoader(data, batch_size=work.workers * batch, shuffle=True, pin_memory=pinned)
     _, size = team.world()
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=size, rank=team.rank())
     return DataLoader(data, batch_size=batch, sampler=sampler)
@@ -129,7 +131,8 @@ def loop(work: Work) -> None:
                 record.begin(setup.team)
             record.lap("load")
             zero()
-            cross_entropy(model(images.to(setup.device)), labels.to(setup.device)).backward()  # type: ignore[no-untyped-call]
+            images, labels = (each.to(setup.device, non_blocking=True) for each in (images, labels))
+            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             record.lap("compute")
             if setup.reduce:
                 setup.reduce()

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,7 +121,7 @@ class LastingLauncher:
         self._running: dict[int, Placed] = {}
         self._empty = asyncio.Event()
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         there = self._folder.placed()
         for worker_id, placed in there.items():
             asyncio.get_running_loop().call_soon(self._watch, worker_id, placed)

@@ -1,9 +1,9 @@
 """The ``elasticdl`` command: groups of commands over two places where jobs are, and what they share.
 
     commands   what people type: start (train, run), jobs (status, events, logs, scale, stop, delete), look, zoo_image
-    home       where a job is: a folder of this machine (`local`), or a namespace of a Kubernetes cluster (`cluster`)
-    job_handle a job as the commands see it, over its home
-    follow     what comes of a job, each entry of its journal once, until it is over; `course` shows it on a screen
+    job_handle a job as the commands see it: in a folder of this machine (`local`), or in a namespace of a Kubernetes cluster (`cluster`)
+    follow     what comes of a job, each entry of its journal once, until it is over
+    course     following a job on a screen, the same for `train`, `run` and `status --follow`
 
 The cluster's side is imported only when one is meant. It imports no framework and no Horovod, so that it starts in a fraction of a
 second; what needs a framework is done by the processes that it starts. Nothing imports this package.

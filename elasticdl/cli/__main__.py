@@ -3,7 +3,7 @@
 | code | meaning |
 | --- | --- |
 | 0 | done; for a job: it succeeded |
-| 1 | the job failed, or was stopped by ``elasticdl stop``; or its master does not answer |
+| 1 | the job failed, was stopped by ``elasticdl stop`` or is lost; or its master does not answer |
 | 2 | the user's mistake; nothing was started |
 | 130 | interrupted by Ctrl-C (128 + the number of any other signal) |
 """

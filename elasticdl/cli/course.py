@@ -1,56 +1,130 @@
-"""The course of a job on a screen: news from its journal, statuses, and in the end what it has to show."""
+"""Following a job to its end, on a screen: what happens in it, its statuses, what its workers print, and how it ended."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from elasticdl.cli.follow import Heard
-from elasticdl.cli.outlets import tell
-from elasticdl.cli.screens import Screen
+from elasticdl.cli.follow import Following, Heard
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.printed import Prints
+from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
+from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.cli.wording import summary_lines
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import Entry, parse_entry
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
+
+Watch = Callable[[Heard | None], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who follows a job, and what they do about it: by default nothing, as somebody who looks at a job that others have started.
+
+    Attributes:
+        prints: Shows what the workers print.
+        watch: Makes what looks after the master; without it why there is none is told. That is called with each thing that has come
+            and, whenever nothing has come for a moment, with None.
+        farewell: What is said when a signal ends the following, as the job goes on. None: a signal does not end the following.
+        at_end: Called when nothing more comes, while it is still shown what the workers print.
+        lost: Called if the job is lost.
+    """
+
+    prints: Callable[[Screen], Prints] = lambda screen: Prints(())
+    watch: Callable[[Screen, Following], Watch] | None = None
+    farewell: str | None = ""
+    at_end: Callable[[], object] = lambda: None
+    lost: Callable[[], None] = lambda: None
+
+
+def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signals: SignalLog | None = None) -> int:
+    """Until the job is over; returns the exit code. ``signals``: what the caller has noted up to now.
+
+    Raises:
+        JobFailedError: it failed, was stopped or is lost.
+        Interrupted: a signal has ended the following, or the job.
+    """
+    noted = signals or SignalLog()
+    with (
+        caught(noted.add),
+        open_screen(spec.log_loss_steps, own_outlets()) as screen,
+        follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
+        job.following(statuses=True) as following,
+    ):
+        watch = follower.watch(screen, following) if follower.watch else tell_absence(job, screen)
+
+        def leaves(heard: Heard | None) -> bool:
+            watch(heard)
+            return follower.farewell is not None and noted.first is not None
+
+        show_course(following, screen, leaves, prints.hear)
+        follower.at_end()
+    if follower.farewell is not None and noted.first is not None:
+        if follower.farewell:
+            tell(follower.farewell)
+        noted.raise_first()
+    status = job.status()
+    if status.phase == "lost":
+        follower.lost()
+    # The user's traceback, if that was the cause, and a worker has not just printed it.
+    if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
+        tell(status.traceback.rstrip())
+    if status.phase in ("succeeded", "stopped"):
+        tell("\n".join(summary_lines(status, Facts.of(job.journal()).result(), spec.output)))
+    if status.phase == "stopped":
+        noted.raise_first()
+    if status.phase != "succeeded":
+        where = job.where_logs()
+        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
+    return 0
+
+
+def tell_absence(job: JobHandle, screen: Screen) -> Watch:
+    """Tells why the job has no master, each reason once."""
+    told, look_at = "", 0.0
+
+    def watch(heard: Heard | None) -> None:
+        nonlocal told, look_at
+        if heard is not None or time.monotonic() < look_at:
+            return
+        look_at = time.monotonic() + job.look_seconds
+        with suppress(UnreachableError, FileNotFoundError):
+            if not job.over() and (absence := job.absence()) and absence != told:
+                screen.line(absence)
+                told = absence
+
+    return watch
 
 
 def show_course(
     following: Iterable[Heard | None],
     screen: Screen,
-    goes_on: Callable[[Heard | None], bool] = lambda heard: True,
-    hear: Callable[[Entry], None] = lambda entry: None,
+    leaves: Callable[[Heard | None], bool],
+    hear: Callable[[Entry], object],
 ) -> None:
-    """Until the job is over. ``goes_on``: asked after each thing that came, and whenever nothing came; ``hear``: is told each entry."""
+    """Until the job is over. ``leaves``: asked after each thing that came, and whenever nothing came; ``hear``: is told each entry."""
     for heard in following:
         if isinstance(heard, pb.JobStatus):
             screen.show(heard)
         elif heard and (entry := parse_entry(heard)) is not None:
-            show_news(entry, screen)
-            hear(entry)
-        if not goes_on(heard):
+            # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
+            with suppress(Exception):
+                show_news(entry, screen)
+            with suppress(Exception):
+                hear(entry)
+        if leaves(heard):
             break
 
 
 def show_news(entry: Entry, screen: Screen) -> None:
-    text = None
-    # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
-    with suppress(Exception):
-        text = news(entry)
+    text = news(entry)
     if text is not None and KINDS[entry["event"]].passing:
         screen.passing(entry["event"], text)
     elif text is not None:
         screen.line(text)
-
-
-def show_end(
-    status: pb.JobStatus, journal: Iterable[str], output: str, has_shown: Callable[[str], bool] = lambda text: False
-) -> None:
-    """What a job that is over has to show; for a failed one the user's traceback, if that was the cause.
-
-    ``has_shown``: whether a text stands on the screen already, as a worker has printed it.
-    """
-    if status.phase == "failed" and status.traceback and not has_shown(status.traceback.strip()):
-        tell(status.traceback.rstrip())
-    if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, Facts.of(journal).result(), output)))

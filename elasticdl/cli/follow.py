@@ -7,6 +7,7 @@ last status.
 from __future__ import annotations
 
 import collections
+import math
 import queue
 import threading
 import time
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from elasticdl.cli.home import Home, found
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.common.errors import ElasticDLError, UnreachableError
 from elasticdl.job.journal import parse_entry
@@ -22,12 +22,28 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.05
 AGAIN_SECONDS = 1.0  # before a master is asked once more
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 5.0  # for a stream to end by itself, and for one that was closed
 KEPT_TRIES = 60  # for what is kept, as a cluster may just then not answer
 MOST_LINES = 20_000  # that are taken at once
 Heard: TypeAlias = str | pb.JobStatus  # a line of the journal, or a status
 Open: TypeAlias = Callable[[], AbstractContextManager[MasterClient]]
 T = TypeVar("T")
+
+
+class JournalFeed(Protocol):
+    """A journal as it grows, to be closed. No method raises, and only `close` waits."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing comes any more but what has not been read."""
+
+    def read(self) -> tuple[bool, list[str]]:
+        """What has come since the last call, a part of it if it is much; and whether the journal begins anew with it."""
+
+    def finish(self) -> None:
+        """The job is over: get what is left. To be called again until it is complete."""
+
+    def close(self) -> None: ...
 
 
 class StreamReader(Generic[T]):
@@ -49,6 +65,8 @@ class StreamReader(Generic[T]):
         self._kept = kept
         self._inbox: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._last = threading.Event()  # no other stream is begun
+        self._end_by = math.inf  # from then on a stream that has not ended is closed
+        self._leave_by = math.inf  # until then its end is waited for
         self._master: MasterClient | None = None
         self.failure = ""  # why nothing is heard at the moment
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
@@ -67,21 +85,28 @@ class StreamReader(Generic[T]):
         return taken
 
     def finish(self) -> None:
-        """The job is over: the stream that is open may come to its end, but for a connection that hangs."""
+        """The job is over: the stream that is open may come to its end, but for a connection that hangs. As `JournalFeed.finish`."""
+        if not self._last.is_set():
+            self._last.set()
+            self._end_by = time.monotonic() + JOIN_SECONDS
+        elif time.monotonic() > self._end_by:
+            self._hang_up()
+
+    def leave(self) -> None:
+        """Nobody reads any more; as `close` without waiting."""
+        self._kept = tuple
         self._last.set()
-        self._thread.join(JOIN_SECONDS)
+        self._leave_by = min(self._leave_by, time.monotonic() + JOIN_SECONDS)
         self._hang_up()
 
     def close(self) -> None:
         """What is open is closed by the time this returns, unless the network hangs."""
-        self._kept = tuple
-        self._last.set()
-        self._hang_up()
+        self.leave()
+        self._thread.join(max(0.0, self._leave_by - time.monotonic()))
 
     def _hang_up(self) -> None:
         if master := self._master:
             master.close()
-        self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         is_last = False
@@ -100,9 +125,12 @@ class StreamReader(Generic[T]):
         for _ in range(KEPT_TRIES):
             try:
                 return self._tell(self._kept())
-            except (ElasticDLError, OSError) as error:
+            except (UnreachableError, OSError) as error:
                 self.failure = str(error)
                 time.sleep(AGAIN_SECONDS)
+            except ElasticDLError as error:  # damaged: it will not be better
+                self.failure = str(error)
+                return None
         return None
 
     def _read_stream(self) -> None:
@@ -147,57 +175,44 @@ class SeenLines:
         self._known.add(name)
         return True
 
-
-class Source(Protocol):
-    """Of lines; as `elasticdl.cli.home.JournalFeed`."""
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    def finish(self) -> None: ...
-
-    def close(self) -> None: ...
+    def new_of(self, take: Callable[[], list[str]]) -> list[str]:
+        """What ``take`` gets and is new. None: nothing is left, however much came that is known."""
+        while lines := take():
+            if new := [line for line in lines if self.is_new(line)]:
+                return new
+        return []
 
 
-class SeenFeed:
-    """A journal that each master tells from its first line: what is told once more is left out. See `elasticdl.cli.home.JournalFeed`."""
+class StreamFeed(StreamReader[str]):
+    """A `JournalFeed` of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
 
-    def __init__(self, source: Source, take: Callable[[], list[str]]) -> None:
+    def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
         self._seen = SeenLines()
-        self._source, self._take = source, take
-        self.finish, self.close = source.finish, source.close
-
-    @property
-    def is_complete(self) -> bool:
-        return self._source.is_complete
+        super().__init__(master, lambda client: client.events(follow=True), has_ended, kept)
 
     def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew. No lines: nothing is left, as much may come that is known."""
-        while lines := self._take():
-            if new := [line for line in lines if self._seen.is_new(line)]:
-                return False, new
-        return False, []
-
-
-def stream_feed(master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> SeenFeed:
-    """Of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
-    reader = StreamReader(master, lambda client: client.events(follow=True), has_ended, kept)
-    return SeenFeed(reader, reader.take)
+        """The journal never begins anew: each master tells it from its first line, and what is told once more is left out."""
+        return False, self._seen.new_of(self.take)
 
 
 class Following:
     """Iterates over what comes of a job, until it is over; None whenever nothing has come for a moment.
 
-    ``has_ended``: asked in the thread that iterates, now and then while nothing comes.
+    ``has_ended``: asked in the thread that iterates, each ``look_seconds`` in which nothing comes.
     """
 
-    def __init__(self, home: Home, *, statuses: bool, has_ended: Callable[[], object] | None = None) -> None:
-        self._home = home
-        self._has_ended = has_ended or home.over
-        self._feed = home.feed()
-        self._statuses: StreamReader[pb.JobStatus] | None = None
-        if statuses:
-            self._statuses = StreamReader(lambda: found(home), lambda client: client.watch(), home.over, self._kept)
+    def __init__(
+        self,
+        feed: JournalFeed,
+        statuses: StreamReader[pb.JobStatus] | None,
+        has_ended: Callable[[], object],
+        look_seconds: float,
+    ) -> None:
+        self._feed = feed
+        self._statuses = statuses
+        self._sources = (feed, statuses) if statuses else (feed,)
+        self._has_ended = has_ended
+        self._look_seconds = look_seconds
         self._look_at = 0.0
 
     @property
@@ -206,37 +221,38 @@ class Following:
         return self._statuses.failure if self._statuses else ""
 
     def __iter__(self) -> Iterator[Heard | None]:
-        is_last = False
+        over = is_last = False
         while not is_last:
-            self._look()
-            is_last = self._is_complete()  # asked first: what came before that is taken once more
+            over = over or self._is_over()
+            if over:
+                for source in self._sources:
+                    source.finish()
+            is_last = all(
+                source.is_complete for source in self._sources
+            )  # asked first: what came before that is taken once more
             nothing = True
             for heard in self._taken(to_end=is_last):
                 nothing = False
-                self._look_at = time.monotonic() + self._home.look_seconds
+                self._look_at = time.monotonic() + self._look_seconds
                 yield heard
             if nothing and not is_last:
                 yield None
                 time.sleep(POLL)
 
     def close(self) -> None:
-        self._feed.close()
         if self._statuses:
-            self._statuses.close()
+            self._statuses.leave()  # both connections end at the same time
+        for source in self._sources:
+            source.close()
 
-    def _is_complete(self) -> bool:
-        return self._feed.is_complete and (self._statuses is None or self._statuses.is_complete)
-
-    def _look(self) -> None:
+    def _is_over(self) -> bool:
         """A job may be over without a word on any stream."""
         if time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + self._home.look_seconds
+            return False
+        self._look_at = time.monotonic() + self._look_seconds
         with suppress(UnreachableError):  # a cluster that does not answer may do so later
-            if self._has_ended():
-                self._feed.finish()
-                if self._statuses:
-                    self._statuses.finish()
+            return bool(self._has_ended())
+        return False
 
     def _taken(self, *, to_end: bool) -> Iterator[Heard]:
         more = True
@@ -246,7 +262,3 @@ class Following:
             yield from lines
         if self._statuses:
             yield from self._statuses.take()
-
-    def _kept(self) -> Iterable[pb.JobStatus]:
-        kept = self._home.kept_status()
-        return [] if kept is None else [kept]

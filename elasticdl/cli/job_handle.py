@@ -4,38 +4,90 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import ClassVar, Protocol, TypeAlias
 
+from google.protobuf import json_format
 from pydantic import ValidationError
 
-from elasticdl.cli.follow import Following
-from elasticdl.cli.home import Home, JournalFeed, Lines, reached
-from elasticdl.cli.master_client import MasterClient
+from elasticdl.cli.follow import Following, JournalFeed, StreamReader
+from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
-from elasticdl.common.errors import RefusedError, UnreachableError, UserError
+from elasticdl.common.credentials import Endpoint
+from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
+from elasticdl.common.reason import flat
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5
+Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
-@dataclass(frozen=True, slots=True)
-class JobHandle:
-    """Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers."""
+class JobHandle(Protocol):
+    """Of a job in a folder of this machine (`local.folder_job`), or in a namespace of a cluster (`cluster.namespace_job`).
 
-    home: Home
+    Every method raises UserError for what makes no sense now, and UnreachableError if nobody answers.
+    """
+
+    master_returns: ClassVar[bool] = True  # one that is gone is started again
+    look_seconds: ClassVar[float]  # between two looks whether the job is over
+
+    # ---- where it is, what is known of it without its master, and the way to that ----
 
     @property
-    def name(self) -> str:
-        return self.home.name
+    def name(self) -> str: ...
 
     @property
     def namespace(self) -> str:
         """Of a cluster; empty for a job of this machine."""
-        return self.home.namespace
+        return ""
+
+    @property
+    def whereabouts(self) -> str:
+        """Where its files or objects are, for a person."""
+
+    @property
+    def flags(self) -> str:
+        """To be added to a command so that it finds the job: empty, or with a space at the beginning."""
+        return ""
+
+    def spec_text(self) -> str:
+        """Its specification, as JSON."""
+
+    def status_text(self) -> str | None:
+        """The last status that was written down, as JSON."""
+
+    def stop_without_master(self, *, now: bool) -> str:
+        """Stop a job that has no master at the moment; returns what became of it, empty if that takes a master."""
+        return ""
+
+    def over(self) -> str:
+        """Why nothing more will come of the job; empty while something may."""
+
+    def absence(self) -> str:
+        """Why no master runs at the moment; empty if one does."""
+
+    def last_known(self) -> tuple[int, float]:
+        """Of a job that is lost: its last step, and how old it was then."""
+
+    def reach(self) -> AbstractContextManager[Endpoint]:
+        """The way to its master, whichever that is at the moment."""
+
+    def journal(self) -> Lines:
+        """The entries so far."""
+
+    def feed(self) -> JournalFeed:
+        """Its journal as it grows, for somebody who must not wait."""
+
+    def logs(self, worker: int | None, *, follow: bool) -> Lines:
+        """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
+
+    def where_logs(self) -> str:
+        """Where all logs are, or the command that shows them, for a person; empty if they are gone."""
+
+    # ---- the same for all ----
 
     def spec(self) -> JobSpec:
         """Options that this version has not are left out: whoever looks at a job of a newer one can do without.
@@ -44,41 +96,57 @@ class JobHandle:
             UserError: it makes no sense to this version.
         """
         try:
-            given = json.loads(self.home.spec())
+            given = json.loads(self.spec_text())
             known = {name: value for name, value in given.items() if name in JobSpec.model_fields}
             return JobSpec.from_json(json.dumps(known))
         except ValidationError as error:
             first = error.errors()[0]
             why = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-        except (ValueError, AttributeError, FileNotFoundError) as error:
+        except (ValueError, AttributeError, LookupError, FileNotFoundError) as error:
             why = str(error)
         raise UserError(f"job {self.name} was made by another version, or its specification is damaged: {why}")
 
+    def kept_status(self) -> pb.JobStatus | None:
+        """The last that was written down.
+
+        Raises:
+            ElasticDLError: it is damaged.
+        """
+        try:
+            text = self.status_text()
+            return None if text is None else json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True)
+        except (json_format.ParseError, ValueError) as error:
+            raise ElasticDLError(f"the last status of job {self.name} is damaged: {flat(error)}") from None
+
+    def end(self) -> pb.JobStatus | None:
+        """The status with which it ended, if it has said so."""
+        kept = self.kept_status()
+        return kept if kept is not None and is_over(kept) else None
+
     def status(self) -> pb.JobStatus:
         """From its master while that runs, else what has been kept of it."""
-        home = self.home
-        kept = home.kept_status()
+        kept = self.kept_status()
         if kept is not None and is_over(kept):
             return kept
-        if lost := home.over():
-            if end := self._end():  # between the two looks it may have written how it ended
+        if lost := self.over():
+            if end := self.end():  # between the two looks it may have written how it ended
                 return end
-            step, age = home.last_known()
+            step, age = self.last_known()
             return pb.JobStatus(job_name=self.name, phase="lost", reason=lost, step=step, elapsed=age, time_left=-1)
-        absence = home.absence()
+        absence = self.absence()
         reason = f"there is no master at the moment: {absence}"
         if not absence:
             try:
-                with reached(home) as master:
+                with self.reached() as master:
                     return master.status()
             except RefusedError:
                 raise
             except UnreachableError:
-                if not home.master_returns:
+                if not self.master_returns:
                     raise
                 reason = absence = "its master does not answer at the moment"
         if kept is None:
-            step, elapsed = home.last_known()  # of a job that trains while its next master waits
+            step, elapsed = self.last_known()  # of a job that trains while its next master waits
             phase = "running" if step else "starting"
             return pb.JobStatus(
                 job_name=self.name, phase=phase, reason=absence, step=step, elapsed=elapsed, time_left=-1
@@ -87,33 +155,56 @@ class JobHandle:
         return kept
 
     @contextmanager
+    def reached(self) -> Iterator[MasterClient]:
+        """A client of its master, whichever that is at the moment."""
+        with self.reach() as endpoint, connect(endpoint) as client:
+            yield client
+
+    @contextmanager
+    def found(self) -> Iterator[MasterClient]:
+        """The same, if there is a master: else nothing is tried.
+
+        Raises:
+            UnreachableError: there is none.
+        """
+        if absence := self.absence():
+            raise UnreachableError(absence)
+        with self.reached() as client:
+            yield client
+
+    @contextmanager
     def master(self) -> Iterator[MasterClient]:
-        """A client of its master, which must run."""
-        if absence := self.home.absence():
-            end = self._end()
-            how = f"it has {end.phase}" if end else self.home.over() or absence
+        """A client of its master.
+
+        Raises:
+            UserError: there is none.
+        """
+        if absence := self.absence():
+            end = self.end()
+            how = f"it has {end.phase}" if end else self.over() or absence
             raise UserError(f"job {self.name} is not running: {how}")
-        with reached(self.home) as master:
+        with self.reached() as master:
             yield master
 
     @contextmanager
-    def following(self, *, statuses: bool, has_ended: Callable[[], object] | None = None) -> Iterator[Following]:
-        with closing(Following(self.home, statuses=statuses, has_ended=has_ended)) as following:
+    def following(self, *, statuses: bool) -> Iterator[Following]:
+        """What comes of it, with its statuses or without."""
+
+        def kept() -> Iterable[pb.JobStatus]:
+            status = self.kept_status()
+            return [] if status is None else [status]
+
+        feed = self.feed()
+        reader = StreamReader(self.found, lambda client: client.watch(), self.over, kept) if statuses else None
+        with closing(Following(feed, reader, self.over, self.look_seconds)) as following:
             yield following
 
-    def journal(self, *, follow: bool) -> Lines:
-        """Each entry once, as a line."""
-        if not follow:
-            yield from self.home.journal()
-            return
+    def journal_to_end(self) -> Lines:
+        """Each entry once, as it comes, until the job is over."""
         with self.following(statuses=False) as following:
             for heard in following:
                 if isinstance(heard, str):
                     yield heard
-
-    def feed(self) -> JournalFeed:
-        """Its journal as it grows, for somebody who must not wait."""
-        return self.home.feed()
 
     def wait_until_over(self, timeout: float) -> pb.JobStatus | None:
         """Of a job that was told to end: the status with which it has; None if it has not said how.
@@ -122,19 +213,14 @@ class JobHandle:
             UnreachableError: it has not ended by then.
         """
         deadline = time.monotonic() + timeout
-        while not self.home.over():
+        while not self.over():
             if time.monotonic() > deadline:
                 raise UnreachableError(
                     f"job {self.name} has not ended {timeout:.0f} s after it was told to; "
-                    f"`elasticdl stop {self.name}{self.home.flags} --now` ends it at once"
+                    f"`elasticdl stop {self.name}{self.flags} --now` ends it at once"
                 )
-            time.sleep(min(POLL, self.home.look_seconds))
-        return self._end()
-
-    def _end(self) -> pb.JobStatus | None:
-        """The status with which it ended, if it has said so."""
-        kept = self.home.kept_status()
-        return kept if kept is not None and is_over(kept) else None
+            time.sleep(min(POLL, self.look_seconds))
+        return self.end()
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
-from elasticdl.cli.home import JournalFeed
+from elasticdl.cli.follow import JournalFeed
 from elasticdl.cli.job_handle import JobHandle
+from elasticdl.common.reason import flat
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -126,7 +127,7 @@ class LiveBoard:
             handles = self._list(missing.append)
             kept = {key: job for key, job in self._jobs.items() if missing and key[0]}
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a cluster must not end the list for good
-            missing, handles, kept = [_said(error)], [], self._jobs
+            missing, handles, kept = [flat(error) or type(error).__name__], [], self._jobs
         jobs: dict[Key, Known] = {}
         for handle in handles:
             if self._over.is_set():
@@ -165,7 +166,9 @@ class LiveBoard:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one job must not end the pages of the others
             watched.close()
             watched.failed_at = self._clock()
-            notice = as_json(f"This page could not be brought up to date, and is tried again: {_said(error)}")
+            notice = as_json(
+                f"This page could not be brought up to date, and is tried again: {flat(error) or type(error).__name__}"
+            )
             watched.news = News(watched.content, f"failed-{watched.failed_at}", notice=notice)
             return False
         watched.failed_at = None
@@ -190,21 +193,21 @@ class LiveBoard:
         return len(lines) >= ENOUGH
 
     def _publish(self, watched: _Watched, status: pb.JobStatus | None) -> None:
-        history = known(watched.history, status, self._clock())
-        revision = f"{watched.begun}-{watched.lines}-{_drawn(history.until - history.began)}-{history.phase}"
+        history = with_status(watched.history, status, self._clock())
+        revision = f"{watched.begun}-{watched.lines}-{_age_drawn(history.until - history.began)}-{history.phase}"
         if watched.news is None or watched.news.revision != revision:
             watched.content = as_json(page_data(history))
             # A page that is over is asked for rarely: so it is only once the journal itself has told the end.
             watched.news = News(watched.content, revision, over=history.counts.get("job_finished", 0) > 0)
 
 
-def _drawn(age: float) -> int:
+def _age_drawn(age: float) -> int:
     """Another number whenever a page of a job of this age is to be drawn anew."""
     steady = REDRAWN * STALE_SECONDS  # from this age on the seconds are less than the part
     return int(REDRAWN * math.log(max(1.0, min(age, steady))) + max(0.0, age - steady) / STALE_SECONDS)
 
 
-def known(history: Facts, status: pb.JobStatus | None, now: float) -> History:
+def with_status(history: Facts, status: pb.JobStatus | None, now: float) -> History:
     """With what the job's status says of a job that has not told its end."""
     goes_on = status is not None and status.phase in ("starting", "pending", "running", "waiting", "stopping")
     found = history.result(now if goes_on else 0.0)
@@ -240,21 +243,6 @@ def _status(handle: JobHandle) -> pb.JobStatus:
         return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
 
 
-def _said(error: Exception) -> str:
-    """In one line, and never nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:
     namespace, name = key
-    goes_on = status.max_workers and not wording.is_over(status)
-    return {
-        "name": name,
-        "namespace": namespace,
-        "page": job_path(namespace, name),
-        "phase": status.phase,
-        "workers": f"{len(wording.members(status))} of {wording.wanted_workers(status)}" if goes_on else "",
-        "step": wording.count_of(status.step, status.total_steps),
-        "elapsed": wording.duration(status.elapsed),
-        "reason": status.reason,
-    }
+    return {"name": name, "namespace": namespace, "page": job_path(namespace, name), **wording.facts(status)}

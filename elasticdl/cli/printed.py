@@ -1,13 +1,14 @@
-"""What workers print, as those see it who follow their job: whole lines, of the workers that they want to see."""
+"""What workers print, for whoever follows their job: whole lines, of the ranks that were asked for."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
-from elasticdl.cli.outlets import Stream
+from elasticdl.cli.screens import Screen, Stream
+from elasticdl.job.journal import Entry
 
 # A line may be longer than this, or never end; then it is shown in parts.
 LONGEST_LINE = 1 << 16
@@ -16,21 +17,11 @@ POLL = 0.1
 REMEMBERED = 1 << 16
 
 
-class Printer(Protocol):
-    """Shows what workers print; may take as long as it likes."""
-
-    def printed(self, lines: bytes, stream: Stream) -> None:
-        """Whole lines, but perhaps for the end of the last."""
-
-    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        """The line that is being printed there, which is as long as this by now; empty if there is none."""
-
-
-class Lines:
+class PrintedLines:
     """What one worker prints on one stream. ``prefix``: stands before each line."""
 
-    def __init__(self, printer: Printer, stream: Stream, prefix: str = "") -> None:
-        self._printer = printer
+    def __init__(self, screen: Screen, stream: Stream, prefix: str = "") -> None:
+        self._screen = screen
         self._stream = stream
         self._prefix = prefix
         self._rest = b""
@@ -40,7 +31,7 @@ class Lines:
         whole, end, rest = (self._rest + data).rpartition(b"\n")
         is_long = len(rest) > LONGEST_LINE
         self._rest = b"" if is_long else rest
-        self._printer.unfinished(self._rest, self._stream, self._prefix)
+        self._screen.unfinished(self._rest, self._stream, self._prefix)
         if end or is_long:
             self._show(whole + end + rest * is_long)
 
@@ -48,7 +39,7 @@ class Lines:
         """There is no more of it."""
         rest, self._rest = self._rest, b""
         if rest:
-            self._printer.unfinished(b"", self._stream, self._prefix)
+            self._screen.unfinished(b"", self._stream, self._prefix)
             self._show(rest + b"\n" * with_newline)
 
     def has_shown(self, text: str) -> bool:
@@ -60,7 +51,7 @@ class Lines:
             # Of a line that was written over and over, as a progress bar is, what a terminal would show of it last.
             each = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.removesuffix(b"\n").split(b"\n"))
             lines = b"".join(self._prefix.encode() + line + b"\n" for line in each)
-        self._printer.printed(lines, self._stream)
+        self._screen.printed(lines, self._stream)
 
 
 class Prints:
@@ -90,12 +81,14 @@ class Prints:
 
     # -- of this machine, or of a cluster --
 
+    def hear(self, entry: Entry) -> None:
+        """Each entry of the journal."""
+
     def _run(self) -> None:
         """Show what comes until `_over`, and then what is left."""
-        raise NotImplementedError
 
-    def _every_lines(self) -> list[Lines]:
-        raise NotImplementedError
+    def _every_lines(self) -> list[PrintedLines]:
+        return []
 
     def _close(self) -> None:
         """Somebody may still read."""

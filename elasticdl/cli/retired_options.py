@@ -47,18 +47,9 @@ COMMANDS = {
 }
 
 # Programs, and modules for `python -m`, that start workers of their own, which can't come and go.
-STARTERS = frozenset(
-    {
-        "torchrun",
-        "torch.distributed.run",
-        "torch.distributed.launch",
-        "horovodrun",
-        "mpirun",
-        "mpiexec",
-        "deepspeed",
-        "accelerate",
-    }
-)
+STARTERS = (
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "horovodrun", "mpirun", "mpiexec", "deepspeed", "accelerate",
+)  # fmt: skip
 
 _INSTEAD = {name: instead for names, instead in OPTIONS.items() for name in names} | COMMANDS
 

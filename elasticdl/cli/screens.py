@@ -1,12 +1,22 @@
-"""Where the course of a job is shown: on stderr, a live panel on a terminal, plain lines anywhere else. And what its workers print."""
+"""Where the course of a job is shown: on stderr, a live panel on a terminal, plain lines anywhere else. And what its workers print: on
+this command's own stdout and stderr, which may be closed, slow or full.
+
+Nothing that happens there may harm a job. So whoever writes much writes from a thread of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import os
+import select
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,43 +27,108 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import wording
-from elasticdl.cli.outlets import Outlet, Stream, tell
-from elasticdl.cli.printed import Printer
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PASSING_SECONDS = 10.0
 
 
-class Screen(Printer, Protocol):
-    """Shows a job while it runs."""
+class Stream(Enum):
+    OUT = "stdout"
+    ERR = "stderr"
+
+
+def tell(text: str) -> None:
+    """A line for a person, on stderr; if nobody can read it any more, that is no matter."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class Outlet:
+    """One of this process's descriptors, for bytes as they come."""
+
+    def __init__(self, descriptor: int, stream: Stream) -> None:
+        self._descriptor = descriptor
+        self.stream = stream
+        self._is_broken = False  # nothing is written any more
+
+    @property
+    def is_terminal(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: bytes) -> str:
+        """All of it, however long that takes; if it can't be written, returns what is to be said of that, once."""
+        rest = memoryview(data)
+        while rest and not self._is_broken:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # somebody else who has it, too, has set it so
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                self._is_broken = True
+                why = "its reader is gone" if error.errno == errno.EPIPE else (error.strerror or str(error))
+                return f"{self.stream.value} can't be written ({why}): what workers print goes on in their logs"
+        return ""
+
+    def ends_at(self, other: Outlet) -> bool:
+        """Whether both lead to the same terminal, pipe or file."""
+        mine, theirs = os.fstat(self._descriptor), os.fstat(other._descriptor)
+        return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def own_outlets() -> tuple[Outlet, Outlet]:
+    """This process's stdout and stderr."""
+    return Outlet(_descriptor(sys.stdout, 1), Stream.OUT), Outlet(_descriptor(sys.stderr, 2), Stream.ERR)
+
+
+def _descriptor(stream: TextIO, usual: int) -> int:
+    try:
+        return stream.fileno()
+    except OSError:  # somebody has put one in its place that has none
+        return usual
+
+
+class Screen:
+    """Shows a job while it runs, and what its workers print."""
+
+    def __init__(self, clock: Callable[[], float], outlets: Iterable[Outlet]) -> None:
+        self._clock = clock
+        self._outlets = {outlet.stream: outlet for outlet in outlets}
+        self._newest: dict[str, str] = {}  # of what passes, by its kind: what is not written yet
+
+    def live(self) -> AbstractContextManager[object]:
+        """Holds the terminal while its context lasts, if it is one."""
+        return nullcontext()
 
     def show(self, status: pb.JobStatus) -> None:
         """The newest status."""
+        raise NotImplementedError
 
     def line(self, text: str) -> None:
         """Something that happened, to stay on the screen."""
+        raise NotImplementedError
 
     def passing(self, kind: str, text: str) -> None:
         """Something that happens again and again, of which the newest is enough."""
+        self._newest[kind] = text
+
+    def write_newest(self) -> None:
+        """Of what passes, as nothing comes any more."""
+        for text in self._newest.values():
+            self.line(text)
+
+    def printed(self, lines: bytes, stream: Stream) -> None:
+        """Whole lines of a worker, but perhaps for the end of the last; takes as long as whoever reads them."""
+        if trouble := self._outlets[stream].write(lines):
+            self.line(trouble)
+
+    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
+        """The line that is being printed there, which is as long as this by now; empty if there is none.
+
+        Where other lines may be written meanwhile it is shown when it is finished.
+        """
 
 
-class Printing:
-    """What workers print, on this command's own stdout and stderr, as it is. One of them that can't be written any more is left."""
-
-    def __init__(self, *outlets: Outlet) -> None:
-        self.outlets = {outlet.stream: outlet for outlet in outlets}
-        self._told: set[Stream] = set()
-
-    def write(self, lines: bytes, stream: Stream, line: Callable[[str], None]) -> None:
-        """``line``: takes what is to be said of it."""
-        outlet = self.outlets[stream]
-        outlet.write(lines)
-        if outlet.trouble and stream not in self._told:
-            self._told.add(stream)
-            line(f"{stream.value} can't be written ({outlet.trouble}): what workers print goes on in their logs")
-
-
-class PlainScreen:
+class PlainScreen(Screen):
     """Lines: what happened, what workers wait for, and progress each so many steps.
 
     Of what happens again and again there is one line in `PASSING_SECONDS`: epochs of a second do not hide the rest.
@@ -64,16 +139,14 @@ class PlainScreen:
         write: Callable[[str], None],
         log_loss_steps: int,
         clock: Callable[[], float] = time.monotonic,
-        printing: Printing | None = None,
+        outlets: Iterable[Outlet] = (),
     ) -> None:
+        super().__init__(clock, outlets)
         self._write = write
-        self._printing = printing or Printing()
         self._every = log_loss_steps
-        self._clock = clock
         self._shown = 0
         self._waiting: set[str] = set()
-        self._newest: dict[str, str] = {}  # that is not written yet
-        self._written: dict[str, float] = {}  # when
+        self._written: dict[str, float] = {}  # when each kind of what passes was
 
     def show(self, status: pb.JobStatus) -> None:
         self._write_due(self._clock() - PASSING_SECONDS)
@@ -90,14 +163,8 @@ class PlainScreen:
         self._write(text)
 
     def passing(self, kind: str, text: str) -> None:
-        self._newest[kind] = text
+        super().passing(kind, text)
         self._write_due(self._clock() - PASSING_SECONDS)
-
-    def printed(self, lines: bytes, stream: Stream) -> None:
-        self._printing.write(lines, stream, self._write)
-
-    def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        """Shown when it is finished, as something else may be written meanwhile."""
 
     def write_newest(self) -> None:
         """What was held back must not come after what happened later."""
@@ -110,22 +177,19 @@ class PlainScreen:
             self._written[kind] = self._clock()
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """A panel at the foot of the terminal that is redrawn; what happened scrolls by above it."""
 
     def __init__(
-        self, console: Console, clock: Callable[[], float] = time.monotonic, printing: Printing | None = None
+        self, console: Console, clock: Callable[[], float] = time.monotonic, outlets: Iterable[Outlet] = ()
     ) -> None:
+        super().__init__(clock, outlets)
         self._console = console
-        self._clock = clock
-        self._printing = printing or Printing()
         self._unfinished: dict[tuple[Stream, str], str] = {}
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
-        self._newest: dict[str, str] = {}
 
     def live(self) -> Live:
-        """Holds the terminal while its context lasts."""
         return Live(
             self,
             console=self._console,
@@ -140,27 +204,19 @@ class LiveScreen:
     def line(self, text: str) -> None:
         self._console.print(Text(text))
 
-    def passing(self, kind: str, text: str) -> None:
-        self._newest[kind] = text
-
     def printed(self, lines: bytes, stream: Stream) -> None:
-        if self._printing.outlets[stream].is_terminal:
-            text = lines.decode(errors="replace")
-            self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
-        else:
-            self._printing.write(lines, stream, self.line)
+        if not self._outlets[stream].is_terminal:
+            return super().printed(lines, stream)
+        text = lines.decode(errors="replace")
+        self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
+        return None
 
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        if line and self._printing.outlets[stream].is_terminal:
+        if line and self._outlets[stream].is_terminal:
             last = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
             self._unfinished[stream, prefix] = prefix + last
         else:
             self._unfinished.pop((stream, prefix), None)
-
-    def write_newest(self) -> None:
-        """On the terminal as the panel has left it."""
-        for text in self._newest.values():
-            self.line(text)
 
     def __rich__(self) -> RenderableType:
         """As it is at this moment, also when it is drawn again since something was printed above it."""
@@ -180,21 +236,15 @@ class _AsItIs:
 
 
 @contextmanager
-def open_screen(log_loss_steps: int, printing: Printing) -> Iterator[Screen]:
+def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator[Screen]:
     console = Console(stderr=True, highlight=False)
-    if console.is_terminal:
-        live = LiveScreen(console, printing=printing)
-        try:
-            with live.live():
-                yield live
-        finally:
-            live.write_newest()
-    else:
-        plain = PlainScreen(tell, log_loss_steps, printing=printing)
-        try:
-            yield plain
-        finally:
-            plain.write_newest()
+    is_live = console.is_terminal
+    screen = LiveScreen(console, outlets=outlets) if is_live else PlainScreen(tell, log_loss_steps, outlets=outlets)
+    try:
+        with screen.live():
+            yield screen
+    finally:
+        screen.write_newest()
 
 
 def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Panel:
@@ -216,7 +266,7 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
-    parts += [Text(said, style="dim") for said in (*wording.scaling_lines(status), *wording.compared_lines(status))]
+    parts += [Text(said, style="dim") for said in wording.finding_lines(status)]
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
     return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")

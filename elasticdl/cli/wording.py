@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from elasticdl.job.event_catalogue import metrics_text as metrics_text
-from elasticdl.job.event_catalogue import plural as plural
+from elasticdl.job.event_catalogue import metrics_text, plural
 from elasticdl.job.history import History
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
@@ -57,17 +56,24 @@ def waiting_lines(status: pb.JobStatus) -> dict[str, str]:
     return lines
 
 
-def scaling_lines(status: pb.JobStatus) -> list[str]:
-    """How the job scales, and what follows from it."""
-    return [f"scaling: {said}" for said in (status.advice, status.decision) if said]
+def finding_lines(status: pb.JobStatus) -> list[str]:
+    """How the job scales, and what follows from it; when the workers' states were last seen to be one."""
+    lines = [f"scaling: {said}" for said in (status.advice, status.decision) if said]
+    if workers := status.compared_workers:
+        lines.append(f"state last compared after step {status.compared_step:,}: the same on {workers} workers")
+    return lines
 
 
-def compared_lines(status: pb.JobStatus) -> list[str]:
-    """When the workers' states were last seen to be one."""
-    workers = status.compared_workers
-    return (
-        [f"state last compared after step {status.compared_step:,}: the same on {workers} workers"] if workers else []
-    )
+def facts(status: pb.JobStatus) -> dict[str, str]:
+    """Of a job among others, by the titles of columns."""
+    goes_on = status.max_workers and not is_over(status)
+    return {
+        "phase": status.phase,
+        "workers": f"{len(members(status))} of {wanted_workers(status)}" if goes_on else "",
+        "step": count_of(status.step, status.total_steps),
+        "elapsed": duration(status.elapsed),
+        "reason": status.reason,
+    }
 
 
 def wanted_workers(status: pb.JobStatus) -> str:
@@ -105,7 +111,8 @@ def event_line(entry: Entry) -> str:
     """A journal entry for a person: time, event, fields."""
     fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
     head = f"{moment(entry['time'])}  {entry['event']:17} {'  '.join(fields)}".rstrip()
-    return "\n".join([head, *(f"{'':25}  {line}" for line in entry.get("stack", ()))])
+    stack = entry.get("stack")
+    return "\n".join([head, *(f"{'':25}  {line}" for line in (stack if isinstance(stack, list) else ()))])
 
 
 def _value(value: object) -> str:

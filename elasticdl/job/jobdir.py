@@ -87,6 +87,8 @@ class JobDir:
     journal = PathBelow("journal.jsonl")
     status = PathBelow("status.json")
     state = PathBelow("state.json")
+    # The mark of the master that may write the state: see `elasticdl.master.shell.slurm_keeper.new_mark`.
+    holder = PathBelow("state.holder")
     batch = PathBelow("batch")
     tls = PathBelow("tls")
     logs = PathBelow("logs")
@@ -108,10 +110,10 @@ class JobDir:
         write_aside(self.master, json.dumps(asdict(address)), mode=0o600)  # it has the token
 
     def read_master(self) -> MasterAddress | None:
-        """None when no master runs (or none has started yet)."""
+        """None when no master runs (or none has started yet), or its file is damaged or of another version."""
         try:
             return MasterAddress(**json.loads(self.master.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
 

@@ -27,10 +27,6 @@ class NotWrittenError(OSError):
         self.uncertain = uncertain
 
 
-class ReplacedError(NotWrittenError):
-    """Another master has taken over."""
-
-
 class FencedConfigMap:
     """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
 
@@ -42,7 +38,7 @@ class FencedConfigMap:
         self._version = ""  # empty: to be asked for
 
     async def claim(self) -> Manifest:
-        """Take it over; returns what is there the moment in which an earlier master can't write any more."""
+        """Take it over. Returns what is there; from then on an earlier master can't write any more."""
         return await self.patch({"metadata": {"annotations": {HOLDER: self._holder}}}, whoever=True)
 
     async def patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:
@@ -73,5 +69,5 @@ class FencedConfigMap:
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
         if not whoever and holder != self._holder:
             self._replaced()
-            raise ReplacedError(f"another master has taken over: pod {holder}")
+            raise NotWrittenError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])

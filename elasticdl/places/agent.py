@@ -18,7 +18,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -31,10 +30,9 @@ from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
-from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.memory_kills import MemoryKills
-from elasticdl.places.worker_output import Output, open_output
-from elasticdl.places.worker_process import NOT_FORKED, Spawner, WorkerRun, what_failed
+from elasticdl.places.worker_output import InFile, PassedOn
+from elasticdl.places.worker_process import Spawner, WorkerRun, what_failed
 from elasticdl.proto import elasticdl_pb2 as pb
 
 EXIT_LOST, EXIT_USER_ERROR, EXIT_TERMINATED = 1, 2, 128 + signal.SIGTERM
@@ -43,16 +41,6 @@ END_SECONDS = 60.0
 # For the master to take a worker's end before the agent's own.
 TELL_SECONDS = 5.0
 _log = logging.getLogger("elasticdl.places.agent")  # by which its lines are told from those of its workers
-
-
-class Run(WorkerRun):
-    """One worker, from the order to start it to its end."""
-
-    def __init__(self, worker_id: int, changes: Mapping[str, str]) -> None:
-        """``changes``: of its environment."""
-        super().__init__(worker_id)
-        self.changes = changes
-        self.output: Output | None = None
 
 
 class Agent:
@@ -71,7 +59,7 @@ class Agent:
         self._spawner = spawner
         self._logs = logs
         self._say = say
-        self._runs: dict[int, Run] = {}  # the first has the place; one that follows waits until that is gone
+        self._runs: dict[int, WorkerRun] = {}  # the first has the place; one that follows waits until that is gone
         self._turn = asyncio.Lock()
         self._memory_kills = MemoryKills()
         self._untold: dict[int, pb.Ended] = {}
@@ -134,70 +122,64 @@ class Agent:
         worker_id = order.worker_id
         if worker_id in self._runs or worker_id in self._untold:
             return  # ordered again, by a master that did not know
-        run = Run(worker_id, dict(order.environment))
         if order.processes > 1:
-            self._tell_end(run, pb.Ended(code=1, problem="its place runs one process for a worker"))
+            self._tell_end(worker_id, pb.Ended(code=1, problem="its place runs one process for a worker"))
         elif self._leaving:
-            self._tell_end(run, pb.Ended(code=-signal.SIGTERM))
+            self._tell_end(worker_id, pb.Ended(code=-signal.SIGTERM))
         else:
-            self._runs[worker_id] = run
-            self._track(self._live(run))
+            output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()
+            run = self._runs[worker_id] = WorkerRun(worker_id, output)
+            self._track(self._live(run, {**self._environment, **order.environment}))
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, run: Run) -> None:
+    async def _live(self, run: WorkerRun, environment: Mapping[str, str]) -> None:
         async with self._turn:
             try:
-                spawner = await self._spawner
-                run.output = open_output(self._logs, run.worker_id)
-                environment = {**self._environment, **run.changes}
-                _log.info(
-                    "starting worker %d", run.worker_id
-                )  # in a log that all workers share: what follows is its own
-                code = await run.to_its_end(spawner, environment, run.output.printing(), partial(self._placed, run))
+                # In a log that all workers share: what follows is its own.
+                _log.info("starting worker %d", run.worker_id)
+                code = await run.to_its_end(lambda: self._spawner, environment, partial(self._placed, run))
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:
                 ended = pb.Ended(code=1, problem=what_failed(error))
-            self._tell_end(run, ended)
+            self._tell_end(run.worker_id, ended)
         if run.left:
             await run.left
 
-    def _placed(self, run: Run, pid: int) -> None:
+    def _placed(self, run: WorkerRun, pid: int) -> None:
         self._say(started=pb.Started(worker_id=run.worker_id, pid=pid))
 
-    def _tell_end(self, run: Run, ended: pb.Ended) -> None:
+    def _tell_end(self, worker_id: int, ended: pb.Ended) -> None:
         """Once for each worker, and again in each Hello until a master has taken it."""
-        ended.worker_id = run.worker_id
-        _log.info("worker %d has ended: %s", run.worker_id, ended.problem or f"exit code {ended.code}")
-        self._runs.pop(run.worker_id, None)
-        self._untold[run.worker_id] = ended
+        ended.worker_id = worker_id
+        _log.info("worker %d has ended: %s", worker_id, ended.problem or f"exit code {ended.code}")
+        self._runs.pop(worker_id, None)
+        self._untold[worker_id] = ended
         self._say(ended=ended)
         self._end_if_over()
 
-    def _look(self, worker_id: int, how: Callable[[Run, int], pb.Looked]) -> None:
-        run = self._runs.get(worker_id)
-        if run is not None and run.process is not None:
-            self._track(self._tell_look(run, partial(how, run, run.process.pid)))
+    def _look(self, worker_id: int, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
+        if run := self._runs.get(worker_id):
+            self._track(self._tell_look(run, how))
 
-    async def _tell_look(self, run: Run, look: Callable[[], pb.Looked]) -> None:
-        looked = await asyncio.to_thread(look)
-        if run.process is not None:
+    async def _tell_look(self, run: WorkerRun, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
+        if looked := await run.look(how):
             self._say(looked=looked)
 
 
-def _stacks(run: Run, pid: int) -> pb.Looked:
+def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
     from elasticdl.places.hung_process import look_at  # large, and seldom needed
 
     found = look_at(run.worker_id, pid, run.dump)
     return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
 
 
-def _printed(run: Run, pid: int) -> pb.Looked:
-    return pb.Looked(worker_id=run.worker_id, text=run.output.last() if run.output else "", printed=True)
+def _printed(run: WorkerRun, pid: int) -> pb.Looked:
+    return pb.Looked(worker_id=run.worker_id, text=run.output.last(), printed=True)
 
 
 async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
@@ -217,18 +199,10 @@ async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:
     if child.returncode:
         raise UserError(f"can't tell how workers are started: {' '.join(program)} ended with code {child.returncode}")
     told = json.loads(printed)
-    if "problem" in told:
-        raise UserError(told["problem"])
-    reason, server = told["reason"], None
-    if told["modules"]:
-        try:
-            server = ForkServer(told["argv"], environment, told["modules"], sys.stderr.fileno())
-            server.start()
-        except (CannotFork, OSError) as error:
-            reason, server = str(error), None
-    if reason:
-        _log.warning(NOT_FORKED, reason)
-    return Spawner(told["argv"], server)
+    if isinstance(told, str):
+        raise UserError(told)
+    argv, modules, reason = told
+    return Spawner.begin(argv, modules, reason, environment, sys.stderr.fileno())
 
 
 async def attend(environ: Mapping[str, str]) -> int:
@@ -244,9 +218,7 @@ async def attend(environ: Mapping[str, str]) -> int:
     if environment is None or not environ.get(PLACE):
         missing = PLACE if environment else MASTER
         raise UserError(f"{missing} is not set: an agent is started by what provides the places of a job")
-    about = pb.AgentHello(
-        place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host, gpus=_count_gpus(environ)
-    )
+    about = pb.AgentHello(place=environ[PLACE], node=environ.get(NODE, ""), host=environment.host)
     defaults = {"PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": HASH_SEED}
     base = {**defaults, **environ, "PYTHONUNBUFFERED": "1", **python_path(environ), **environment.to_env()}
     spawner = asyncio.ensure_future(prepare(environment.job_spec, base))
@@ -271,17 +243,11 @@ async def attend(environ: Mapping[str, str]) -> int:
         for task in (linked, over):
             task.cancel()
         agent.end_workers(END_SECONDS)
+        spawner.cancel()  # if it still looks how workers are started, which may never end
         await agent.close()
-        spawner.cancel()
         with contextlib.suppress(UserError, asyncio.CancelledError):
             await (await spawner).close()
     return agent.exit_code
-
-
-def _count_gpus(environ: Mapping[str, str]) -> int:
-    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([device for device in visible.split(",") if device.strip()])
-    return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
 def main() -> int:

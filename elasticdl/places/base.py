@@ -48,7 +48,6 @@ class Place:
 
     id: str  # unique in the job; never used again once the place is lost
     node: str = ""  # of a cluster, where the place is; empty while nobody knows, and on this machine
-    gpus: int = 0  # that a worker in it may use: none, one or several
     state: PlaceState = PlaceState.WAITING
     reason: str = ""  # for people: why it is WAITING or ENDING
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)  # what a worker in it must have set
@@ -94,7 +93,7 @@ class Places(Protocol):
             UnreachableError: whoever provides the places can't be asked.
         """
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         """Have ``most`` places: WAITING and READY ones count, ENDING, LOST and given back ones do not.
 
         What is missing is asked for, and WAITING places above ``most`` are dropped, the newest first: of these nothing is reported
@@ -103,17 +102,14 @@ class Places(Protocol):
         begins or ceases to be ENDING.
 
         Args:
-            fewest: With fewer the job can't train: where that is possible, so many are had together or not at all.
             most: With more the job can do nothing.
             avoid: Nodes on which a place that is asked for from now on should not be, if there is any other.
         """
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         """End this place: nobody wants it any more. `PlaceLost` follows; nothing happens for one that is gone or unknown.
 
-        Args:
-            grace: Seconds between SIGTERM and SIGKILL for what still runs in it; None for as many as the place is
-                usually given, 0 to kill at once.
+        What still runs in it has SIGTERM, and as many seconds as are usual there, or is killed ``at_once``.
         """
 
     async def close(self) -> None:
@@ -163,11 +159,15 @@ class Starter(Protocol):
     Every method may be called for a worker or place that is gone or unknown, and then does nothing.
     """
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """The workers in these places, which an earlier master has left; called once, first of all.
 
-        Waits a limited time for places that have not said yet what runs in them. A worker that shows itself later, and which this
-        master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
+        Waits a limited time for places that have not said yet what runs in them. In a place that says nothing in that time, those
+        workers count as found that the earlier master remembered there. What became of them is reported when the place says so. Any
+        other worker that shows itself later is reported as `WorkerPlaced`, and the launcher ends it.
+
+        Args:
+            remembered: The ids of workers, each with that of its place; empty for one whose place is not known.
         """
 
     def start(self, worker_id: int, place: Place) -> None:
@@ -212,10 +212,10 @@ class Launcher(Protocol):
     Every failure is reported that way, none is raised. No method waits for a worker except `close` and `detach`.
     """
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         """The workers that an earlier master of this job has left, whatever became of them; called once, first of all.
 
-        From then on they count as launched: what became of them is reported after the call.
+        From then on they count as launched: what became of them is reported after the call. ``remembered``: as in `Starter.found`.
         """
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
@@ -242,7 +242,8 @@ class Launcher(Protocol):
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
 
     async def detach(self) -> None:
-        """This master ends and has not decided that the job does: let workers be that another master could take over.
+        """This master ends and has not decided that the job does: let workers be that another master could take over, and
+        report nothing more of any.
 
         Where there will be no other, it is `close`. Nothing is left to do after `close`.
         """

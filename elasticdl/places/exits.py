@@ -36,7 +36,7 @@ def judge_exit(code: int, output: str = "") -> tuple[ExitCause, str]:
 
 
 def judge_end(code: int, text: str, *, memory_was_short: bool = False) -> tuple[ExitCause, str, str]:
-    """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as `last_of` gives.
+    """As `judge_exit`, with the end of what the process has printed, of which ``text`` is as much as may be about its end.
 
     ``memory_was_short``: the kernel has killed a process for it.
     """

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from elasticdl.common.environment import SHARED_GPU, STACKS, WORKER_ID
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.startup import python_path
 from elasticdl.common.template import GO, MESSAGE_BYTES, TEMPLATE, Reply, Request
 from elasticdl.common.tether import tethered
-from elasticdl.places.process_group import GroupLeader, has_ended, kill_group, reap_group
 
 # In these a worker's environment may differ from the template's: nothing reads them while it is imported.
 OF_A_WORKER = frozenset({WORKER_ID, SHARED_GPU, "CUDA_VISIBLE_DEVICES", "TMPDIR", STACKS})
@@ -32,18 +32,18 @@ class CannotFork(Exception):
 
 
 class ForkServer:
-    """One template, started anew when it was killed; `CannotFork` for good once one says that forks are not safe."""
+    """One template, started anew when it was killed, or when workers are given another environment; `CannotFork` for good once
+    one says that forks are not safe."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], log: Path | int
     ) -> None:
         """``environment``: of any worker. ``log``: a file, or its descriptor; takes what is printed while modules are imported."""
         self._argv = argv
-        self._environment = {name: value for name, value in environment.items() if name not in OF_A_WORKER}
-        self._hooked = {**self._environment, **python_path(self._environment)}
+        self._environment = _of_any_worker(environment)
         self._modules = modules
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessGroup | None = None
         self._channel: socket.socket | None = None
         self._greeted = False
         self._killed = 0  # times, before it was ready
@@ -57,7 +57,7 @@ class ForkServer:
         _become_subreaper()
         arguments = json.dumps([theirs.fileno(), list(self._modules)])
         with theirs, open(self._log, "ab", closefd=isinstance(self._log, Path)) as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 tethered([*self._argv]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -66,11 +66,16 @@ class ForkServer:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
-        self._channel, self._greeted = ours, False
+        self._process, self._channel, self._greeted = ProcessGroup(process.pid, process.wait), ours, False
+
+    @property
+    def _hooked(self) -> dict[str, str]:
+        """The template's environment."""
+        return {**self._environment, **python_path(self._environment)}
 
     async def fork(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
-    ) -> GroupLeader:
+    ) -> ProcessGroup:
         """A new worker, whose stdout and stderr are these descriptors.
 
         ``is_wanted``: asked before anything of its program is run; if not, the worker ends without that.
@@ -96,15 +101,18 @@ class ForkServer:
     async def close(self) -> None:
         """Whoever waits for a worker has `CannotFork`."""
         self._refusal = "the launcher is closed"
-        if self._process is not None and self._process.returncode is None:
-            kill_group(self._process.pid)
+        if self._process is not None:
+            self._process.kill()
         async with self._turn:
             await self._end()
 
     async def _ask(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
-    ) -> GroupLeader:
-        request = self._request(environment)
+    ) -> ProcessGroup:
+        common = _of_any_worker(environment)
+        if common != self._environment:  # the job was scaled: OMP_NUM_THREADS is read during imports
+            await self._end()
+            self._environment = common
         if self._channel is None:
             self.start()
         if not self._greeted:
@@ -115,6 +123,9 @@ class ForkServer:
                 await self._end()
                 raise CannotFork(problem)
         assert self._channel is not None
+        inherited = self._hooked
+        changed = {name: value for name, value in environment.items() if inherited.get(name) != value}
+        request = Request(os.getpid(), changed, [name for name in inherited if name not in environment])
         gate, opener = os.pipe()
         try:
             socket.send_fds(self._channel, [request.encode()], [out, log, gate])
@@ -126,15 +137,7 @@ class ForkServer:
         finally:
             os.close(gate)
             os.close(opener)
-        return GroupLeader(reply.pid)
-
-    def _request(self, environment: Mapping[str, str]) -> Request:
-        common = {name: value for name, value in environment.items() if name not in OF_A_WORKER}
-        if common != self._environment:
-            names = sorted({name for name, _ in common.items() ^ self._environment.items()})
-            raise CannotFork(f"its environment is of its own in {', '.join(names)}")
-        changed = {name: value for name, value in environment.items() if self._hooked.get(name) != value}
-        return Request(os.getpid(), changed, [name for name in self._hooked if name not in environment])
+        return ProcessGroup(reply.pid)
 
     async def _reply(self, seconds: float) -> Reply:
         assert self._channel is not None
@@ -150,13 +153,14 @@ class ForkServer:
             channel.close()
         if process is None:
             return 0
-        await has_ended(process.pid, ENDING_SECONDS)
-        kill_group(process.pid)  # before its number is free for another
-        if not await has_ended(process.pid, END_SECONDS):  # the kernel holds it: nobody has to wait for that
-            return 0
-        code = process.wait()
-        await reap_group(process.pid)
-        return code
+        await process.has_ended(ENDING_SECONDS)
+        process.kill()
+        # One that the kernel holds is left: nobody has to wait for that.
+        return await process.wait() if await process.has_ended(END_SECONDS) else 0
+
+
+def _of_any_worker(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in OF_A_WORKER}
 
 
 def _become_subreaper() -> None:

@@ -13,7 +13,8 @@
 | a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
-| another master begins                        | the places for which workers waited are kept until the workers are launched  |
+| another master begins                        | the places for which workers waited are kept until the workers are launched; |
+|                                              | who was in a place that is lost since is found, and has ended with it        |
 
 Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -84,24 +85,21 @@ class PlaceLauncher:
         make_starter: StarterFactory,
         report: Report,
         *,
-        fewest: Callable[[], int] = lambda: 1,
         seconds: Seconds = Seconds(),
         call_later: CallLater | None = None,
     ) -> None:
         """
         Args:
-            fewest: Says without how many workers the job can't train at present.
             call_later: By default that of the running event loop.
         """
         self._places = make_places(self._take)
         self._starter = make_starter(self._take)
         self._report = report
-        self._fewest = fewest
         self._seconds = seconds
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
         self._known: set[int] = set()
         self._pairing = Pairing()
-        self._wanted: tuple[int, int, frozenset[str]] | None = None
+        self._wanted: tuple[int, frozenset[str]] | None = None
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
         self._sparing: Timer | None = None  # ends that
@@ -111,15 +109,19 @@ class PlaceLauncher:
 
     # ---- the port ----
 
-    async def find(self) -> Sequence[FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
         self._busy = True  # what is reported meanwhile is taken afterwards
         try:
             for place in await self._places.found():
                 self._see(place)
             spots = self._pairing.spots
             self._keeps_waiting = bool(spots)
-            found = await self._starter.found([spot.place for spot in spots.values()])
-            return [self._adopt(spots[each.place_id], each.worker) for each in found]
+            found = await self._starter.found([spot.place for spot in spots.values()], remembered)
+            workers = [self._adopt(spots[each.place_id], each.worker) for each in found]
+            for number, place_id in sorted(remembered.items()):
+                if number not in self._known and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
+                    workers.append(self._adopt(spots[place_id], FoundWorker(number, over=True)))
+            return workers
         finally:
             self._busy = False
             self._call_later(0.0, self._work)
@@ -130,7 +132,7 @@ class PlaceLauncher:
         self._pairing.workers[worker.worker_id].placed = True
         self._watch(spot)
         doubtful = worker.doubtful or not spot.is_usable
-        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
+        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:
@@ -172,6 +174,7 @@ class PlaceLauncher:
     async def detach(self) -> None:
         if not self._closed:
             self._shut()
+            self._report = lambda event: None
             await self._starter.detach()
             await self._places.detach()
 
@@ -296,12 +299,11 @@ class PlaceLauncher:
             if self._seconds.start is not None:
                 self._call_later(self._seconds.start, partial(self._is_late, worker_id, spot))
         for spot in pairing.free if pairing.pending else ():  # nobody wants to be there
-            self._give_back(spot, None)
+            self._give_back(spot)
         most = max(pairing.needed, pairing.counted) if self._keeps_waiting else pairing.needed
-        wanted = (min(self._fewest(), most), most, pairing.avoided)
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._places.want(*wanted)
+        if self._wanted != (most, pairing.avoided):
+            self._wanted = most, pairing.avoided
+            self._places.want(*self._wanted)
         for worker_id, spot in pairing.promises():
             self._tell(worker_id, spot)
 
@@ -331,12 +333,12 @@ class PlaceLauncher:
         self._give_up(worker_id, spot, f"it was not started within {self._seconds.start:g} s")
 
     def _is_cut_off(self, worker_id: int, spot: Spot) -> None:
-        """A place that ends in order has ended by now; of the others the worker may be told nothing."""
+        """A place that ends in order is gone by now. In any other nobody may ever tell what became of the worker."""
         if spot.is_ending:
             self._give_up(worker_id, spot, spot.place.reason or "its place ends")
 
     def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
-        """What has not begun can be elsewhere sooner."""
+        """A worker that has not begun can begin elsewhere sooner."""
         worker = self._pairing.workers.get(worker_id)
         if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
             spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)
@@ -345,7 +347,7 @@ class PlaceLauncher:
     def _force(self, worker_id: int, spot: Spot) -> None:
         """The worker can't be had any other way."""
         if spot.worker == worker_id and not (spot.given_back or spot.lost or self._closed):
-            self._give_back(spot, 0.0)
+            self._give_back(spot, at_once=True)
             self._work()
 
     def _watch(self, spot: Spot) -> None:
@@ -359,12 +361,12 @@ class PlaceLauncher:
 
     def _idle_too_long(self, spot: Spot) -> None:
         spot.timer = None
-        self._give_back(spot, None)
+        self._give_back(spot)
         self._work()
 
-    def _give_back(self, spot: Spot, grace: float | None) -> None:
+    def _give_back(self, spot: Spot, *, at_once: bool = False) -> None:
         spot.given_back = True
         self._wanted = None
         self._pairing.file(spot)
         self._watch(spot)
-        self._places.give_back(spot.place.id, grace)
+        self._places.give_back(spot.place.id, at_once=at_once)

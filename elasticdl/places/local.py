@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, StarterReport
 from elasticdl.places.exits import end_of, judge_end
-from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.memory_kills import MemoryKills
-from elasticdl.places.worker_output import last_of
-from elasticdl.places.worker_process import NOT_STARTED, Spawner, WorkerRun, what_failed
+from elasticdl.places.worker_output import InFile
+from elasticdl.places.worker_process import Spawner, WorkerRun, what_failed
 
 HOST = "127.0.0.1"
 # A place that is idle is kept for so long: until a worker that is replaced at once has been launched, and no longer, as other jobs
@@ -37,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """How to start a worker: its command line, its environment, and the file that takes what it prints. ``out``: that takes what
-    it prints on stdout, if that is another."""
+    """How to start a worker, its environment, and the file that takes what it prints. ``out``: that takes what it prints on
+    stdout, if that is another."""
 
-    argv: Sequence[str]
+    spawner: Spawner
     environment: Callable[[int, Place], dict[str, str]]
     log: Callable[[int], Path]
     out: Callable[[int], Path] | None = None
@@ -49,11 +46,9 @@ class WorkerCommand:
 class LocalStarter:
     """See `elasticdl.places.base.Starter` for the contract."""
 
-    def __init__(self, command: WorkerCommand, report: StarterReport, server: ForkServer | None = None) -> None:
-        """Without a server to fork from, each worker imports for itself."""
+    def __init__(self, command: WorkerCommand, report: StarterReport) -> None:
         self._command = command
         self._report = report
-        self._spawner = Spawner(command.argv, server)
         self._runs: dict[int, WorkerRun] = {}
         self._places: dict[str, int] = {}  # the worker that was started there last
         self._silent: set[int] = set()  # workers whose place is gone
@@ -61,13 +56,14 @@ class LocalStarter:
         self._memory_kills = MemoryKills()
         self._closed = False
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """None: workers of this machine die with their master."""
         return ()
 
     def start(self, worker_id: int, place: Place) -> None:
         self._places[place.id] = worker_id
-        run = self._runs[worker_id] = WorkerRun(worker_id)
+        out = self._command.out(worker_id) if self._command.out else None
+        run = self._runs[worker_id] = WorkerRun(worker_id, InFile(self._command.log(worker_id), out))
         if self._closed:
             run.end(0)
         self._track(self._run(run, place))
@@ -89,10 +85,7 @@ class LocalStarter:
         return look_at(run.worker_id, pid, run.dump, self._command.log(run.worker_id))
 
     def read_log(self, worker_id: int) -> None:
-        self._look(worker_id, self._printed)
-
-    def _printed(self, run: WorkerRun, pid: int) -> StacksFound:
-        return StacksFound(run.worker_id, end_of(last_of(self._command.log(run.worker_id))))
+        self._look(worker_id, lambda run, pid: StacksFound(worker_id, end_of(run.output.last())))
 
     async def detach(self) -> None:
         await self.close()
@@ -101,7 +94,7 @@ class LocalStarter:
         self._closed = True
         for worker_id in list(self._runs):
             self.end(worker_id, 0)
-        await self._spawner.close()
+        await self._command.spawner.close()
         while self._tasks:
             _, hanging = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
             if hanging:
@@ -119,13 +112,11 @@ class LocalStarter:
             self._report(report)
 
     def _look(self, worker_id: int, how: Callable[[WorkerRun, int], StacksFound]) -> None:
-        run = self._runs.get(worker_id)
-        if run and run.process and not self._closed:
-            self._track(self._tell_look(run, partial(how, run, run.process.pid)))
+        if (run := self._runs.get(worker_id)) and not self._closed:
+            self._track(self._tell_look(run, how))
 
-    async def _tell_look(self, run: WorkerRun, look: Callable[[], StacksFound]) -> None:
-        found = await asyncio.to_thread(look)
-        if run.process:
+    async def _tell_look(self, run: WorkerRun, how: Callable[[WorkerRun, int], StacksFound]) -> None:
+        if found := await run.look(how):
             self._tell(found)
 
     async def _run(self, run: WorkerRun, place: Place) -> None:
@@ -137,7 +128,7 @@ class LocalStarter:
             self._tell(WorkerPlaced(worker_id, HOST, pid))
 
         try:
-            code = await run.to_its_end(self._spawner, environment, self._printing(worker_id), placed)
+            code = await run.to_its_end(self._spawner, environment, placed)
             exited = self._judge(run, code)
         except OSError as error:
             exited = WorkerExited(worker_id, ExitCause.CRASHED, 1, f"can't start it: {what_failed(error)}")
@@ -147,19 +138,13 @@ class LocalStarter:
         if run.left:
             await run.left
 
-    @contextmanager
-    def _printing(self, worker_id: int) -> Iterator[tuple[int, int]]:
-        with (
-            self._command.log(worker_id).open("ab") as log,
-            (self._command.out or self._command.log)(worker_id).open("ab") as out,
-        ):
-            yield out.fileno(), log.fileno()
+    async def _spawner(self) -> Spawner:
+        return self._command.spawner
 
     def _judge(self, run: WorkerRun, code: int) -> WorkerExited:
         if not run.was_started:
-            return WorkerExited(run.worker_id, ExitCause.KILLED, code, NOT_STARTED)
-        log = self._command.log(run.worker_id)
-        cause, detail, output = judge_end(code, last_of(log), memory_was_short=self._memory_kills.happened())
+            return WorkerExited(run.worker_id, ExitCause.KILLED, code, "it was not started yet")
+        cause, detail, output = judge_end(code, run.output.all(), memory_was_short=self._memory_kills.happened())
         if cause is ExitCause.CRASHED:
-            detail += f"; its log: {log}"
+            detail += f"; its log: {self._command.log(run.worker_id)}"
         return WorkerExited(run.worker_id, cause, code, detail, output)

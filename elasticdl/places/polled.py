@@ -16,12 +16,13 @@ from typing import Protocol
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.retry import retry
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
 
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
-FIRST_TRIES = 5
+FIND_SECONDS = 60.0
 ENDED_AT_ONCE = 8
 _log = logging.getLogger(__name__)
 
@@ -73,45 +74,37 @@ class PolledPlaces:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def found(self) -> Sequence[Place]:
-        listing = await self._first_list()
-        self._places = {place_id: place for place_id, place in listing.items() if isinstance(place, Place)}
+        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
+        listing = await retry(self._provider.list, "list the places of the job", backoff, FIND_SECONDS)
+        # What has ended is said to be lost by the next list, as its end may be news.
+        self._places = {
+            place_id: place if isinstance(place, Place) else Place(place_id, state=PlaceState.LOST)
+            for place_id, place in listing.items()
+        }
         self._start(self._keep())
         return tuple(self._places.values())
 
-    async def _first_list(self) -> Mapping[str, Place | End]:
-        """
-        Raises:
-            UnreachableError: there is no answer for a long time.
-        """
-        backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
-        while True:
-            try:
-                return await self._provider.list()
-            except UnreachableError:
-                if backoff.failures >= FIRST_TRIES:
-                    raise
-                await asyncio.sleep(backoff.delay())
-
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         self._avoid, self._most = frozenset(avoid), most
         self._missing = max(0, most - len(self._wanted()) - self._asking)
         self._drop_surplus()
         self._changed.set()
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
-        at_once = grace == 0
-        told_at_once = self._given_back.get(place_id)
-        if place_id in self._places and (told_at_once is None or (at_once and not told_at_once)):
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
+        told_at_once, place = self._given_back.get(place_id), self._places.get(place_id)
+        if place is None or place.state is PlaceState.LOST:
+            return
+        if told_at_once is None or (at_once and not told_at_once):
             self._given_back[place_id] = at_once
             self._start(self._end(place_id, at_once))
 
     async def close(self) -> None:
-        self.want(0, 0, frozenset())
+        self.want(0, frozenset())
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while self._places or self._asking or self._unsure:
                     for place_id in self._places:  # one that was being asked for comes later
-                        self.give_back(place_id, None)
+                        self.give_back(place_id, at_once=False)
                     self._seen.clear()
                     await self._seen.wait()
         except TimeoutError:
@@ -192,18 +185,16 @@ class PolledPlaces:
         for place in [each for each in wanted[::-1] if each.state is PlaceState.WAITING]:
             if surplus <= 0:
                 break
-            self.give_back(place.id, 0)
+            self.give_back(place.id, at_once=True)
             surplus -= 1
 
     async def _end(self, place_id: str, at_once: bool) -> None:
-        backoff = Backoff(random.Random(), longest=LONGEST_DELAY)
-        while place_id in self._places:
-            try:
-                async with self._turns:
+        async def end() -> None:
+            async with self._turns:
+                if place_id in self._places:  # else it has ended by itself
                     await self._provider.end(place_id, at_once=at_once)
-                break
-            except (UserError, UnreachableError):  # if it has ended by itself, the list will say so
-                await asyncio.sleep(backoff.delay())
+
+        await retry(end, f"end place {place_id}", Backoff(random.Random(), longest=LONGEST_DELAY))
         self._changed.set()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:

@@ -1,7 +1,7 @@
 """Which modules a job's workers are forked with: those of the framework that its program imports, and ours on it.
 
 `python -m elasticdl.places.preload SPECIFICATION` tells the agent of a place, which itself imports next to nothing, how workers are
-started: a JSON object with ``argv``, ``modules``, and why there are none; or with ``problem``, one line.
+started, as JSON: what `how_to_start` returns; or one line, what is wrong.
 """
 
 from __future__ import annotations
@@ -74,25 +74,23 @@ def _module(model_def: str, folder: Path) -> str:
     return model_def if is_module else model_def.rpartition(".")[0]
 
 
-def worker_command(spec: JobSpec) -> Sequence[str]:
-    """The user's own command, or the worker of this package."""
-    return spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+def how_to_start(spec: JobSpec) -> tuple[Sequence[str], Sequence[str], str]:
+    """The workers' command line, the modules that they are forked with, and, if there are none, why, where a person should know."""
+    argv = spec.command or (*RUN_MODULE, "elasticdl.worker.main")
+    try:
+        return argv, modules_to_preload(spec) if spec.start_method != "spawn" else (), ""
+    except CannotFork as error:
+        return argv, (), str(error)
 
 
-def main(path: str) -> dict[str, object]:
+def main(path: str) -> object:
     try:
         spec = JobSpec.from_json(Path(path).read_text())
     except OSError as error:
-        return {"problem": f"can't read the job's specification {path}: {error.strerror}"}
+        return f"can't read the job's specification {path}: {error.strerror}"
     except ValidationError as error:
-        return {"problem": f"{path} is no specification of a job: {error.errors()[0]['msg']}"}
-    argv = list(worker_command(spec))
-    if spec.start_method == "spawn":
-        return {"argv": argv, "modules": [], "reason": ""}
-    try:
-        return {"argv": argv, "modules": list(modules_to_preload(spec)), "reason": ""}
-    except CannotFork as error:
-        return {"argv": argv, "modules": [], "reason": str(error)}
+        return f"{path} is no specification of a job: {error.errors()[0]['msg']}"
+    return how_to_start(spec)
 
 
 if __name__ == "__main__":

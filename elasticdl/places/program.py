@@ -29,40 +29,36 @@ def imports_of(program: Program) -> frozenset[str]:
     Raises:
         CannotFork: it is not to be found or read.
     """
+    here = Path.cwd()
+    if program.kind == "module":
+        return imports_of_module(program.target, [here, *map(Path, sys.path)], here)
     if program.kind == "code":
-        return _Reader([Path.cwd()]).read(program.target, "", "-c")
-    if program.kind == "file":
+        reader = _Reader(here)
+        reader.read(program.target.encode(), "", "-c")
+    else:
         path = Path(program.target).resolve()
-        return _Reader([path.parent]).read_file(path, "")
-    return imports_of_module(program.target, [Path.cwd(), *map(Path, sys.path)], Path.cwd())
+        reader = _Reader(path.parent)
+        reader.read_file(path, "")
+    return frozenset(reader.outside)
 
 
 def imports_of_module(name: str, path: Sequence[Path], own: Path) -> frozenset[str]:
     """``path``: folders in which the module is looked for. ``own``: the folder of the program's own modules."""
-    reader = _Reader([own])
-    found = reader.find(name, [str(each) for each in path]) or reader.find(
-        f"{name}.__main__", [str(each) for each in path]
-    )
+    reader, folders = _Reader(own), [str(each) for each in path]
+    found = reader.find(name, folders) or reader.find(f"{name}.__main__", folders)
     if found is None:
         raise CannotFork(f"module {name} is not found")
-    return reader.read_file(found, name)
+    reader.read_file(found, name)
+    return frozenset(reader.outside)
 
 
 class _Reader:
-    """Follows imports through the modules in some folders."""
+    """Follows imports through the modules in a folder."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = [str(folder) for folder in folders]
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
         self._seen: set[Path] = set()
-        self._outside: set[str] = set()
-
-    def read_file(self, path: Path, name: str) -> frozenset[str]:
-        self._read_file(path, name)
-        return frozenset(self._outside)
-
-    def read(self, text: str, name: str, shown: str) -> frozenset[str]:
-        self._read(text.encode(), name, shown)
-        return frozenset(self._outside)
+        self.outside: set[str] = set()  # modules that are not in the folder
 
     def find(self, name: str, path: Sequence[str]) -> Path | None:
         """The file of a module; importing none of the packages that it is in, as the import system would."""
@@ -76,17 +72,17 @@ class _Reader:
         spec = PathFinder.find_spec(last, places)
         return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
-    def _read_file(self, path: Path, name: str) -> None:
+    def read_file(self, path: Path, name: str) -> None:
         if path in self._seen or len(self._seen) >= MOST_FILES:
             return
         self._seen.add(path)
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         try:
-            self._read(path.read_bytes(), package, str(path))
+            self.read(path.read_bytes(), package, str(path))
         except OSError as error:
             raise CannotFork(f"{path} can't be read: {error.strerror}") from None
 
-    def _read(self, text: bytes, package: str, shown: str) -> None:
+    def read(self, text: bytes, package: str, shown: str) -> None:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
@@ -97,14 +93,14 @@ class _Reader:
         for name in _imported(tree, package):
             parts = name.split(".")
             if parts[0] == PACKAGE:  # a program beside the package itself is in no need of being followed into it
-                self._outside.add(name)
+                self.outside.add(name)
                 continue
-            own = [self.find(".".join(parts[:end]), self._folders) for end in range(1, len(parts) + 1)]
+            own = [self.find(".".join(parts[:end]), [self._folder]) for end in range(1, len(parts) + 1)]
             if own[0] is None:
-                self._outside.add(name)
+                self.outside.add(name)
             for end, path in enumerate(own, 1):
                 if path is not None:
-                    self._read_file(path, ".".join(parts[:end]))
+                    self.read_file(path, ".".join(parts[:end]))
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:

@@ -82,7 +82,7 @@ class Slots:
         """None: leases end with their master."""
         return ()
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         missing = most - len(self._leases) - len(self._waiting)
         for place_id in list(self._waiting)[missing:] if missing < 0 else ():
             self._end(place_id)
@@ -90,7 +90,7 @@ class Slots:
             self._waiting[next(self._ids)] = ""
         self._lease_all()
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         self._end(place_id)
         self._lease_all()
 
@@ -118,11 +118,11 @@ class Slots:
             if isinstance(leased, dict):
                 del self._waiting[place_id]
                 self._leases[place_id] = leased
-                place = Place(place_id, "", self._each, PlaceState.READY, "", self._environment(leased))
+                place = Place(place_id, state=PlaceState.READY, environment=self._environment(leased))
                 self._report(PlaceChanged(place))
             elif self._waiting[place_id] != leased:
                 self._waiting[place_id] = leased
-                self._report(PlaceChanged(Place(place_id, gpus=self._each, reason=leased)))
+                self._report(PlaceChanged(Place(place_id, reason=leased)))
         if self._waiting and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
         elif self._retry and not self._waiting:

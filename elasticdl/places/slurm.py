@@ -6,7 +6,6 @@ takes away is one place lost. Slurm's own way to run a job again (``--requeue``)
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,7 +19,7 @@ from elasticdl.places.polled import End, PolledPlaces
 from elasticdl.places.slurm_commands import Stage, ask, number_of, sbatch, stage_of
 
 POLL_SECONDS = 2.0
-_FIELDS = 5  # of a line of `squeue`
+_FIELDS = 4  # of a line of `squeue`
 _ENDS = {
     "PREEMPTED": End(ExitCause.PREEMPTED, -9, "preempted by a job of higher priority"),
     "TIMEOUT": End(ExitCause.EVICTED, -9, "its time limit is over"),
@@ -54,7 +53,7 @@ class SlurmProvider:
     arguments: Sequence[str] = ()
 
     async def list(self) -> Mapping[str, Place | End]:
-        query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%b|%r"]
+        query = [f"--name={self.name}", "--states=all", "--format=%i|%T|%N|%r"]
         try:
             lines = (await ask("squeue", "--noheader", "--me", *query)).splitlines()
         except UserError as error:  # nothing is wrong with the request: whatever it says will pass
@@ -82,9 +81,8 @@ def slurm_places(provider: SlurmProvider, report: PlaceReport) -> PolledPlaces:
 
 def _read(line: str) -> Place | End:
     """A line of ``squeue``."""
-    number, state, node, resources, reason = line.split("|", _FIELDS - 1)
-    gpus = re.search(r"gpu(?::[a-z]\w*)?[:=](\d+)", resources)
-    place = Place(number, node, int(gpus[1]) if gpus else 0)
+    number, state, node, reason = line.split("|", _FIELDS - 1)
+    place = Place(number, node)
     match stage_of(state):
         case Stage.WAITING:
             why = reason.strip("()")

@@ -1,4 +1,4 @@
-"""What workers have printed last; and where an agent lets them print: through to its own stdout and stderr, or into a folder."""
+"""Where a worker's output goes: into files, or through to this process's own stdout and stderr; and what it has printed last."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 READ_BYTES = 1 << 16
 # So much of what a worker prints may be about its end: a dump of its stacks, and lines after it.
@@ -17,50 +17,33 @@ LAST_BYTES = 80 << 10
 DRAIN_SECONDS = 1.0
 
 
-def last_of(log: Path) -> str:
-    """As much of a log as may be about its end; empty if it can't be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-class Output(Protocol):
+class InFile:
     """Of one worker."""
 
-    def printing(self) -> AbstractContextManager[tuple[int, int]]:
-        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
-
-    def last(self) -> str:
-        """The end of what it has printed so far."""
-
-    def all(self) -> str:
-        """As `last`, of a worker that has ended: waits a short time for what is under way."""
-
-
-def open_output(folder: Path | None, worker_id: int) -> Output:
-    return PassedOn() if folder is None else InFile(folder / f"worker-{worker_id}.log")
-
-
-class InFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, log: Path, out: Path | None = None) -> None:
+        """``out``: takes what it prints on stdout, if that is another."""
+        self._log, self._out = log, out or log
 
     @contextmanager
     def printing(self) -> Iterator[tuple[int, int]]:
-        with self._path.open("ab") as log:
-            yield log.fileno(), log.fileno()
+        """Entered once, while the worker is given the descriptors for its stdout and stderr."""
+        with self._log.open("ab") as log, self._out.open("ab") as out:
+            yield out.fileno(), log.fileno()
 
     def last(self) -> str:
-        return last_of(self._path)
+        """As much of what it has printed so far as may be about its end; empty if it can't be read."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     all = last
 
 
 class PassedOn:
-    """By a thread for each of the two, as this process's own may be slow."""
+    """As `InFile`, to this process's own stdout and stderr: by a thread for each of the two, as these may be slow."""
 
     def __init__(self) -> None:
         self._last = bytearray()
@@ -87,6 +70,7 @@ class PassedOn:
             return self._last.decode(errors="replace")
 
     def all(self) -> str:
+        """As `last`, of a worker that has ended: waits a short time for what is under way."""
         for thread in self._threads:
             thread.join(DRAIN_SECONDS)
         return self.last()
@@ -99,6 +83,9 @@ class PassedOn:
                     del self._last[:-LAST_BYTES]
                 with contextlib.suppress(OSError):  # nobody reads it any more
                     _write(target, chunk)
+
+
+Output: TypeAlias = InFile | PassedOn
 
 
 def _write(target: int, chunk: bytes) -> None:

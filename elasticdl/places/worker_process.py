@@ -4,29 +4,25 @@ the agent of a place."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from elasticdl.common.environment import STACKS, WORKER_ID
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.tether import tethered
 from elasticdl.places.fork_server import CannotFork, ForkServer
-from elasticdl.places.process_group import GroupLeader
+from elasticdl.places.worker_output import Output
 
-NOT_FORKED = "workers are started without the fork server (slower): %s"
-NOT_STARTED = "it was not started yet"
-# While it is entered the descriptors for a worker's stdout and stderr are open here.
-Printing: TypeAlias = AbstractContextManager[tuple[int, int]]
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Spawner:
@@ -38,9 +34,26 @@ class Spawner:
         self._server = server
         self._told: set[str] = set()  # why workers were not forked
 
+    @classmethod
+    def begin(
+        cls, argv: Sequence[str], modules: Sequence[str], reason: str, environment: Mapping[str, str], log: Path | int
+    ) -> Spawner:
+        """One whose server begins to import; the first three are what `elasticdl.places.preload.how_to_start` says, the others
+        as of a `ForkServer`."""
+        server = ForkServer(argv, environment, modules, log) if modules else None
+        try:
+            if server:
+                server.start()
+        except OSError as error:
+            server, reason = None, error.strerror or str(error)
+        spawner = cls(argv, server)
+        if reason:
+            spawner._warn(reason)
+        return spawner
+
     async def spawn(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
-    ) -> GroupLeader | None:
+    ) -> ProcessGroup | None:
         """None if it was not wanted any more before there was a process.
 
         Raises:
@@ -62,7 +75,7 @@ class Spawner:
             env=environment,
             start_new_session=True,
         )
-        return GroupLeader(process.pid, process.wait)
+        return ProcessGroup(process.pid, process.wait)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -71,18 +84,19 @@ class Spawner:
     def _warn(self, reason: str) -> None:
         if reason not in self._told:
             self._told.add(reason)
-            _log.warning(NOT_FORKED, reason)
+            _log.warning("workers are started without the fork server (slower): %s", reason)
 
 
 class WorkerRun:
     """One worker. Its temporary files are in a folder of its own, which goes with it: a worker that is killed cannot clean up."""
 
-    def __init__(self, worker_id: int) -> None:
+    def __init__(self, worker_id: int, output: Output) -> None:
         self.worker_id = worker_id
-        self.process: GroupLeader | None = None  # while it runs
+        self.output = output
+        self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
-        # What is being started for a worker that is over: whoever ends waits for it.
+        # The worker is over, and its process is still being started: whoever ends waits until that is undone.
         self.left: asyncio.Task[None] | None = None
         self._unwanted = asyncio.Event()  # killed before it was started
         self._killing: asyncio.TimerHandle | None = None
@@ -98,12 +112,19 @@ class WorkerRun:
             if grace is not None and self._killing is None:
                 self._killing = asyncio.get_running_loop().call_later(grace, self.process.kill)
 
+    async def look(self, how: Callable[[WorkerRun, int], T]) -> T | None:
+        """What that finds, in a thread, by the id of its process; None if there is none, or it has ended meanwhile."""
+        if self.process is None:
+            return None
+        found = await asyncio.to_thread(how, self, self.process.pid)
+        return None if self.process is None else found
+
     async def to_its_end(
-        self, spawner: Spawner, environment: Mapping[str, str], printing: Printing, placed: Callable[[int], None]
+        self, spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str], placed: Callable[[int], None]
     ) -> int:
         """Start it; returns its exit code, or minus a signal's number, when nothing is left of it.
 
-        ``placed``: is called with its process id once it runs.
+        ``spawner``: what starts it, once that is ready. ``placed``: is called with its process id once it runs.
 
         Raises:
             OSError: it can't be started.
@@ -112,7 +133,7 @@ class WorkerRun:
         folder = _temporary_folder(f"{self.worker_id}-")
         self.dump = Path(folder) / "elasticdl-stacks"
         own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
-        spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}, printing))
+        spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}))
         await self._until_started(spawning)
         if not spawning.done():  # it will run nothing of its program: its place is free at once
             self.left = asyncio.ensure_future(self._end_unwanted(spawning, folder))
@@ -124,32 +145,40 @@ class WorkerRun:
                 return -signal.SIGKILL
             self.process, self.was_started = process, True
             placed(process.pid)
-            return await process.wait()
+            try:
+                return await process.wait()
+            except OSError:  # as when this process has no more file descriptors: it must not run on unwatched
+                await asyncio.to_thread(process.end)
+                raise
         finally:
             self.process = None
             if self._killing is not None:
                 self._killing.cancel()
             await _remove(folder)
 
-    async def _spawn(self, spawner: Spawner, environment: Mapping[str, str], printing: Printing) -> GroupLeader | None:
-        with printing as (out, log):
+    async def _spawn(
+        self, get_spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str]
+    ) -> ProcessGroup | None:
+        spawner = await get_spawner()
+        with self.output.printing() as (out, log):
             return await spawner.spawn(environment, out, log, lambda: not self._unwanted.is_set())
 
-    async def _until_started(self, spawning: asyncio.Future[GroupLeader | None]) -> None:
+    async def _until_started(self, spawning: asyncio.Future[ProcessGroup | None]) -> None:
         """Or until the worker is killed: to start it may take long."""
         killing = asyncio.ensure_future(self._unwanted.wait())
         awaited: set[asyncio.Future[Any]] = {spawning, killing}
         await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         killing.cancel()
 
-    async def _end_unwanted(self, spawning: asyncio.Future[GroupLeader | None], folder: str) -> None:
+    async def _end_unwanted(self, spawning: asyncio.Future[ProcessGroup | None], folder: str) -> None:
         """What is being started can't be called back: it is killed as soon as it is there."""
-        with contextlib.suppress(OSError):
-            await _end(await spawning)
+        await asyncio.wait({spawning})
+        if not spawning.cancelled() and not spawning.exception():
+            await _end(spawning.result())
         await _remove(folder)
 
 
-async def _end(process: GroupLeader | None) -> None:
+async def _end(process: ProcessGroup | None) -> None:
     if process is not None:
         process.kill()
         await process.wait()

@@ -373,22 +373,20 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., looked: _Optional[_Union[Looked, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class AgentHello(_message.Message):
-    __slots__ = ("place", "node", "host", "gpus", "running", "untold", "leaving")
+    __slots__ = ("place", "node", "host", "running", "untold", "leaving")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    GPUS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     UNTOLD_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     place: str
     node: str
     host: str
-    gpus: int
     running: Started
     untold: _containers.RepeatedCompositeFieldContainer[Ended]
     leaving: str
-    def __init__(self, place: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., gpus: _Optional[int] = ..., running: _Optional[_Union[Started, _Mapping]] = ..., untold: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., leaving: _Optional[str] = ...) -> None: ...
+    def __init__(self, place: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., running: _Optional[_Union[Started, _Mapping]] = ..., untold: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("worker_id", "pid")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from elasticdl.common.bounded_http import BoundedHTTPServer
-from elasticdl.report.page import asset, live_page, live_policy, plotly_script
+from elasticdl.report.page import LIVE_POLICY, asset, live_page, plotly_script
 from elasticdl.report.page_data import as_json
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +48,7 @@ class News:
         self.body = f'{{"revision":{as_json(revision)},"notice":{notice},"content":{content}}}'.encode()
 
 
-class LiveServer:
+class LiveServer(BoundedHTTPServer):
     """Serves from the moment it is made until it is closed.
 
     Raises:
@@ -56,30 +56,19 @@ class LiveServer:
     """
 
     def __init__(self, board: Board, port: int = 0) -> None:
+        self.board = board
         self.secret = secrets.token_urlsafe(_LENGTH)
-        self._server = _Server((LOOPBACK, port), board, self.secret)
-        self.port: int = self._server.server_address[1]
-        self._server.start("dashboard")
+        super().__init__((LOOPBACK, port), _Handler, CONNECTIONS)
+        self.port: int = self.server_address[1]
+        self.hosts = {f"{name}:{self.port}" for name in (LOOPBACK, "localhost")}
+        self.start("dashboard")
 
     def url(self, namespace: str = "", name: str = "") -> str:
         """Of a job's page, or of the list of jobs."""
         return f"http://{LOOPBACK}:{self.port}/{self.secret}/{job_path(namespace, name) if name else ''}"
 
     def close(self) -> None:
-        self._server.stop()
-
-
-def job_path(namespace: str, name: str) -> str:
-    """Below the secret; a job of this machine has no namespace."""
-    return f"job/{quote(namespace, safe='') or '-'}/{quote(name, safe='')}/"
-
-
-class _Server(BoundedHTTPServer):
-    def __init__(self, address: tuple[str, int], board: Board, secret: str) -> None:
-        self.board = board
-        self.secret = secret
-        super().__init__(address, _Handler, CONNECTIONS)
-        self.hosts = {f"{name}:{self.server_address[1]}" for name in (LOOPBACK, "localhost")}
+        self.stop()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is nobody's business."""
@@ -90,8 +79,13 @@ class _Server(BoundedHTTPServer):
         return {name: text.encode() for name, text in texts.items()}
 
 
+def job_path(namespace: str, name: str) -> str:
+    """Below the secret; a job of this machine has no namespace."""
+    return f"job/{quote(namespace, safe='') or '-'}/{quote(name, safe='')}/"
+
+
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: LiveServer
     timeout = SILENCE_SECONDS
     protocol_version = "HTTP/1.0"  # one request a connection: none is served any more once the server is closed
     server_version, sys_version = "elasticdl", ""
@@ -141,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {
             "Content-Type": f"{_TYPES[kind]}; charset=utf-8",
             "Cache-Control": "no-store",
-            "Content-Security-Policy": live_policy(),
+            "Content-Security-Policy": LIVE_POLICY,
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",

@@ -12,6 +12,11 @@ from typing import Any
 from elasticdl.report.page_data import as_json
 
 MARK = "<!-- elasticdl report -->"  # in the first lines of each report: so it is told from other files
+# Of a page that is served. Plotly sets styles of elements, which takes 'unsafe-inline'.
+LIVE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _PLOTLY = "plotly/plotly-basic.min.js.gz"  # the folder has its licence, too
 
 
@@ -40,14 +45,6 @@ def live_page(title: str, view: str, root: str) -> str:
     head = f'<link rel="stylesheet" href="{root}page.css">'
     names = ("plotly.js", "charts.js", "page.js") if view == "job" else ("page.js",)
     return _fill(title, view, head, "\n".join(f'<script src="{root}{name}" defer></script>' for name in names))
-
-
-def live_policy() -> str:
-    """For the header of the same name. Plotly sets styles of elements, which takes 'unsafe-inline'."""
-    return (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 
 
 def _fill(title: str, view: str, head: str, scripts: str) -> str:

@@ -107,7 +107,7 @@ class Scene:
         master = Master(port, len(self.masters) + 1)
         self.masters.append(master)
         await master.start()
-        master.found = await asyncio.wait_for(master.agents.found([place(name) for name in find]), DEADLINE)
+        master.found = await asyncio.wait_for(master.agents.found([place(name) for name in find], {-1: ""}), DEADLINE)
         return master
 
     async def agent(self, port, name="place-0", token=TOKEN, **variables):

@@ -14,16 +14,16 @@ from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
 from elasticdl.places.slots import Slots
+from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 60.0
 TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test starts
 MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
 
 
-def launcher_here(command, folder, report, server=None, slots=0, gpus=()):
+def launcher_here(command, folder, report, slots=0, gpus=()):
     """The launcher of this machine, as if it had these GPUs."""
-    make_places, make_starter = partial(Slots, slots, gpus, folder), partial(LocalStarter, command, server=server)
-    return PlaceLauncher(make_places, make_starter, report, seconds=TIMES)
+    return PlaceLauncher(partial(Slots, slots, gpus, folder), partial(LocalStarter, command), report, seconds=TIMES)
 
 
 @asynccontextmanager
@@ -33,12 +33,14 @@ async def launcher_of(argv, folder, modules=None, environ=None):
     before = set(psutil.Process().children(recursive=True))
     environ = {**(environ or os.environ), TESTED_BY: str(os.getpid())}
     common = {**environ, **python_path(environ)}
-    command = WorkerCommand(
-        argv, lambda number, place: {**common, WORKER_ID: str(number)}, lambda n: folder / f"{n}.log"
-    )
     server = ForkServer(argv, common, modules, folder / "master.log") if modules is not None else None
+    command = WorkerCommand(
+        Spawner(argv, server),
+        lambda number, place: {**common, WORKER_ID: str(number)},
+        lambda n: folder / f"{n}.log",
+    )
     reports = asyncio.Queue()
-    launcher = launcher_here(command, folder, reports.put_nowait, server)
+    launcher = launcher_here(command, folder, reports.put_nowait)
     launcher.server = server
     try:
         yield launcher, reports

@@ -14,7 +14,7 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests.names import labels, selector, state_name
-from elasticdl.places.pods.pod_places import Patience, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 
 JOB = "bench"
@@ -66,11 +66,11 @@ def template(image, work, gpus, job=JOB, **spec):
     }
 
 
-def make_places(api, pods, report, patience=None):
+def make_places(api, pods, report, timeouts=None):
     """Nobody tells what runs in the pods to leave."""
     shared = Client(api, pods.namespace)
-    patience = patience or Patience(leave=0.0)
-    return PodPlaces(WorkerPodApi(shared, pods.job), pods, report, patience, random.Random(7))
+    timeouts = timeouts or PodTimeouts(leave=0.0)
+    return PodPlaces(WorkerPodApi(shared, pods.job), pods, report, timeouts, random.Random(7))
 
 
 def api_of(cluster):

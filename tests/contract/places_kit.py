@@ -19,7 +19,7 @@ class FakePlaces:
         self.report, self.room = report, room
         self.ids = (f"place-{number}" for number in itertools.count())
         self.places = {}  # those that count for `want`, and the ENDING ones
-        self.given_back = {}  # by grace
+        self.given_back = {}  # whether at once, by id
         self.wants = []
         self.left = ()
 
@@ -27,8 +27,8 @@ class FakePlaces:
         self.places |= {place.id: place for place in self.left}
         return self.left
 
-    def want(self, fewest, most, avoid):
-        self.wants.append((fewest, most, avoid))
+    def want(self, most, avoid):
+        self.wants.append((most, avoid))
         counted = [place for place in self.places.values() if place.state is not PlaceState.ENDING]
         waiting = [place for place in counted if place.state is PlaceState.WAITING]
         for place in waiting[::-1][: max(0, len(counted) - most)]:
@@ -39,9 +39,9 @@ class FakePlaces:
         for place_id in [each for each in self.in_state(PlaceState.WAITING) if each in new]:
             self.change(place_id, reason="full" if self.room else "")
 
-    def give_back(self, place_id, grace):
+    def give_back(self, place_id, *, at_once):
         if place_id in self.places:
-            self.given_back[place_id] = grace
+            self.given_back[place_id] = at_once
             del self.places[place_id]
             if self.room is not None:
                 self.lose(place_id)
@@ -88,7 +88,7 @@ class FakeStarter:
         self.asked_to_end = []
         self.left = ()
 
-    async def found(self, places):
+    async def found(self, places, remembered):
         self.started |= {each.worker.worker_id: each.place_id for each in self.left}
         return self.left
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import pytest
 from agent_kit import DEADLINE, LOGS, TOKEN, end_of, place, play
 
 from elasticdl.common.credentials import Token
@@ -55,8 +56,8 @@ def test_workers_start_end_and_start_again_in_one_place(tmp_path):
         code, out, log = await end_of(agent)
         assert code == 0
         assert "told to leave" in out, "what workers print goes through"
-        assert "is forked: False" in out
-        assert "slower): its environment is of its own in DEAF" in log
+        assert "is forked: False" not in out, "also with another environment"
+        assert "slower)" not in log
         assert master.reports.empty()
 
     play(tmp_path, story)
@@ -105,6 +106,32 @@ def test_a_place_that_is_told_to_end_lets_its_worker_leave_and_tells_that(tmp_pa
         code, out, _ = await end_of(agent)
         assert (code, out) == (128 + signal.SIGTERM, "")
         assert (tmp_path / "worker-0.log").read_text().endswith("told to leave\n")
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("by_master", [True, False])
+def test_an_agent_that_does_not_get_ready_lets_its_worker_be_ended_and_leaves(tmp_path, by_master):
+    """As where a network file system hangs."""
+
+    async def story(scene):
+        os.unlink(tmp_path / "job.json")
+        os.mkfifo(tmp_path / "job.json")  # to read it never ends
+        master = await scene.master()
+        agent = await scene.agent(master.port)
+        master.agents.start(0, place("place-0"))
+        assert "has not come" in (await master.next(WorkerPending)).reason
+        async with asyncio.timeout(DEADLINE):
+            while not master.agents._tenants[0].ordered:
+                await asyncio.sleep(0.01)
+        if by_master:
+            master.agents.end(0, None)
+            assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
+        agent.send_signal(signal.SIGTERM)
+        await master.next(PlaceEnding)
+        if not by_master:
+            assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
+        assert (await end_of(agent))[0] == 128 + signal.SIGTERM
 
     play(tmp_path, story)
 

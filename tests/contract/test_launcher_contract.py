@@ -16,6 +16,7 @@ from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, 
 from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import WorkerCommand
+from elasticdl.places.worker_process import Spawner
 
 PLACES = 2
 DEADLINE = 30.0
@@ -77,14 +78,15 @@ async def local_bench(tmp_path, modules=()):
         (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
 
     common = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
+    argv = (sys.executable, "-c", ENDS_WHEN_TOLD)
+    server = ForkServer(argv, common, modules, tmp_path / "master.log") if modules else None
     command = WorkerCommand(
-        argv=(sys.executable, "-c", ENDS_WHEN_TOLD),
+        Spawner(argv, server),
         environment=lambda worker_id, place: {**common, WORKER_ID: str(worker_id)},
         log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
     )
     bench = Bench(end)
-    server = ForkServer(command.argv, common, modules, tmp_path / "master.log") if modules else None
-    bench.launcher = launcher_here(command, tmp_path, bench.reports.put_nowait, server, PLACES)
+    bench.launcher = launcher_here(command, tmp_path, bench.reports.put_nowait, PLACES)
     yield bench
     await bench.launcher.close()
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
@@ -111,7 +113,7 @@ async def agent_bench(tmp_path):
         names = [f"place-{number}" for number in range(PLACES)]
         for name in names:
             await scene.agent(master.port, name)
-        await master.agents.found([place(name) for name in names])
+        await master.agents.found([place(name) for name in names], {-1: ""})
         yield bench
         await bench.launcher.close()
 

@@ -113,7 +113,7 @@ def contract(check, benches=BENCHES):
 
 @contract
 async def test_what_is_wanted_comes(bench):
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
     assert len({place.id for place in bench.now.values()}) == 2
 
@@ -121,9 +121,9 @@ async def test_what_is_wanted_comes(bench):
 @contract
 async def test_to_say_it_again_changes_nothing(bench):
     for _ in range(3):
-        bench.places.want(1, 1, NOWHERE)
+        bench.places.want(1, NOWHERE)
     await bench.has(ready=1)
-    bench.places.want(1, 1, frozenset({"some-node"}))
+    bench.places.want(1, frozenset({"some-node"}))
     await bench.places.close()
     await bench.has(ready=0)
     assert len(bench.ids) == 1
@@ -131,38 +131,38 @@ async def test_to_say_it_again_changes_nothing(bench):
 
 @contract
 async def test_what_there_is_no_room_for_waits_and_says_why(bench):
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
-    bench.places.want(1, 3, NOWHERE)
+    bench.places.want(3, NOWHERE)
     await bench.has(ready=2, waiting=1)
     await bench.until(lambda bench: all(p.reason for p in bench.now.values() if p.state is PlaceState.WAITING))
-    bench.places.give_back(bench.ready()[0], 0)
+    bench.places.give_back(bench.ready()[0], at_once=True)
     await bench.until(lambda bench: bench.lost)
     await bench.has(ready=2)
 
 
 @contract
 async def test_with_fewer_wanted_those_that_wait_go_and_those_that_are_ready_stay(bench):
-    bench.places.want(1, 4, NOWHERE)
+    bench.places.want(4, NOWHERE)
     await bench.has(ready=2, waiting=2)
     ready = bench.ready()
-    bench.places.want(1, 3, NOWHERE)
+    bench.places.want(3, NOWHERE)
     await bench.has(ready=2, waiting=1)
-    bench.places.want(0, 0, NOWHERE)
+    bench.places.want(0, NOWHERE)
     await bench.has(ready=2)
     assert bench.ready() == ready
 
 
 @contract
 async def test_a_place_that_is_given_back_is_lost_once(bench):
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
     given, kept = bench.ready()
     for _ in range(2):
-        bench.places.give_back(given, 0)
-    bench.places.give_back("unknown", None)
+        bench.places.give_back(given, at_once=True)
+    bench.places.give_back("unknown", at_once=False)
     await bench.until(lambda bench: bench.lost)
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
     assert kept in bench.ready()
     assert given not in bench.ready()
@@ -170,12 +170,12 @@ async def test_a_place_that_is_given_back_is_lost_once(bench):
 
 @partial(contract, benches=THAT_LOSE)
 async def test_a_place_that_is_lost_is_told_once_and_can_be_had_again(bench):
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
     lost, kept = bench.ready()
     bench.lose(bench, lost)
     await bench.until(lambda bench: bench.lost == [lost])
-    bench.places.want(1, 2, NOWHERE)
+    bench.places.want(2, NOWHERE)
     await bench.has(ready=2)
     assert kept in bench.ready()
     assert lost not in bench.ready()
@@ -183,7 +183,7 @@ async def test_a_place_that_is_lost_is_told_once_and_can_be_had_again(bench):
 
 @contract
 async def test_close_gives_back_everything_and_tells_it(bench):
-    bench.places.want(1, 3, NOWHERE)
+    bench.places.want(3, NOWHERE)
     await bench.has(ready=2, waiting=1)
     await bench.places.close()
     await bench.until(lambda bench: len(bench.lost) == 3)

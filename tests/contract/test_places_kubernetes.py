@@ -11,7 +11,7 @@ from test_places_contract import CHECKS, DEADLINE, Bench
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import PlaceLost, PlaceState
 from elasticdl.places.pods.leftovers import KEPT
-from elasticdl.places.pods.pod_places import Patience
+from elasticdl.places.pods.pod_places import PodTimeouts
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -46,7 +46,7 @@ class Scene(Bench):
             self.losses[report.place_id] = report
 
     async def become_ready(self, count):
-        self.places.want(1, count, frozenset())
+        self.places.want(count, frozenset())
         await self.has(ready=count)
 
     async def loss(self, number):
@@ -119,7 +119,7 @@ def test_a_pod_that_somebody_deletes(play, grace):
 
 def test_the_reason_to_wait_is_the_schedulers(play):
     async def story(scene):
-        scene.places.want(1, 1, frozenset())
+        scene.places.want(1, frozenset())
         await scene.until(
             lambda scene: any("Insufficient nvidia.com/gpu" in each.reason for each in scene.now.values())
         )
@@ -132,8 +132,8 @@ def test_an_api_server_that_is_away_for_a_while_costs_nothing(play, own_cluster)
         await scene.become_ready(1)
         away = asyncio.create_task(asyncio.to_thread(own_cluster.restart_api_server, 2.0))
         await asyncio.sleep(0)
-        scene.places.give_back(name(0), None)
-        scene.places.want(1, 1, frozenset())
+        scene.places.give_back(name(0), at_once=False)
+        scene.places.want(1, frozenset())
         await away
         await scene.until(lambda scene: name(0) in scene.losses and scene.ready() == [name(1)])
 
@@ -150,7 +150,7 @@ def test_another_master_takes_over_what_it_finds(play):
         assert all(place.node and place.state is PlaceState.READY for place in found)
         await scene.delete(0)
         await scene.loss(0)
-        scene.places.give_back(name(1), 0)
+        scene.places.give_back(name(1), at_once=True)
         assert (await scene.loss(1)).cause is ExitCause.KILLED
 
     play(story)
@@ -160,7 +160,7 @@ def test_a_pod_whose_master_died_before_it_heard_of_it_is_taken_over(play):
     async def story(scene):
         await scene.become_ready(1)
         await asyncio.to_thread(scene.core.create_namespaced_pod, scene.namespace, scene.pods.manifest(1, 1))
-        scene.places.want(1, 2, frozenset())  # its name is taken, by itself
+        scene.places.want(2, frozenset())  # its name is taken, by itself
         await scene.has(ready=2)
         assert sorted(scene.ready()) == [name(0), name(1)]
 
@@ -180,7 +180,7 @@ def test_a_lost_node_is_told_from_a_deletion(play, own_cluster):
                     break
                 await asyncio.sleep(0.5)
             await scene.until(lambda scene: scene.now[name(0)].state is PlaceState.ENDING)
-            scene.places.give_back(name(0), 0)
+            scene.places.give_back(name(0), at_once=True)
             assert (await scene.loss(0)).cause is ExitCause.NODE_LOST
         finally:
             await asyncio.to_thread(own_cluster.add_node, node, 3)
@@ -218,7 +218,7 @@ def test_of_pods_that_are_over_the_newest_are_left(own_cluster, namespace, tmp_p
 
     async def run():
         pods, api = worker_pods(own_cluster, namespace, tmp_path), api_of(own_cluster)
-        bench = Bench(lambda report: make_places(api, pods, report, Patience(leave=0.0, over=0.0)))
+        bench = Bench(lambda report: make_places(api, pods, report, PodTimeouts(leave=0.0, over=0.0)))
 
         async def there():
             found = await asyncio.to_thread(client.CoreV1Api(api).list_namespaced_pod, namespace)
@@ -226,12 +226,12 @@ def test_of_pods_that_are_over_the_newest_are_left(own_cluster, namespace, tmp_p
 
         try:
             await bench.places.found()
-            bench.places.want(1, 2, frozenset())
+            bench.places.want(2, frozenset())
             await bench.has(ready=2)
             for number in range(1, KEPT + 3):
                 end(tmp_path, number, number % 2)
                 await bench.until(lambda bench: len(bench.lost) == number)  # noqa: B023
-                bench.places.want(1, 2, frozenset())
+                bench.places.want(2, frozenset())
                 await bench.has(ready=2)
             async with asyncio.timeout(DEADLINE):
                 while len(left := await there()) > 2 + KEPT:

@@ -97,17 +97,17 @@ def play(slurm, tmp_path, monkeypatch):
 
 def test_places_come_wait_and_are_dropped(play):
     async def story(places, watched):
-        places.want(1, PROCESSORS + 1, frozenset())
+        places.want(PROCESSORS + 1, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == PROCESSORS)
         (waiting,) = watched.in_state(PlaceState.WAITING)
         await watched.until(
             lambda: "Resources" in watched.places[waiting].reason or "Priority" in watched.places[waiting].reason
         )
-        places.want(1, PROCESSORS, frozenset())
+        places.want(PROCESSORS, frozenset())
         await watched.until(lambda: waiting in watched.lost)
         one = watched.in_state(PlaceState.READY)[0]
-        places.want(1, PROCESSORS - 1, frozenset())
-        places.give_back(one, None)
+        places.want(PROCESSORS - 1, frozenset())
+        places.give_back(one, at_once=False)
         await watched.until(lambda: one in watched.lost)
         assert watched.lost[one].cause is ExitCause.KILLED
         assert len(watched.in_state(PlaceState.READY)) == PROCESSORS - 1
@@ -119,7 +119,7 @@ def test_places_come_wait_and_are_dropped(play):
 
 def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, slurm):
     async def story(places, watched):
-        places.want(1, 2, frozenset())
+        places.want(2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
         before = set(watched.places)
         urgent = slurm.run(
@@ -132,7 +132,7 @@ def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, slurm):
             ExitCause.PREEMPTED,
             "preempted by a job of higher priority",
         )
-        places.want(1, 2, frozenset())
+        places.want(2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.WAITING)) == 1)
         slurm.run("scancel", urgent)
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
@@ -142,7 +142,7 @@ def test_a_job_of_higher_priority_takes_a_place_and_it_comes_back(play, slurm):
 
 def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, slurm):
     async def story(places, watched):
-        places.want(1, 2, frozenset())
+        places.want(2, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
         await places.detach()
         successor = watched.successor()
@@ -150,10 +150,10 @@ def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, slurm
         try:
             assert sorted(place.id for place in found) == sorted(watched.places)
             gone, stays = sorted(watched.places)
-            successor.want(1, 2, frozenset())
+            successor.want(2, frozenset())
             slurm.run("scancel", gone)
             await watched.until(lambda: gone in watched.lost)
-            successor.want(1, 2, frozenset())
+            successor.want(2, frozenset())
             await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 2)
             assert watched.lost[gone].cause is ExitCause.DELETED
             assert stays in watched.places
@@ -166,7 +166,7 @@ def test_another_master_finds_the_places_and_a_cancelled_one_is_told(play, slurm
 
 def test_what_slurm_refuses_is_said_in_its_words(play):
     async def story(places, watched):
-        places.want(1, 1, frozenset())
+        places.want(1, frozenset())
         await watched.until(lambda: bool(watched.failures))
         assert watched.failures[0].startswith("Slurm refuses sbatch: ")
         assert "invalid partition" in watched.failures[0]
@@ -176,10 +176,10 @@ def test_what_slurm_refuses_is_said_in_its_words(play):
 
 def test_a_node_that_is_gone_takes_its_places(play, slurm):  # the last: Slurm takes the node up again when it likes
     async def story(places, watched):
-        places.want(1, 1, frozenset())
+        places.want(1, frozenset())
         await watched.until(lambda: len(watched.in_state(PlaceState.READY)) == 1)
         (place_id,) = watched.places
-        places.want(0, 0, frozenset())
+        places.want(0, frozenset())
         slurm.run("scontrol", "update", f"nodename={watched.places[place_id].node}", "state=down", "reason=test")
         await watched.until(lambda: place_id in watched.lost)
         assert watched.lost[place_id].cause is ExitCause.NODE_LOST

@@ -18,7 +18,7 @@ from kubernetes import client
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.job.journal import Entry
 from elasticdl.kube.client import Client
 from tests.cluster.cluster import Cluster
@@ -208,7 +208,7 @@ class WatchedJob:
 
     def _started(self) -> dict[int, Entry]:
         """What the journal tells of the start of each worker that has not left."""
-        lines = NamespaceHome(Client(self.core.api_client, self.namespace), self.name).journal()
+        lines = NamespaceJob(Client(self.core.api_client, self.namespace), self.name).journal()
         entries: list[Entry] = list(map(json.loads, lines))
         left = {entry["worker"] for entry in entries if entry["event"] == "worker_left"}
         return {e["worker"]: e for e in entries if e["event"] == "worker_started" and e["worker"] not in left}

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.folder_home import FolderHome
+from elasticdl.cli.local.folder_job import FolderJob
 from elasticdl.common.tether import tethered
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, read_journal
@@ -118,12 +117,12 @@ class RunningJob:
 
     def scale(self, minimum: int, maximum: int = 0) -> None:
         """As `elasticdl scale`, without the second that a command takes to start."""
-        with JobHandle(FolderHome(self.job)).master() as master:
+        with FolderJob(self.job).master() as master:
             master.scale(WorkerRange(minimum=minimum, maximum=maximum or minimum))
 
     def stop(self) -> None:
         """As `elasticdl stop`, which waits for nothing here."""
-        with JobHandle(FolderHome(self.job)).master() as master:
+        with FolderJob(self.job).master() as master:
             master.stop("the test has seen enough")
 
     def finish(self, timeout: float = DEADLINE) -> int:

@@ -12,7 +12,7 @@ import pytest
 from history_kit import disturbed, formed, launched, line, steps, storm
 
 from elasticdl.cli.live_board import LiveBoard
-from elasticdl.cli.local.folder_home import FileFeed
+from elasticdl.cli.local.folder_job import FileFeed
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer

@@ -15,7 +15,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules import worker_target
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
@@ -29,6 +29,7 @@ from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.speedup import Curve, Observation, Point
 from elasticdl.master.state.values import Settings
 from elasticdl.places.base import Launcher
+from tests.simulation.job_invariants import check_job
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
@@ -58,7 +59,7 @@ class MasterCore:
 
     def step(self, event: e.Event, now: float) -> list[i.Instruction]:
         instructions = self.job.step(event, now)
-        self.job.validate()
+        check_job(self.job)
         if self.watch is not None:
             self.watch(event, instructions)
         return instructions

@@ -9,8 +9,9 @@ from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import World
-from elasticdl.master.core.fleet import BURST, CRASHES_AT_START, LEAST_BURST, LEAST_RATE
+from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.crashes import CRASHES_AT_START
 from elasticdl.master.state.instructions import Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT
 from tests.simulation.lineage import Model, Violation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.job.spec import WorkerRange
@@ -84,7 +84,7 @@ class _Launcher:
         self._master = master
         self._cluster = master.site.cluster
 
-    async def find(self) -> Sequence[e.FoundWorker]:
+    async def find(self, remembered: Mapping[int, str]) -> Sequence[e.FoundWorker]:
         raise AssertionError("the master asks the cluster itself")
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:

@@ -291,7 +291,7 @@ PLANTED = (
     PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), range(300), unlike=True),
     PlantedFault(
         "a newcomer that cannot start is taken for the user's code",
-        _method(Fleet, "failed", lambda fleet, record, event, *, begun: event),
+        _method(Fleet, "failed", lambda fleet, record, event: event),
         range(300),
         unlike=True,
     ),

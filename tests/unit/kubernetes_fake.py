@@ -6,7 +6,7 @@ import queue
 import threading
 
 from elasticdl.kube.api_error import ApiError
-from elasticdl.kube.watch import Change, Listing
+from elasticdl.kube.object_watch import Change, Listing
 
 STOP = object()
 OVER = ("Succeeded", "Failed")
@@ -102,16 +102,17 @@ class FakePods:
         return self._create(manifest)
 
     def _create(self, manifest):
-        there = [pod for pod in self.objects.objects.values() if pod["status"]["phase"] not in OVER]
-        if self.quota is not None and len(there) >= self.quota:
-            raise ApiError(403, f"exceeded quota: team, requested: pods=1, used: pods={self.quota}")
-        name = manifest["metadata"]["name"]
-        if name in self.objects.objects:
-            raise ApiError(409, f'pods "{name}" already exists')
-        made = copy.deepcopy(manifest)
-        made["metadata"]["uid"] = f"uid-{name}-{next(self.uids)}"
-        made["status"] = {"phase": "Pending"}
-        return self.objects.put(name, made)
+        with self.objects.lock:  # of several that ask at once, no more are let in than the quota has room for
+            there = [pod for pod in self.objects.objects.values() if pod["status"]["phase"] not in OVER]
+            if self.quota is not None and len(there) >= self.quota:
+                raise ApiError(403, f"exceeded quota: team, requested: pods=1, used: pods={self.quota}")
+            name = manifest["metadata"]["name"]
+            if name in self.objects.objects:
+                raise ApiError(409, f'pods "{name}" already exists')
+            made = copy.deepcopy(manifest)
+            made["metadata"]["uid"] = f"uid-{name}-{next(self.uids)}"
+            made["status"] = {"phase": "Pending"}
+            return self.objects.put(name, made)
 
     def create_unheard(self, manifest):
         """The server does it, and the answer is lost."""
@@ -124,25 +125,28 @@ class FakePods:
 
     def delete(self, name, grace):
         self._call("delete", name, grace)
-        if name not in self.objects.objects:
-            return False
-        pod = self._find(name)
-        if grace == 0 or not (self.lingering or pod["spec"].get("finalizers")):
-            self.objects.put(name, pod, "DELETED")
-        else:
-            self.objects.put(name, {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "now"}})
-        return True
+        with self.objects.lock:
+            if name not in self.objects.objects:
+                return False
+            pod = self._find(name)
+            if grace == 0 or not (self.lingering or pod["spec"].get("finalizers")):
+                self.objects.put(name, pod, "DELETED")
+            else:
+                self.objects.put(name, {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "now"}})
+            return True
 
     def delete_all(self, grace):
         self._call("delete_all", grace)
-        for name in list(self.objects.objects):
-            self.objects.put(name, self.objects.objects[name], "DELETED")
+        with self.objects.lock:
+            for name in list(self.objects.objects):
+                self.objects.put(name, self.objects.objects[name], "DELETED")
 
     def remove(self, workers):
         self._call("remove", *workers)
-        for name, pod in list(self.objects.objects.items()):
-            if pod["status"]["phase"] in OVER and int(name.rpartition("-")[2]) in workers:
-                self.objects.put(name, pod, "DELETED")
+        with self.objects.lock:
+            for name, pod in list(self.objects.objects.items()):
+                if pod["status"]["phase"] in OVER and int(name.rpartition("-")[2]) in workers:
+                    self.objects.put(name, pod, "DELETED")
 
     def _find(self, name):
         if name not in self.objects.objects:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import Snapshot
 from elasticdl.master.state.values import Settings
+from tests.simulation.job_invariants import check_job
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0
@@ -22,7 +23,7 @@ NEVER = 10**9
 def step(job, event, now):
     """One step, after which all invariants hold."""
     instructions = job.step(event, now)
-    job.validate()
+    check_job(job)
     for instruction in instructions:
         if isinstance(instruction, i.Record):
             assert set(instruction.fields) <= set(KINDS[instruction.event].fields), f"not declared: {instruction}"

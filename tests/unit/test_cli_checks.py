@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.local import job_check, new_job
-from elasticdl.cli.local.session_leader import ProcessGroup
+from elasticdl.cli.local import new_job
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
 from elasticdl.job.spec import JobSpec
@@ -86,18 +83,13 @@ def test_a_bare_python_is_the_one_that_has_elasticdl():
         assert new_job.with_this_python(command) == command
 
 
-def check_job(spec):
-    with job_check.checking(spec) as check:
-        assert check.wait()
-
-
 @pytest.fixture
 def check_that(tmp_path, monkeypatch):
     """Replace the worker's check by the given lines of Python."""
 
     def install(code: str) -> None:
         (tmp_path / "pretend_check.py").write_text(code)
-        monkeypatch.setattr(job_check, "CHECK_MODULE", "pretend_check")
+        monkeypatch.setattr(new_job, "CHECK_MODULE", "pretend_check")
         monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     return install
@@ -106,20 +98,20 @@ def check_that(tmp_path, monkeypatch):
 def test_the_check_gets_the_job(check_that, tmp_path):
     check_that(f"import sys; open({str(tmp_path / 'seen')!r}, 'w').write(sys.stdin.read())")
     spec = JobSpec(model_def="digits.cnn_torch")
-    check_job(spec)
+    new_job.check_as_worker(spec)
     assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
 
 
 def test_what_the_check_finds_is_relayed(check_that):
     check_that("import sys; print('noise', file=sys.stderr); print('no module', file=sys.stderr); sys.exit(2)")
     with pytest.raises(UserError, match=r"^no module$"):
-        check_job(JobSpec())
+        new_job.check_as_worker(JobSpec())
 
 
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
-        check_job(JobSpec())
+        new_job.check_as_worker(JobSpec())
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(2)"])
@@ -131,7 +123,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
     check_that(f"import subprocess, sys; {start}; print('wrong', file=sys.stderr); {ending}")
     try:
         with pytest.raises(UserError) if ending else contextlib.nullcontext():
-            check_job(JobSpec())
+            new_job.check_as_worker(JobSpec())
         closed, _, _ = select.select([reader], [], [], 10)
         assert closed, "the process still has its end of the pipe"
     finally:
@@ -141,37 +133,7 @@ def test_what_the_users_module_starts_does_not_outlive_the_check(check_that, tmp
 def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
     with pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"):
-        check_job(JobSpec(start_timeout=0.1))
-
-
-def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
-    """Once its leader is reaped, the number may be that of somebody else's group."""
-    process = subprocess.Popen(["sh", "-c", "exit 3"], start_new_session=True)
-    group, kill = ProcessGroup(process), os.killpg
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert (group.has_ended(), group.code()) == (True, 3)
-    killed = []
-
-    def is_own(pid, number):
-        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it was reaped before"
-        killed.append(pid)
-        kill(pid, number)
-
-    monkeypatch.setattr(os, "killpg", is_own)
-    group.terminate()
-    group.end()
-    group.end()
-    group.kill()
-    assert (killed, group.code()) == ([process.pid], 3)
-
-
-def test_of_a_killed_leader_the_signal_is_told():
-    group = ProcessGroup(subprocess.Popen(["sleep", "60"], start_new_session=True))
-    assert group.code() is None
-    group.kill()
-    os.waitid(os.P_PID, group.process.pid, os.WEXITED | os.WNOWAIT)
-    assert group.code() == -signal.SIGKILL
-    group.end()
+        new_job.check_as_worker(JobSpec(start_timeout=0.1))
 
 
 def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_path, monkeypatch):
@@ -180,4 +142,4 @@ def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_pat
     (tmp_path / "elasticdl" / "__init__.py").touch()  # as in a checkout of the older ElasticDL
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no zoo/nothing\.py"):
-        check_job(JobSpec(model_zoo="zoo", model_def="nothing"))
+        new_job.check_as_worker(JobSpec(model_zoo="zoo", model_def="nothing"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +15,9 @@ from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
 from elasticdl.cli.__main__ import main
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.course import show_course
-from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.folder_home import KEPT_STATES, FolderHome, Life, life_of, prune_jobs
+from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.cli.master_client import connect
 from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
@@ -71,24 +72,24 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 
 def test_the_life_of_a_job(dead_pid):
     job = new_job("one")
-    assert life_of(job) is Life.STARTING
+    assert handle_of(job).life() is Life.STARTING
     os.utime(job.path, (1e9, 1e9))
-    assert life_of(job) is Life.LOST, "its start was cut off long ago"
+    assert handle_of(job).life() is Life.LOST, "its start was cut off long ago"
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
-    assert life_of(job) is Life.RUNNING
+    assert handle_of(job).life() is Life.RUNNING
     job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
-    assert life_of(job) is Life.LOST
+    assert handle_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
-    assert life_of(job) is Life.RUNNING
+    assert handle_of(job).life() is Life.RUNNING
     write_aside(job.status, "{}")
-    assert life_of(job) is Life.ENDED
+    assert handle_of(job).life() is Life.ENDED
 
 
 def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys):
     job = new_job("one")
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}
     write_aside(job.master, json.dumps(another))
-    assert life_of(job) is Life.LOST
+    assert handle_of(job).life() is Life.LOST
     assert run(capsys, "stop", "one") == (2, "", f"elasticdl stop: job one is not running: {LOST}\n")
 
 
@@ -238,7 +239,7 @@ def test_options_of_a_newer_version_do_not_hinder_who_looks_at_a_job_or_stops_it
     monkeypatch.setattr("elasticdl.cli.commands.jobs.CLOSING_TIME", 0.0)
     spec = jobs_root() / "live" / "job.json"
     write_aside(spec, json.dumps({**json.loads(spec.read_text()), "of_next_year": 1, "stop_grace": 0.1}))
-    handle = JobHandle(FolderHome(JobDir(jobs_root() / "live")))
+    handle = FolderJob(JobDir(jobs_root() / "live"))
     assert (handle.spec().job_name, handle.spec().stop_grace) == ("live", 0.1)
     assert run(capsys, "stop", "live", "--now")[0] == 1  # this master does not end
     assert len(running.requests) == 1
@@ -302,11 +303,20 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
     assert len(list(read_journal(job.journal))) == 2
 
 
+def test_an_entry_with_a_stack_that_is_none_is_shown_without(capsys):
+    ended_job("done").journal.write_text('{"time": 1, "event": "worker_stuck", "worker": 0, "stack": 3}\n')
+    code, out, _ = run(capsys, "events", "done")
+    assert (code, out.split()[2:]) == (0, ["worker_stuck", "worker=0"])
+
+
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
     screen = types.SimpleNamespace(line=told.append)
-    wrong = ["garbage{", '{"time": 1, "event": "world_formed", "members": 3}', '{"time": 1, "event": "worker_slow"}']
-    show_course([*wrong, '{"time": 1, "event": "warning", "message": "late"}'], screen)
+    prints = PodPrints(None, "one", (0,), screen)
+    events = ('"world_formed", "members": 3', '"world_formed"', '"worker_started"', '"worker_slow"')
+    wrong = ["garbage{", *(f'{{"time": 1, "event": {event}}}' for event in events)]
+    right = '{"time": 1, "event": "warning", "message": "late"}'
+    show_course([*wrong, right], screen, lambda heard: False, prints.hear)
     assert told[-1] == "warning: late"
 
 
@@ -401,3 +411,49 @@ def test_following_logs_takes_up_new_workers(running):
         assert process.stdout.readline() == "worker-4  | hello\n"
         write_aside(job.status, "{}")
         assert process.wait(DEADLINE) == 0
+
+
+def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(capsys, dead_pid):
+    failed, stopped = ended_job("bad", phase="failed", reason="out of luck"), ended_job("cut", phase="stopped")
+    lost = new_job("gone")
+    lost.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    for job, said in ((failed, "failed: out of luck"), (stopped, "stopped: "), (lost, f"lost: {LOST}")):
+        code, _, err = run(capsys, "status", "--follow", job.name)
+        assert code == 1
+        assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
+
+
+def test_a_job_with_a_damaged_status_has_a_report(capsys, tmp_path):
+    job = ended_job("bad")
+    write_journal(job)
+    job.status.write_text("{")
+    assert run(capsys, "report", "bad", "--out", str(tmp_path / "bad.html"))[0] == 0
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'])
+def test_a_job_whose_masters_file_is_damaged_has_no_master(damaged):
+    job = new_job("bad")
+    job.master.write_text(damaged)
+    os.utime(job.path, (1e9, 1e9))
+    assert handle_of(job).life() is Life.LOST
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+@pytest.mark.parametrize("damaged", [b"", b'{"phase"', b'{"phase": 3}', b"\xff"])
+def test_a_damaged_status_is_one_line(capsys, damaged, follow):
+    ended_job("bad").status.write_bytes(damaged)
+    code, out, err = run(capsys, "status", "bad", *follow)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("elasticdl status: the last status of job bad is damaged: ")
+
+
+def test_whoever_only_looks_on_goes_with_ctrl_c_and_the_job_goes_on(capsys, running):
+    def press_ctrl_c() -> None:
+        running.wait_for_watcher()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    user = threading.Thread(target=press_ctrl_c)
+    user.start()
+    assert run(capsys, "status", "--follow", "live") == (130, "", "")
+    user.join(DEADLINE)
+    assert running.requests == []

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from kubernetes import client
 from elasticdl.cli import follow
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.master_watch import MasterWatch
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
+from elasticdl.cli.cluster.cluster_run import MasterWatch
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.common.credentials import Role
@@ -406,18 +407,18 @@ def deaf(*_):
     ],
 )
 def test_a_job_without_a_master_is_shown_as_it_was_last(monkeypatch, kept, master, phase, reason):
-    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
+    monkeypatch.setattr(NamespaceJob, "_endpoint", deaf)
     status = json.dumps({"phase": kept, "step": "7", "reason": "enough" if kept == "stopped" else ""}) if kept else ""
-    seen = JobHandle(NamespaceHome(OneJob(status, master, [("get", "pods/portforward")]), "digits")).status()
+    seen = NamespaceJob(OneJob(status, master, [("get", "pods/portforward")]), "digits").status()
     assert (seen.phase, seen.step) == (phase, 7 if kept else 0)
     assert seen.reason.startswith(reason)
 
 
 def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
-    monkeypatch.setattr(NamespaceHome, "_endpoint", deaf)
+    monkeypatch.setattr(NamespaceJob, "_endpoint", deaf)
     line = "you may not reach the master: it takes the right to get pods/portforward in namespace lab"
     with pytest.raises(UserError, match=line):
-        JobHandle(NamespaceHome(OneJob(master=RUNNING), "digits")).status()
+        NamespaceJob(OneJob(master=RUNNING), "digits").status()
 
 
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
@@ -575,7 +576,7 @@ class LoggingJob:
         status = {"phase": phase, "containerStatuses": [{"state": {"running": {}}}]}
         return [{"metadata": {**master("w")["metadata"], "uid": "u", "labels": labels}, "status": status}]
 
-    def log(self, pod, follow):
+    def log(self, pod, follow, timestamps):
         return Log(self._readings.pop(0) if self._readings[1:] else self._readings[0])
 
 
@@ -608,7 +609,7 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
             why = f'Error creating: pods "digits-master-{self.tries}" is forbidden: exceeded quota: small'
             return [{"message": why, "lastTimestamp": str(self.tries)}]
 
-    screen, job = Lines(), NamespaceHome(Refusing(), "digits")
+    screen, job = Lines(), NamespaceJob(Refusing(), "digits")
     view = watching(job, screen)
     for _ in range(3):
         view.show_trouble(MasterTrouble(view.refusal()))
@@ -624,7 +625,7 @@ def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    screen, job = Lines(), NamespaceHome(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    screen, job = Lines(), NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
     view, failure = watching(job, screen), "the master did not answer: Socket closed"
     for now in (5.0, 14.9):
         view.hear(None, failure, now)
@@ -643,7 +644,7 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_ag
 
 def test_who_follows_without_the_right_to_reach_the_master_is_told_which_it_is():
     screen = Lines()
-    view = watching(NamespaceHome(OneJob(master=RUNNING), "digits"), screen)
+    view = watching(NamespaceJob(OneJob(master=RUNNING), "digits"), screen)
     for now in (0.0, 10.0):
         view.hear(None, "Socket closed", now)
     line = "its master runs but can't be reached: it takes the right to get pods/portforward in namespace lab; it is"
@@ -664,18 +665,17 @@ def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_
     assert len(told._known) == len(told._order) == 3
 
 
-class Masters:
-    """A job's home with one master after another: each tells how the job is and what happened, and leaves it to the next."""
+class Masters(JobHandle):
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
 
     look_seconds = 0.0
 
     def __init__(self, monkeypatch, *masters, kept):
         self._masters, self._kept = list(masters), kept
         monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
-        monkeypatch.setattr(follow, "found", self.found)
 
     @contextmanager
-    def found(self, home):
+    def found(self):
         if not self._masters:
             raise UnreachableError("there is none")
         yield self
@@ -696,7 +696,7 @@ class Masters:
                 raise UnreachableError("there is none")
             yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
 
-        return follow.stream_feed(master, self.over, lambda: [*lines, entry(99)])
+        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
 
     def close(self):
         pass
@@ -711,7 +711,7 @@ class Masters:
 def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
     """Neither the last entry nor the last status has come over a stream."""
     told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
-    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
@@ -720,8 +720,8 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
 def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
     monkeypatch.setattr(follow, "MOST_LINES", 2)
     told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
-    with closing(follow.Following(Masters(monkeypatch, *told, kept="succeeded"), statuses=True)) as following:
-        following._feed._source._thread.join()  # all of it is there at the first look
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
+        following._feed._thread.join()  # all of it is there at the first look
         heard = [each for each in following if isinstance(each, str)]
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
@@ -738,10 +738,40 @@ def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     def no_master():
         raise UnreachableError("there is none")
 
-    with closing(follow.stream_feed(no_master, lambda: "it has ended", kept)) as feed:
+    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
         feed.finish()
-        assert feed.is_complete
+        feed._thread.join()
         assert feed.read() == (False, [entry(1)])
+
+
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
+    hung_up = threading.Event()
+    begun = threading.Event()
+
+    class Hanging(Masters):
+        def __init__(self):
+            pass
+
+        @contextmanager
+        def found(self):
+            yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
+
+        def tell_nothing(self, **_):
+            begun.set()
+            hung_up.wait()
+            return ()
+
+        def feed(self):
+            return follow.StreamFeed(self.found, lambda: "", list)
+
+        def over(self):
+            begun.wait()
+            return "it has ended"
+
+    with Hanging().following(statuses=True) as following:
+        assert next(iter(following)) is None
+        assert not hung_up.is_set(), "its end was waited for"
+    assert hung_up.is_set()
 
 
 def test_entries_that_the_next_master_has_joined_are_not_told_again():

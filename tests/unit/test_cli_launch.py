@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.local.folder_home import FolderHome
+from elasticdl.cli.local.folder_job import FolderJob
 from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.job.spec import JobSpec
 
@@ -24,11 +23,11 @@ TIMEOUT = 60.0
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import job_check, local_run, master_process
+from elasticdl.cli.local import local_run, master_process, new_job
 
 master_process.MASTER_MODULE = "cli_fake_master"
 master_process.CLOSING_TIME = local_run.CLOSING_TIME = 2.0
-job_check.CHECK_MODULE = "pretend_check"
+new_job.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -325,7 +324,7 @@ def test_readers_that_go_away_are_no_matter_to_the_job(command):
     process.stdout.close()
     assert "stdout can't be written (its reader is gone)" in read_until(process, "its reader is gone")
     process.stderr.close()
-    with JobHandle(FolderHome(JobDir(jobs_root() / "one"))).master() as master:
+    with FolderJob(JobDir(jobs_root() / "one")).master() as master:
         master.stop("the test has seen enough")
     assert process.wait(TIMEOUT) == 1
     assert masters() == []

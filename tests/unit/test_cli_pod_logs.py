@@ -4,9 +4,9 @@ import pytest
 from test_cli_printed import OUT, Pods, Shown, shown_of
 
 from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
-from elasticdl.cli.cluster.pod_prints import PodPrints
-from elasticdl.common.errors import UserError
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
+from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.manifests.packed_state import JOURNAL, pack
 
@@ -62,14 +62,25 @@ FIFTH = (SHARED, said(1, "starting worker 5") + "1970-01-01T00:00:02Z c\n")
 )
 def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
     pods = JobPods(*FIFTH, entry=entry)
-    lines = list(NamespaceHome(pods, "job").logs(5, follow=follow))
+    lines = list(NamespaceJob(pods, "job").logs(5, follow=follow))
     assert [line[-1] for line in lines] == ["c"]
     assert sorted(set(pods.read)) == read
 
 
+def test_who_follows_the_logs_of_a_job_whose_status_is_damaged_is_told_so(monkeypatch):
+    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
+    answers = iter([UnreachableError("the cluster is busy"), ElasticDLError("the last status of job job is damaged")])
+
+    def over():
+        raise next(answers)
+
+    with pytest.raises(ElasticDLError, match="is damaged"):
+        list(pod_logs.follow_logs(JobPods(*FIFTH, entry={}), "job", 5, over))
+
+
 def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log():
     pods = JobPods(SHARED, said(1, "starting worker 5"), entry={"place": "w-1"})
-    assert list(NamespaceHome(pods, "job").logs(5, follow=False)) == []
+    assert list(NamespaceJob(pods, "job").logs(5, follow=False)) == []
 
 
 def test_of_the_prints_of_rank_0_only_its_pod_is_read():

@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli.cluster import pod_logs
-from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
-from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import LONGEST_LINE, Lines
-from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing
+from elasticdl.cli.printed import LONGEST_LINE, PrintedLines
+from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
 from elasticdl.job.jobdir import create_job_dir
 from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec
@@ -215,7 +214,7 @@ def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
 
 def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_long():
     shown = Shown()
-    lines = Lines(shown, OUT)
+    lines = PrintedLines(shown, OUT)
     lines.feed(b"a\nb")
     assert (shown.texts[OUT], shown.begun) == ("a\n", "b")
     lines.feed(b"x" * LONGEST_LINE)
@@ -256,7 +255,7 @@ def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
     reads, writes = os.pipe()
     os.close(reads)
     said = []
-    screen = PlainScreen(said.append, 100, printing=Printing(Outlet(writes, OUT)))
+    screen = PlainScreen(said.append, 100, outlets=[Outlet(writes, OUT)])
     for _ in range(3):
         screen.printed(b"line\n", OUT)
     os.close(writes)
@@ -270,7 +269,7 @@ class Terminal(Outlet):
 def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=40)
-    screen = LiveScreen(console, clock=lambda: 0.0, printing=Printing(Terminal(-1, OUT)))
+    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Terminal(-1, OUT)])
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
     with screen.live():
         screen.unfinished(b"\r 3%|\r 50%|", OUT, "")

@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_home import home_of
+from elasticdl.cli.local.folder_job import SlurmJob, handle_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
 
 def test_whoever_waits_for_a_master_in_the_queue_asks_slurm_seldom(slurm, job):
     slurm.says("squeue", "echo 'PENDING|Resources'")
-    home = home_of(job)
+    home = handle_of(job)
     for _ in range(10):
         assert (home.over(), home.absence()) == ("", "its master waits in Slurm's queue: Resources")
     assert len(slurm.calls("squeue")) == 1
@@ -96,9 +96,22 @@ def test_whoever_waits_for_a_master_in_the_queue_asks_slurm_seldom(slurm, job):
 
 def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
     slurm.says("squeue", "exit 1")
-    assert (home_of(job).over(), home_of(job).absence()) == ("", "Slurm refuses squeue: ")
+    assert (handle_of(job).over(), handle_of(job).absence()) == ("", "Slurm refuses squeue: ")
     job.write_master(MasterAddress("host:1", "", 1))
-    assert (home_of(job).over(), home_of(job).absence()) == ("", "")
+    assert (handle_of(job).over(), handle_of(job).absence()) == ("", "")
+
+
+def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(
+    slurm, job, monkeypatch, capsys
+):
+    monkeypatch.setattr(batch_master, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(SlurmJob, "look_seconds", 0.0)
+    slurm.says("squeue", f'[ $(wc -l < {slurm.called}) -gt 9 ] && echo "FAILED|None" || echo "PENDING|Resources"')
+    assert main(["status", "mine", "--follow"]) == 1
+    assert capsys.readouterr().err == (
+        "its master waits in Slurm's queue: Resources\n"
+        f"elasticdl status: job mine lost: its master died without saving a final status; all logs: {job.logs}\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,9 +122,9 @@ def test_a_job_goes_on_while_its_master_closes_its_places(slurm, job, squeue, ov
     slurm.says("squeue", squeue)
     job.status.write_text('{"phase": "stopped"}')
     job.write_master(MasterAddress("host:1", "", 1))
-    assert home_of(job).over() == over
+    assert handle_of(job).over() == over
     job.master.unlink()
-    assert home_of(job).over() == "it has ended"
+    assert handle_of(job).over() == "it has ended"
 
 
 def test_what_could_not_be_cancelled_is_to_be_tried_again(slurm, job, capsys):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, Printing, open_screen, render
+from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
@@ -153,7 +153,7 @@ def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
 def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(screens, "Console", lambda **_: Console(file=out, force_terminal=True, width=100))
-    with open_screen(log_loss_steps=100, printing=Printing()) as screen:
+    with open_screen(log_loss_steps=100) as screen:
         for epoch in range(150):
             screen.passing("epoch", f"epoch {epoch} finished")
     assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
@@ -212,18 +212,18 @@ def test_the_summary():
 
 def test_when_the_states_were_last_compared_is_shown():
     status = status_of(compared_step=1280, compared_workers=3)
-    (line,) = wording.compared_lines(status)
+    (line,) = wording.finding_lines(status)
     assert line == "state last compared after step 1,280: the same on 3 workers"
     assert line in drawn(status)
-    assert wording.compared_lines(status_of()) == []
+    assert wording.finding_lines(status_of()) == []
 
 
 def test_how_a_job_scales_is_shown_and_what_follows_from_it():
     status = status_of(advice="2 workers: 1.3x of one (1.2-1.4)", decision="stays at 2: --num_workers allows no more")
-    lines = wording.scaling_lines(status)
+    lines = wording.finding_lines(status)
     assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
     assert all(line in drawn(status) for line in lines)
-    assert wording.scaling_lines(status_of()) == []
+    assert wording.finding_lines(status_of()) == []
 
 
 def test_a_curve_is_for_programs():

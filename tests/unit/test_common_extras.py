@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.local import batch_master, slurm_run
+from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +28,20 @@ def test_what_a_script_lacks_is_one_line(missing, program):
 
 def test_the_master_and_the_command_line_need_none_of_the_extras():
     missing = ["numpy", "fsspec", "torch", "tensorflow", "kubernetes", "pyarrow", "sklearn", "plotly", "tensorboardX"]
+    missing += ["cryptography", "prometheus_client", "urllib3"]
     modules = ["master.shell.local_master", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
     imports = "; ".join(f"import elasticdl.{name}" for name in modules)
     code = f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
+    monkeypatch.delitem(sys.modules, "elasticdl.common.certificates", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setattr(batch_master, "require_slurm", lambda: None)
+    with pytest.raises(UserError, match=r"^jobs of Slurm need the package cryptography: pip install '\.\[slurm\]' "):
+        slurm_run.run_job(JobSpec(), detach=True)
 
 
 def test_no_message_names_the_package_of_another_project():

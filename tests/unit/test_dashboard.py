@@ -11,8 +11,8 @@ from contextlib import closing
 
 import pytest
 
-from elasticdl.cli.follow import stream_feed
-from elasticdl.cli.local.folder_home import FileFeed, Tail
+from elasticdl.cli.follow import StreamFeed
+from elasticdl.cli.local.folder_job import FileFeed, Tail
 from elasticdl.common.errors import UnreachableError
 from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
 
@@ -127,7 +127,7 @@ def test_what_is_known_is_not_sent_again(server, board):
 
 def test_only_this_machine_is_listened_to_and_nothing_stays(board):
     opened = LiveServer(board)
-    assert opened._server.server_address[0] == "127.0.0.1"
+    assert opened.server_address[0] == "127.0.0.1"
     assert len(opened.secret) >= 40
     opened.close()
     with pytest.raises(ConnectionRefusedError):
@@ -208,7 +208,7 @@ def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(m
     monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
     masters = iter([Master(["a"], False), Master([], False), Master(["a", "b"], False)])
     ended = iter([False, False, True])
-    feed = stream_feed(lambda: next(masters), lambda: next(ended), lambda: ["a", "b", "c"])
+    feed = StreamFeed(lambda: next(masters), lambda: next(ended), lambda: ["a", "b", "c"])
     collected(feed, ["a", "b", "c"])
     feed.close()
 
@@ -222,7 +222,7 @@ def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
         asked.set()
         return Master([], False)
 
-    feed = stream_feed(lambda: next(masters, None) or silent(), lambda: False, list)
+    feed = StreamFeed(lambda: next(masters, None) or silent(), lambda: False, list)
     soon(asked.is_set)
     assert feed.read() == (False, ["a"])
     assert feed.read() == (False, [])
@@ -231,7 +231,7 @@ def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
 
 def test_a_stream_that_says_nothing_is_closed_at_once():
     master = Master(["a"], True)
-    feed = stream_feed(lambda: master, lambda: False, list)
+    feed = StreamFeed(lambda: master, lambda: False, list)
     collected(feed, ["a"])
     began = time.monotonic()
     feed.close()

@@ -21,6 +21,8 @@ from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.gpu import HostCopy
+from elasticdl.elastic.torch_kit.participant import host as participant_host
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -721,3 +723,40 @@ def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
     ((message, users),) = told
     assert "started again" in message
     assert not users
+
+
+def test_a_loss_is_on_its_way_to_the_host_before_the_backward_pass_and_read_after_it(monkeypatch):
+    happened = []
+
+    class Copy(HostCopy):
+        def __init__(self, *given):
+            happened.append("begun")
+            super().__init__(*given)
+
+        def wait(self):
+            happened.append("read")
+            return super().wait()
+
+    monkeypatch.setattr(participant_host, "HostCopy", Copy)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, host = prepared(model, optimizer, DataLoader(make_data(16), batch_size=16))
+    for inputs, labels in loader:
+        hidden = model[:1](inputs)
+        hidden.register_hook(lambda _: happened.append("backward"))
+        cross_entropy(model[1:](hidden), labels).backward()
+        optimizer.step()
+    host.finish()
+    assert happened == ["begun", "backward", "read"]
+
+
+def test_a_loss_that_is_not_the_one_of_the_pass_is_read_as_it_is():
+    given, loss = OpenBatch(GlobalBatch(0, 0, 0, ()), None), torch.tensor([2.0, 4.0])
+    given.begin_loss(loss)
+    given.add_loss(loss.detach(), 0.5)
+    given.begin_loss(loss)
+    given.add_loss(loss.mul_(2), 0.25)
+    given.begin_loss(loss)
+    given.add_loss(loss * 2, 0.25)
+    given.add_loss(torch.tensor(1.0), 1.0)
+    assert given.objective == 3.0 + 3.0 + 6.0 + 1.0

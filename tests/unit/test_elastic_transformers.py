@@ -15,6 +15,8 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.step_times import Activity
+from elasticdl.elastic.torch_kit.gpu import HostCopy
+from elasticdl.elastic.torch_kit.participant import host as participant_host
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -123,6 +125,22 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_is_on_its_way_to_the_host_before_the_backward_pass(tmp_path, monkeypatch, accumulate):
+    happened = []
+
+    class Copy(HostCopy):
+        def __init__(self, *given):
+            happened.append("begun")
+            super().__init__(*given)
+
+    monkeypatch.setattr(participant_host, "HostCopy", Copy)
+    trainer = make(Trainer, tmp_path, {"max_steps": 2, "gradient_accumulation_steps": accumulate})
+    trainer.model.lm_head.register_full_backward_pre_hook(lambda *_: happened.append("backward"))
+    trainer.train()
+    assert happened == ["begun", "backward"] * 2 * accumulate
 
 
 class Draws(transformers.TrainerCallback):

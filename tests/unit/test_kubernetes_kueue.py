@@ -8,12 +8,13 @@ import pytest
 from kubernetes_fake import FakeObjects, FakePods
 from kubernetes_kit import JOB, NAMESPACE, OWNER, RUNNING, condition, pod, terminated
 
-from elasticdl.cli.cluster import deletion
+from elasticdl.cli.cluster import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.api_error import ApiError, NotDoneError
 from elasticdl.kube.manifests.pod import worker_pod
+from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.pod_places import Patience, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import WorkerPodApi, WorkerPods
 
 DEADLINE = 20.0
@@ -39,7 +40,7 @@ class Pods(FakePods):
         self.objects.put(NAMES[number], made)
 
 
-def play(story, patience):
+def play(story, timeouts):
     """``story`` gets places for the gang, all of which run; as many are wanted again after each report, as by a launcher."""
 
     async def whole():
@@ -50,7 +51,7 @@ def play(story, patience):
             asyncio.get_running_loop().call_soon(wanted)
 
         def wanted():
-            places.want(SIZE, SIZE, frozenset())
+            places.want(SIZE, frozenset())
             news.set()
 
         async def until(condition):
@@ -59,7 +60,7 @@ def play(story, patience):
                     news.clear()
                     await news.wait()
 
-        places = PodPlaces(pods, GANG, report, patience, random.Random(1))
+        places = PodPlaces(pods, GANG, report, timeouts, random.Random(1))
         await places.found()
         wanted()
         async with asyncio.timeout(DEADLINE):
@@ -101,7 +102,7 @@ def test_a_preempted_gang_asks_for_others_when_its_pods_are_over():
         await until(lambda told: asked_for(told) == set(NAMES))
         assert lost(reports) == [NAMES[1], NAMES[0]]
 
-    play(story, Patience(leave=0.05))
+    play(story, PodTimeouts(leave=0.05))
 
 
 @pytest.mark.parametrize("failures", [0, 1, 1000])
@@ -113,7 +114,7 @@ def test_a_job_that_ends_has_kueue_keep_none_of_its_pods(failures):
         assert made[0] == "end_group"
         assert set(lost(reports)) == set(NAMES[:SIZE]), "it ends whatever comes of that"
 
-    play(story, Patience(leave=0.05, first_retry=0.01, longest_retry=0.02))
+    play(story, PodTimeouts(leave=0.05, first_retry=0.01, longest_retry=0.02))
 
 
 class Cluster:
@@ -171,6 +172,13 @@ def test_the_group_is_over_by_the_pods_that_kueue_keeps():
     assert cluster.annotated() == NAMES[:2]
 
 
+def test_the_group_is_over_also_where_a_master_gives_the_job_up():
+    """It has no launcher, which would see to that."""
+    pods = Pods(FakeObjects(), FakeObjects())
+    asyncio.run(cluster_master.end_workers(pods))
+    assert pods.calls == [("end_group",), ("delete_all", 1)]
+
+
 def test_where_pods_may_not_be_changed_a_line_in_the_log_says_what_helps(caplog):
     forbidden = Cluster(managed(0), failure=(403, "may not patch pods"))
     with caplog.at_level(logging.ERROR):
@@ -181,8 +189,8 @@ def test_where_pods_may_not_be_changed_a_line_in_the_log_says_what_helps(caplog)
 
 
 def test_deleting_a_gang_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(deletion, "POLL", 0.0)
-    monkeypatch.setattr(deletion, "DELETION_TIMEOUT", 1.0)
+    monkeypatch.setattr(namespace_job, "POLL", 0.0)
+    monkeypatch.setattr(namespace_job, "DELETION_TIMEOUT", 1.0)
     cluster = Cluster(managed(0), managed(1))
-    deletion.wait_until_gone(cluster, JOB)
+    namespace_job.wait_until_gone(cluster, JOB)
     assert cluster.pods == {}

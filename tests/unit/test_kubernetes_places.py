@@ -12,29 +12,29 @@ from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
-from elasticdl.places.pods.pod_places import Patience, PodPlaces
+from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import number_of
 
 DEADLINE = 20.0
-QUICK = Patience(
+QUICK = PodTimeouts(
     image=0.05, event=0.02, force=0.05, leave=0.05, close=5.0, start=0.3, first_retry=0.01, longest_retry=0.02
 )
 GONE = ApiError(410, "too old resource version")
 
 
 class Scene:
-    def __init__(self, patience):
-        self.patience = patience
+    def __init__(self, timeouts):
+        self.timeouts = timeouts
         self.objects, self.events = FakeObjects(), FakeObjects()
         self.pods = FakePods(self.objects, self.events)
         self.reports = asyncio.Queue()
         self.places = self.another()
 
     def another(self):
-        return PodPlaces(self.pods, PODS, self.reports.put_nowait, self.patience, random.Random(1))
+        return PodPlaces(self.pods, PODS, self.reports.put_nowait, self.timeouts, random.Random(1))
 
     def want(self, most, *avoid):
-        self.places.want(1, most, frozenset(avoid))
+        self.places.want(most, frozenset(avoid))
 
     async def next(self, kind):
         """The next report, but for those which say only that a place is asked for."""
@@ -60,8 +60,8 @@ class Scene:
         assert lost.place_id == f"{JOB}-worker-{number}", lost
         return lost
 
-    def give_back(self, number, grace=0):
-        self.places.give_back(f"{JOB}-worker-{number}", grace)
+    def give_back(self, number, *, at_once=True):
+        self.places.give_back(f"{JOB}-worker-{number}", at_once=at_once)
 
     async def called(self, *call, times=1):
         """Wait until a request was made so often."""
@@ -95,11 +95,11 @@ class Scene:
 
 @pytest.fixture
 def play():
-    def run(story, patience=QUICK, *, found=False):
+    def run(story, timeouts=QUICK, *, found=False):
         """``found``: the story itself asks what there is."""
 
         async def whole():
-            scene = Scene(patience)
+            scene = Scene(timeouts)
             try:
                 if not found:
                     await scene.places.found()
@@ -190,7 +190,7 @@ def test_a_worker_that_may_have_been_made_is_deleted_in_any_case(play):
         scene.pods.failures["create"] = [ApiError(0, "timed out")] * 1000
         scene.want(1)
         await scene.waits()
-        scene.give_back(0, None)
+        scene.give_back(0, at_once=False)
         assert await scene.lost()
         await scene.called("delete", f"{JOB}-worker-0", 1)
 
@@ -213,7 +213,7 @@ def test_deleting_goes_on_until_the_server_has_heard(play):
     async def story(scene):
         await scene.ready(1)
         scene.pods.failures["delete"] = [ApiError(503, "x"), ApiError(0, "y"), ApiError(429, "z")]
-        scene.give_back(0, None)
+        scene.give_back(0, at_once=False)
         assert (await scene.lost()).cause is ExitCause.KILLED
         await scene.called("delete", f"{JOB}-worker-0", None, times=4)
 
@@ -277,7 +277,7 @@ def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(play):
         scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
         assert (await scene.lost()).cause is ExitCause.PREEMPTED
 
-    play(story, Patience(event=DEADLINE))
+    play(story, PodTimeouts(event=DEADLINE))
 
 
 def test_an_image_that_can_not_be_pulled_ends_a_job_that_never_had_a_worker(play):
@@ -305,7 +305,7 @@ def test_an_image_that_runs_as_root_ends_a_job_at_once_with_the_remedy(play):
         assert "Dockerfile with `USER 1000`" in await scene.waits()
         assert (await scene.next(LauncherFailed)).reason.startswith("no worker can be started: nothing may run as root")
 
-    play(story, Patience(image=DEADLINE))
+    play(story, PodTimeouts(image=DEADLINE))
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_job_that_ends_lets_its_agents_leave_so_that_their_logs_stay(play):
         assert not [call for call in scene.pods.calls if call[0] == "delete_all"]
         assert list(scene.objects.objects) == [f"{JOB}-worker-0"]
 
-    play(story, Patience(leave=DEADLINE))
+    play(story, PodTimeouts(leave=DEADLINE))
 
 
 def test_a_pod_that_comes_after_it_was_given_up_is_deleted(play):
@@ -467,4 +467,4 @@ def test_closing_waits_until_all_is_gone_and_is_bounded(play):
         await scene.places.close()
         assert scene.reports.empty()
 
-    play(hopeless, Patience(leave=0.01, close=0.1, first_retry=0.01, longest_retry=0.02))
+    play(hopeless, PodTimeouts(leave=0.01, close=0.1, first_retry=0.01, longest_retry=0.02))

@@ -15,16 +15,16 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers
-from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, Patience, PodPlaces
+from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
 from elasticdl.places.pods.shared_retry import SharedRetry
 
 DEADLINE = 20.0
@@ -44,15 +44,15 @@ class RejectingPods(FakePods):
 class Stage:
     """A launcher, and what it reports."""
 
-    def __init__(self, pods, patience):
+    def __init__(self, pods, timeouts):
         self.pods = pods
         self.reports = asyncio.Queue()
-        self.patience = patience
+        self.timeouts = timeouts
         self.launcher = self.another()
 
     def another(self):
         def make_places(report):
-            self.places = PodPlaces(self.pods, PODS, report, self.patience, random.Random(1))
+            self.places = PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
             return self.places
 
         return PlaceLauncher(
@@ -73,10 +73,10 @@ class Stage:
                 await asyncio.sleep(0.005)
 
 
-def on_stage(pods_class, story, **patience):
+def on_stage(pods_class, story, **timeouts):
     async def whole():
-        stage = Stage(pods_class(FakeObjects(), FakeObjects()), Patience(**patience))
-        await stage.launcher.find()
+        stage = Stage(pods_class(FakeObjects(), FakeObjects()), PodTimeouts(**timeouts))
+        await stage.launcher.find({})
         try:
             await story(stage)
         finally:
@@ -254,7 +254,7 @@ def test_a_worker_whose_pod_is_over_when_the_next_master_comes_is_not_found():
         (name, known), *_ = stage.pods.objects.objects.items()
         stage.pods.objects.put(name, pod(0, "Failed", terminated(137, "OOMKilled"), manifest=known))
         stage.launcher = stage.another()
-        found = await stage.launcher.find()
+        found = await stage.launcher.find({})
         assert found == []
         before = JobSnapshot(
             WorkerRange(minimum=1, maximum=1), next_id=1, workers=(WorkerSnapshot(0, WorkerState.MEMBER, ""),)

@@ -14,13 +14,13 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange
 from elasticdl.kube.api_error import ApiError
-from elasticdl.kube.fenced import ReplacedError
+from elasticdl.kube.fenced import NotWrittenError
 from elasticdl.kube.manifests.packed_state import HEAD, HOLDER, JOURNAL, MEMORY, STATUS, pack, unpack_state
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -193,11 +193,11 @@ def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
         await first.store.load()
         await first.store.save(memory(1))
         await second.store.load()
-        with pytest.raises(ReplacedError, match="pod two"):
+        with pytest.raises(NotWrittenError, match="another master has taken over: pod two"):
             await first.store.save(memory(2))
         assert (first.replaced, second.replaced) == (1, 0)
         await second.store.save(memory(3))
-        with pytest.raises(ReplacedError):
+        with pytest.raises(NotWrittenError, match="another master has taken over"):
             await first.store.save(memory(4))
 
     asyncio.run(run())

@@ -12,8 +12,8 @@ import pytest
 from history_kit import STARTED, disturbed
 from test_dashboard import soon
 
-from elasticdl.cli.live_board import LiveBoard, _drawn, known
-from elasticdl.cli.local.folder_home import FileFeed
+from elasticdl.cli.live_board import LiveBoard, _age_drawn, with_status
+from elasticdl.cli.local.folder_job import FileFeed
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -69,7 +69,7 @@ def test_a_page_of_a_job_that_tells_nothing_new_is_drawn_anew_as_time_passes(tmp
 
 
 def test_a_page_is_not_drawn_with_every_look():
-    drawn = [_drawn(age) for age in range(100_000)]
+    drawn = [_age_drawn(age) for age in range(100_000)]
     assert drawn == sorted(drawn)
     assert len(set(drawn[:3000])) < 300 * 8.1  # the logarithm of 3000
     assert len(set(drawn[3000:])) == pytest.approx(97_000 / 10, abs=2)
@@ -98,7 +98,7 @@ def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(tmp_path):
 def test_of_journal_and_status_the_newer_one_tells_the_step(told, wanted):
     history = Facts()
     history.read(disturbed()[:-1])
-    found = known(history, pb.JobStatus(phase="running", **told), STARTED + 95)
+    found = with_status(history, pb.JobStatus(phase="running", **told), STARTED + 95)
     assert (found.step, found.loss, found.rate) == wanted
 
 
@@ -232,7 +232,7 @@ def test_a_journal_that_tells_nothing_is_shown_as_one_after_a_while(now):
     ],
 )
 def test_a_history_without_entries_does_not_begin_in_1970(status, age):
-    found = known(Facts("j"), status, STARTED)
+    found = with_status(Facts("j"), status, STARTED)
     assert (found.began, found.until) == (STARTED - age, STARTED)
 
 

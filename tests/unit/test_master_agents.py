@@ -6,6 +6,9 @@ import pytest
 
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.loop import Mailbox
+from elasticdl.master.shell.servicer import Servicer
+from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -13,6 +16,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 A, B = (Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name}) for name in "ab")
 SEES_NOTHING = StacksFound(0, "", "the agent of its place does not answer")
 AT_ONCE, NEVER = 0.0, 1000.0  # seconds
+SOMEBODY = {-1: ""}  # whose place is not known
 
 
 class Desk:
@@ -25,8 +29,8 @@ class Desk:
     async def settled(self):
         return self.saved
 
-    async def begin(self, *places):
-        found = await self.agents.found(places)
+    async def begin(self, *places, remembered=SOMEBODY):
+        found = await self.agents.found(places, remembered)
         await asyncio.sleep(0)
         return found
 
@@ -179,7 +183,7 @@ def test_how_an_end_is_judged(said, cause, detail):
 async def test_a_new_master_finds_what_agents_say_and_hears_the_rest_afterwards(desk):
     lines = [desk.comes(A, running=started(3, 33)), desk.comes(B, ended(4, 1))]
     assert desk.told() == []
-    found = await desk.agents.found([A, B])
+    found = await desk.agents.found([A, B], SOMEBODY)
     assert found == [
         FoundInPlace("a", FoundWorker(3, "host-a", 33, node="node-a")),
         FoundInPlace("b", FoundWorker(4, "host-b", over=True, node="node-b")),
@@ -192,6 +196,28 @@ async def test_a_new_master_finds_what_agents_say_and_hears_the_rest_afterwards(
     assert [await orders(line) for line in lines] == [[], ["end_taken"]]
     desk.agents.end(3, None)
     assert await orders(lines[0]) == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"running": started(3, 33)}, WorkerPlaced(3, "host-a", 33, "node-a")),
+        ({"untold": [ended(3, 0)]}, WorkerExited(3, ExitCause.CLEAN, 0, "exit code 0")),
+        ({}, WorkerExited(3, ExitCause.KILLED, -9, "the agent that had started it is gone")),
+    ],
+)
+def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(monkeypatch, said, told):
+    """So that others need not wait for an agent that perhaps never comes."""
+    monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
+
+    async def story(desk):
+        found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
+        assert found == [FoundInPlace("a", FoundWorker(3, "node-a", node="node-a"))]
+        untold = said.pop("untold", ())
+        desk.comes(A, *untold, **said)
+        assert desk.told() == [told]
+
+    asyncio.run(story(Desk(find_seconds=NEVER)))
 
 
 @desk
@@ -322,11 +348,11 @@ def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(monke
 
 
 def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(monkeypatch):
-    monkeypatch.setattr(module, "DOUBTFUL_SECONDS", AT_ONCE)
+    monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
 
     async def story(desk):
         doubtful = Place("b", state=PlaceState.ENDING)
-        finding = asyncio.ensure_future(desk.agents.found([A, doubtful]))
+        finding = asyncio.ensure_future(desk.agents.found([A, doubtful], SOMEBODY))
         await turns()
         assert not finding.done()
         desk.comes(A)
@@ -346,3 +372,29 @@ async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
     desk.says(line, A, ended=ended(0))
     assert await orders(desk.comes(A, ended(0))) == ["end of stream"]
     assert desk.told() == []
+
+
+def test_a_mistake_about_an_agent_is_seen_and_ends_its_stream(monkeypatch):
+    """Else nobody would listen to the agent, which would never open another stream."""
+
+    class Context:
+        async def write(self, message):
+            pass
+
+    async def says():
+        yield pb.AgentMessage(hello=pb.AgentHello(place="a"))
+        await asyncio.Event().wait()
+
+    def wrong(*given):
+        raise ZeroDivisionError("a mistake")
+
+    async def whole():
+        agents = Agents()
+        agents.begun.set()
+        monkeypatch.setattr(agents, "greet", wrong)
+        parts = (None, None, asyncio.Event(), None, pb.Welcome, lambda workers: "")
+        async with asyncio.timeout(20):
+            await Servicer(Mailbox(), Sessions(), *parts, agents).Attend(says(), Context())
+
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        asyncio.run(whole())

@@ -13,7 +13,7 @@ from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import to_event, to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.sessions import Sessions

@@ -7,8 +7,6 @@ from master_yard import GRACE, LONG, START, Yard, killed, launched
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import (
-    CRASHES_AT_START,
-    CRASHES_IN_TRAINING,
     after_training,
     judge,
     misuse,
@@ -17,8 +15,9 @@ from elasticdl.master.core.fleet import (
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING
 from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.worker_record import WorkerRecord
 
 BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from master_kit import Cluster, step
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Phase

@@ -4,7 +4,7 @@ from master_kit import step
 
 from elasticdl.job.event_catalogue import standing
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Phase

@@ -67,12 +67,13 @@ class Launcher:
         self.post = post
         self.launched = launched
 
-    async def find(self):
+    async def find(self, remembered):
+        assert remembered == dict.fromkeys(self.launched, "place")
         return [e.FoundWorker(worker_id, "h", 7) for worker_id in self.launched]
 
     async def launch(self, worker_id, away_from=""):
         self.launched.append(worker_id)
-        self.post(e.WorkerPlaced(worker_id, "h", 7))
+        self.post(e.WorkerPlaced(worker_id, "h", 7, place="place"))
 
     async def close(self): ...
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.master.core.transitions import ROWS, WORKERS, Trigger
 from elasticdl.master.state.instructions import Phase
-from elasticdl.master.state.lifecycle import JOB, LIVE, ROWS, WORKERS, Condition, Trigger, WorkerState
+from elasticdl.master.state.states import JOB, LIVE, Condition, WorkerState
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from master_yard import Yard, launched
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.fleet import BURST, CRASHES_IN_TRAINING, LEAST_BURST, LEAST_RATE, RATE
+from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, RATE
 from elasticdl.master.core.lost_workers import LONGEST_DELAY, LONGEST_OF_NODE
 from elasticdl.master.state import events as e
+from elasticdl.master.state.crashes import CRASHES_IN_TRAINING
 from elasticdl.master.state.events import ExitCause
 
 BY_OTHERS = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.DELETED, ExitCause.KILLED]

@@ -8,7 +8,7 @@ import pytest
 from test_master_job import TICK, Run
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.progress_limits import (
     GIVE_UP_FLOOR,
     GIVE_UP_MOVING,

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
 from elasticdl.master.state.records_by_state import Records
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.suspicion import SuspicionKind
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord

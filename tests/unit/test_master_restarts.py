@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.instructions import Member, Outcome, Phase, World
-from elasticdl.master.state.lifecycle import WorkerState
-from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
@@ -261,6 +262,15 @@ def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_ne
     assert "waits for workers" in cluster.job.view().reason
 
 
+def test_where_a_worker_was_found_the_next_master_knows_though_the_one_before_had_not_saved_it():
+    there = WorkerSnapshot(0, WorkerState.MEMBER, "", world_version=1)
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=1), next_id=1, workers=(there,))
+    job = Job(Settings(memory.limits), memory)
+    job.step(e.WorkersFound((e.FoundWorker(0, "host", 1, place="pod-0"),)), 0.0)
+    job.step(e.WorkerConnected(0, "host", 1), 0.1)
+    assert [worker.place for worker in job.snapshot().workers] == ["pod-0"]
+
+
 def test_one_that_left_in_the_absence_counts_as_no_crash():
     cluster = train()
     for worker_id in (3, 4, 5, 6):
@@ -430,7 +440,7 @@ def test_a_snapshot_is_the_same_after_it_was_written_and_read():
         outcome=Outcome(Phase.FAILED, "no"),
         training=TrainingSnapshot(2, metrics={"accuracy": 0.5}),
         workers=(WorkerSnapshot(1, WorkerState.DRAINING, "SIGTERM", world_version=3, failure="no"),),
-        crashes=CrashSnapshot(1, 2, 3),
+        crashes=Crashes(1, 2, 3),
     )
     snapshot = Snapshot(job, 12.5, 4)
     again = Snapshot.from_json(snapshot.to_json())

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import saver as saver_module
 from elasticdl.master.shell.loop import SAVE_SECONDS, Loop, Mailbox, Ports
@@ -49,7 +49,7 @@ class Launcher:
     def __init__(self):
         self.launched = []
 
-    async def find(self):
+    async def find(self, remembered):
         return ()
 
     async def launch(self, worker_id, away_from=()):

@@ -29,7 +29,7 @@ class NoPlace:
         self.calls = []
         self.closing, self.seen = lambda: None, None
 
-    async def find(self):
+    async def find(self, remembered):
         return ()
 
     async def launch(self, worker_id, away_from=()):

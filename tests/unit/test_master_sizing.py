@@ -13,7 +13,7 @@ from scaling_kit import report
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.shared_values import Pace
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.worker_target import LONGEST_BACKOFF
 from elasticdl.master.shell.convert import to_event, to_message, to_status
 from elasticdl.master.shell.scaling_observer import FIRST_SECONDS, ScalingObserver

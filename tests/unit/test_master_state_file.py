@@ -12,8 +12,8 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell.state_file import FileState, ReplacedError
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 
 
 def snapshot(*workers: int) -> Snapshot:

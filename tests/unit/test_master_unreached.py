@@ -6,11 +6,11 @@ from test_master_job import Run
 from elasticdl.common.reach import reached, unreached
 from elasticdl.job.event_catalogue import standing
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 
 ADDRESS = "digits-master.ns.svc:50001"

@@ -99,7 +99,7 @@ def placed(worker_id, place=0, node="n1"):
 def test_a_worker_waits_for_a_place_and_is_told_why():
     scene = Scene()
     scene.launch(0, 1)
-    assert scene.places.wants == [(1, 1, frozenset()), (1, 2, frozenset())]
+    assert scene.places.wants == [(1, frozenset()), (2, frozenset())]
     scene.places.change("place-1", reason="no node has a GPU free", node="n2")
     scene.places.change("place-1", reason="no node has a GPU free", node="n2")
     scene.places.change("place-0", reason="its image is pulled")
@@ -133,7 +133,7 @@ def test_a_worker_is_replaced_in_its_own_place():
     assert scene.new() == [placed(1)]
     assert (list(scene.places.places), scene.places.wants, scene.places.given_back) == (
         ["place-0"],
-        [(1, 1, frozenset())],
+        [(1, frozenset())],
         {},
     )
 
@@ -158,8 +158,8 @@ def test_an_idle_place_is_given_back_in_time():
     scene.clock.advance(IDLE_SECONDS - 1)
     assert scene.places.given_back == {}
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": None}
-    assert scene.places.wants[-1] == (1, 1, frozenset())
+    assert scene.places.given_back == {"place-1": False}
+    assert scene.places.wants[-1] == (1, frozenset())
 
 
 def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
@@ -170,7 +170,7 @@ def test_a_place_that_its_worker_has_left_by_itself_is_given_back_sooner():
     scene.launcher.terminate(1)
     scene.starter.exit(2, -9)
     scene.clock.advance(1.0)
-    assert scene.places.given_back == {"place-0": None, "place-1": None}
+    assert scene.places.given_back == {"place-0": False, "place-1": False}
     scene.clock.advance(IDLE_SECONDS)
     assert list(scene.places.given_back) == ["place-0", "place-1", "place-2"]
 
@@ -203,8 +203,8 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
     if idle:
         scene.starter.exit(0, -9)
     scene.launch(1, away_from=["slow"])
-    assert scene.places.wants[-1] == (1, 1 if idle else 2, frozenset({"slow"}))
-    assert scene.places.given_back == ({"place-0": None} if idle else {})
+    assert scene.places.wants[-1] == (1 if idle else 2, frozenset({"slow"}))
+    assert scene.places.given_back == ({"place-0": False} if idle else {})
     scene.ready(1, node="slow")  # there is no other
     assert scene.starter.started[1] == "place-1"
 
@@ -266,7 +266,7 @@ def test_a_worker_that_can_not_be_killed_loses_its_place():
     scene.clock.advance(KILL_SECONDS - 1)
     assert (scene.starter.asked_to_end, scene.places.given_back) == ([(0, 0.0)], {})
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-0": 0.0}
+    assert scene.places.given_back == {"place-0": True}
     scene.places.lose("place-0", "gone by force")
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
@@ -282,7 +282,7 @@ def test_a_worker_that_has_not_begun_does_not_wait_for_a_node_to_come_back():
     scene.clock.advance(KILL_SECONDS - 1)
     assert scene.places.given_back == {}
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": 0.0}
+    assert scene.places.given_back == {"place-1": True}
     scene.new()
     scene.places.lose("place-1", "as told", ExitCause.KILLED)
     assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "its node does not answer")]
@@ -299,7 +299,7 @@ def test_a_worker_that_does_not_start_loses_its_place():
     assert scene.places.given_back == {}
     scene.starter.placed(3)
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-1": 0.0}
+    assert scene.places.given_back == {"place-1": True}
     scene.new()
     scene.places.lose("place-1", "as told", ExitCause.KILLED)
     assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s")]
@@ -314,7 +314,7 @@ def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
     scene.places.change("place-0", ENDING, "n1", "its node does not answer")
     scene.launcher.kill(0)
     scene.clock.advance(0.0)
-    assert scene.places.given_back == {"place-0": 0.0}
+    assert scene.places.given_back == {"place-0": True}
 
 
 def test_a_worker_that_ends_when_it_is_killed_leaves_its_place_to_the_next():
@@ -357,8 +357,11 @@ def test_another_master_takes_over_what_it_finds():
     scene.starter.left = tuple(
         FoundInPlace(place, FoundWorker(worker_id, "host", 1)) for place, worker_id in (("a", 3), ("b", 4))
     )
-    found = now(scene.launcher.find())
-    assert found == [FoundWorker(3, "host", 1, node="n1"), FoundWorker(4, "host", 1, doubtful=True, node="n2")]
+    found = now(scene.launcher.find({}))
+    assert found == [
+        FoundWorker(3, "host", 1, node="n1", place="a"),
+        FoundWorker(4, "host", 1, doubtful=True, node="n2", place="b"),
+    ]
     with pytest.raises(ValueError, match="4"):
         scene.launch(4)
     scene.clock.advance(0)
@@ -368,10 +371,23 @@ def test_another_master_takes_over_what_it_finds():
     assert scene.places.in_state(WAITING) == ["d"]
     scene.clock.advance(IDLE_SECONDS)
     assert scene.places.in_state(WAITING) == [], "nobody is to come"
-    assert scene.places.wants[-1] == (1, 2, frozenset())
+    assert scene.places.wants[-1] == (2, frozenset())
     scene.new()
     scene.places.lose("b", "drained", ExitCause.EVICTED, 143)
     assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
+
+
+def test_of_a_worker_whose_place_was_lost_in_the_absence_the_next_master_hears_why():
+    scene = Scene()
+    scene.places.left = (Place("a", "n1", state=PlaceState.LOST), Place("b", "n1", state=PlaceState.LOST))
+    assert now(scene.launcher.find({3: "a", 4: "", 5: "gone without a trace"})) == [
+        FoundWorker(3, over=True, doubtful=True, node="n1", place="a")
+    ]
+    scene.places.lose("a", "for another job", ExitCause.PREEMPTED, -9)
+    scene.places.lose("b", "as told", ExitCause.KILLED, -9)
+    scene.clock.advance(0)
+    assert scene.new() == [WorkerExited(3, ExitCause.PREEMPTED, -9, "for another job")]
+    assert scene.places.given_back == {}
 
 
 def found_two_in_a_place():
@@ -380,7 +396,7 @@ def found_two_in_a_place():
     scene.places.left = (Place("a", "n1", state=READY),)
     over, running = FoundWorker(3, "host", 0, over=True), FoundWorker(4, "host", 1)
     scene.starter.left = (FoundInPlace("a", over), FoundInPlace("a", running))
-    now(scene.launcher.find())
+    now(scene.launcher.find({}))
     scene.clock.advance(0)
     return scene
 
@@ -402,15 +418,6 @@ def test_of_two_workers_that_were_found_in_a_place_both_are_lost_with_it():
     assert [exited.worker_id for exited in scene.new()] == [3, 4]
 
 
-def test_the_fewest_are_wanted_together():
-    fewest = [4]
-    scene = Scene(fewest=lambda: fewest[0])
-    scene.launch(*range(5))
-    fewest[0] = 2
-    scene.launch(5)
-    assert [(few, most) for few, most, _ in scene.places.wants] == [(1, 1), (2, 2), (3, 3), (4, 4), (4, 5), (2, 6)]
-
-
 def test_a_master_that_leaves_ends_nobody():
     scene = Scene()
     scene.launch(0)
@@ -423,6 +430,20 @@ def test_a_master_that_leaves_ends_nobody():
 
 
 NODES = st.sampled_from(["n1", "n2"])
+
+
+def test_what_becomes_of_workers_after_a_master_has_left_is_for_the_next_to_tell():
+    """Else the master would save it, with replacements that nobody has launched."""
+    scene = Scene()
+    scene.launch(0)
+    scene.ready(0)
+    scene.new()
+    now(scene.launcher.detach())
+    scene.launch(1)
+    scene.places.lose("place-0", "for another job", ExitCause.PREEMPTED, -9)
+    assert scene.new() == []
+
+
 CAUSES = st.sampled_from([ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED])
 
 

@@ -65,7 +65,7 @@ def left(queue):
 
 @story
 async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(places, queue, reports):
-    places.want(1, 1, frozenset())
+    places.want(1, frozenset())
     await queue.asked.wait()
     closing = asyncio.ensure_future(places.close())
     await asyncio.sleep(0)
@@ -78,7 +78,7 @@ async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(places, 
 @story
 async def test_a_place_of_which_the_answer_was_lost_at_the_end_is_given_back(places, queue, reports):
     queue.loses_answers = True
-    places.want(1, 1, frozenset())
+    places.want(1, frozenset())
     await queue.asked.wait()
     closing = asyncio.ensure_future(places.close())
     await asyncio.sleep(0)
@@ -90,9 +90,9 @@ async def test_a_place_of_which_the_answer_was_lost_at_the_end_is_given_back(pla
 
 @story
 async def test_a_place_that_comes_when_nobody_wants_it_any_more_is_dropped(places, queue, reports):
-    places.want(1, 1, frozenset())
+    places.want(1, frozenset())
     await queue.asked.wait()
-    places.want(0, 0, frozenset())
+    places.want(0, frozenset())
     queue.may_answer.set()
     while not queue.ended:
         await asyncio.sleep(OFTEN)
@@ -109,6 +109,22 @@ async def test_to_end_a_place_is_tried_until_it_is_gone(places, queue, reports):
     assert queue.ended == [("7", False)] * 2
 
 
+def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why():
+    async def whole():
+        reports = asyncio.Queue()
+        queue = Queue()
+        queue.places["7"] = End(ExitCause.PREEMPTED, -9, "for another job")
+        places = PolledPlaces(queue, reports.put_nowait, OFTEN)
+        assert list(await places.found()) == [Place("7", state=PlaceState.LOST)]
+        places.want(0, frozenset())
+        async with asyncio.timeout(20):
+            assert await reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
+            await places.close()
+        assert (reports.empty(), queue.ended) == (True, [])
+
+    asyncio.run(whole())
+
+
 def test_a_mistake_while_places_are_watched_is_told():
     class Wrong(Queue):
         async def ask(self, avoid):
@@ -118,7 +134,7 @@ def test_a_mistake_while_places_are_watched_is_told():
         failed = asyncio.get_running_loop().create_future()
         places = PolledPlaces(Wrong(), failed.set_result, OFTEN)
         await places.found()
-        places.want(1, 1, frozenset())
+        places.want(1, frozenset())
         async with asyncio.timeout(20):
             assert await failed == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
         await places.detach()
@@ -146,11 +162,11 @@ def test_what_slurm_says_of_its_queue_fails_no_job(monkeypatch):
         raise UserError("Slurm refuses squeue: slurm_load_jobs error: Zero Bytes were transmitted or received")
 
     async def printed(*words):
-        return "squeue: a warning\n12|RUNNING|n1|gres/gpu:2|None\n"
+        return "squeue: a warning\n12|RUNNING|n1|None\n"
 
     provider = slurm.SlurmProvider("job", ("agent",), "out")
     monkeypatch.setattr(slurm, "ask", refused)
     with pytest.raises(UnreachableError, match="Zero Bytes"):
         asyncio.run(provider.list())
     monkeypatch.setattr(slurm, "ask", printed)
-    assert asyncio.run(provider.list()) == {"12": Place("12", "n1", 2, PlaceState.READY)}
+    assert asyncio.run(provider.list()) == {"12": Place("12", "n1", PlaceState.READY)}

@@ -14,7 +14,7 @@ import pytest
 from history_kit import STARTED, disturbed, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.live_board import LiveBoard, known
+from elasticdl.cli.live_board import LiveBoard, with_status
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse
@@ -245,7 +245,7 @@ class Ending:
         self.asked = True
         raise UserError("job j is not running: it has succeeded")
 
-    def journal(self, *, follow):
+    def journal(self):
         assert self.asked, "else it might tell less than the status"
         yield from disturbed()
 
@@ -258,10 +258,10 @@ def test_a_job_that_ends_meanwhile_is_reported(home, monkeypatch):
 def test_what_the_status_knows_of_a_job_that_is_lost_is_told():
     history = Facts()
     history.read(disturbed()[:-1])
-    lost = known(history, pb.JobStatus(phase="lost", reason="its master is gone without a word"), STARTED + 1e6)
+    lost = with_status(history, pb.JobStatus(phase="lost", reason="its master is gone without a word"), STARTED + 1e6)
     assert (lost.phase, lost.until) == ("lost", STARTED + 90)
-    assert known(history, pb.JobStatus(phase="running"), STARTED + 500).until == STARTED + 500
-    assert known(history, pb.JobStatus(phase="failed"), STARTED + 500).over
+    assert with_status(history, pb.JobStatus(phase="running"), STARTED + 500).until == STARTED + 500
+    assert with_status(history, pb.JobStatus(phase="failed"), STARTED + 500).over
     history.read([line(95, "phase", phase="waiting", reason="0 of 1 workers")])
-    assert known(history, pb.JobStatus(phase="starting"), STARTED + 500).phase == "waiting"
-    assert known(history, pb.JobStatus(phase="waiting", reason="no master"), STARTED + 500).reason == "no master"
+    assert with_status(history, pb.JobStatus(phase="starting"), STARTED + 500).phase == "waiting"
+    assert with_status(history, pb.JobStatus(phase="waiting", reason="no master"), STARTED + 500).reason == "no master"

@@ -9,10 +9,9 @@ from test_kubernetes_state import OLDER, STATE, Bench, FakeApi
 
 from elasticdl.job.worker_range import WorkerRange
 from elasticdl.kube.manifests.packed_state import MEMORY, pack
+from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.snapshot import (
-    CrashSnapshot,
     JobSnapshot,
     Snapshot,
     TrainingSnapshot,
@@ -20,6 +19,7 @@ from elasticdl.master.state.snapshot import (
     WorkerSnapshot,
 )
 from elasticdl.master.state.speedup import Observation
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, Outcome, Phase, World
 
 KEPT = Path(__file__).with_name("job_state_format_1.json")
@@ -54,7 +54,7 @@ JOB = JobSnapshot(
         WorkerSnapshot(2, WorkerState.MEMBER, "wanted", world_version=3, ready=True),
         WorkerSnapshot(4, WorkerState.PENDING, "0/2 nodes are available", failure="its node was lost"),
     ),
-    crashes=CrashSnapshot(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
+    crashes=Crashes(at_start=1, in_training=2, steps_since=7, most=3, given_up="no place"),
     target=2,
     learnt=Learnt((Observation(2, 16, 0.25, 30, 0.1),), (Rejection(4, 100.0, 600.0),), (Forgotten(3, 2),)),
 )

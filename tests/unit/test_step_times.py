@@ -12,7 +12,7 @@ from elasticdl.elastic.core.step_times import WINDOW, Activity, StepClock
 from elasticdl.elastic.torch_kit.gpu import PassTimer
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
@@ -22,10 +22,11 @@ from elasticdl.master.rules.slowness import (
 )
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
+from tests.simulation.job_invariants import check_job
 
 BEAT = 0.5
 PHASES = (Activity.DATA, Activity.COMPUTE, Activity.WAIT, Activity.UPDATE)
@@ -315,7 +316,7 @@ class Town:
         pending = [event]
         while pending:
             instructions = self.job.step(pending.pop(0), self.now)
-            self.job.validate()
+            check_job(self.job)
             for each in instructions:
                 self.story.append(each)
                 match each:

@@ -3,10 +3,8 @@
     cluster_spec    the user's module that adapts pods and the service
     submission      all of a job's objects, or none
     cluster_run     what ``train`` and ``run`` do when there is an image: from the submission to the job's end
-    master_watch    why its master is not heard of meanwhile
-    namespace_home  where a job is, and which jobs there are
-    deletion        removing one
-    pod_logs        its logs; pod_prints: what its workers print, as it comes
+    namespace_job   a job, which jobs there are, and removing one
+    pod_logs        its logs, and what its workers print, as it comes
 
 Imported only for a job that is on a cluster.
 """

@@ -1,38 +1,44 @@
 """Submitting a job and following it: what ``train`` and ``run`` do when there is an image.
 
-The job does not depend on who follows it: a signal ends the following, not the job. While there is no master to be asked,
-what is the matter with it is shown.
+The job does not depend on who follows it: a signal ends the following, not the job.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticdl.cli.cluster.master_watch import LOOK_SECONDS, MasterWatch
-from elasticdl.cli.cluster.namespace_home import NamespaceHome
-from elasticdl.cli.cluster.pod_prints import PodPrints
+from elasticdl.cli.cluster.namespace_job import NamespaceJob, wait_until_gone
+from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.cluster.submission import Submission, make_parts
-from elasticdl.cli.course import show_course, show_end
-from elasticdl.cli.follow import Heard
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.course import Follower, Watch, follow
+from elasticdl.cli.follow import Following
 from elasticdl.cli.job_names import made_up_name
-from elasticdl.cli.outlets import own_outlets, tell
-from elasticdl.cli.screens import Printing, open_screen
+from elasticdl.cli.screens import Screen, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.common.environment import refuse_variables
-from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.option_values import ranks_of
 from elasticdl.job.quantities import parse_envs, parse_secret_envs
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client, connect, namespace_of
+from elasticdl.kube.job_pods import find_master, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import ManifestInputs
-from elasticdl.kube.manifests.names import master_name
+from elasticdl.kube.manifests.names import master_name, without_name
+from elasticdl.kube.manifests.pod_status import MasterTrouble, trouble_of
 from elasticdl.kube.manifests.yaml_text import as_yaml
+from elasticdl.proto import elasticdl_pb2 as pb
+
+LOOK_SECONDS = 1.0  # between two looks at a master that is not heard of
+QUIET_SECONDS = 5.0  # that a master is not looked at after it was heard of
+UNREACHED_SECONDS = 10.0  # a master that has just been started takes some of them to listen
+# A master that ends so often without ever having got to work will not do better.
+STARTS = 3
 
 
 def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
@@ -67,10 +73,10 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     signals = SignalLog()
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
-    home = NamespaceHome(client, parts.spec.job_name, place)
-    tell(f"job {home.name} submitted to {home.whereabouts}; see `elasticdl status {home.name}{home.flags}`")
+    handle = NamespaceJob(client, parts.spec.job_name, place)
+    tell(f"job {handle.name} submitted to {handle.whereabouts}; see `elasticdl status {handle.name}{handle.flags}`")
     signals.raise_first()
-    return 0 if detach else follow(home, parts.spec)
+    return 0 if detach else follow_submitted(handle, parts.spec)
 
 
 def _named(spec: JobSpec, client: Client | None) -> JobSpec:
@@ -101,37 +107,119 @@ def _dumped(parts: ManifestInputs) -> str:
     return as_yaml([*job_objects.companions(parts), job_objects.make_job(parts)])
 
 
-def follow(home: NamespaceHome, spec: JobSpec) -> int:
-    """Until the job has ended; returns the exit code.
+def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
+    """Until the job has ended; returns the exit code. What is the matter with its master is shown while that is not heard of.
 
     Raises:
         UserError: its image can't be had; the job was deleted again.
         JobFailedError: it failed, was stopped or is lost.
         Interrupted: by a signal; the job goes on.
     """
-    job, signals = JobHandle(home), SignalLog()
     # Of a module's worker the log is its own, from which what the module prints can't be told here.
     ranks = ranks_of(spec.log_ranks) if spec.command else ()
-    with (
-        caught(signals.add),
-        open_screen(spec.log_loss_steps, Printing(*own_outlets())) as screen,
-        PodPrints(home.client, home.name, ranks, screen).shown(wait=lambda: signals.first is None) as prints,
-        job.following(statuses=True) as following,
-    ):
-        watch = MasterWatch(home, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
 
-        def go_on(heard: Heard | None) -> bool:
-            watch.hear(heard, following.failure, time.monotonic())
-            return signals.first is None
+    def watch(screen: Screen, following: Following) -> Watch:
+        masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)
+        return lambda heard: masters.hear(heard, following.failure, time.monotonic())
 
-        show_course(following, screen, go_on, prints.hear)
-    if signals.first is not None:
-        tell(f"job {job.name} goes on: `elasticdl stop {job.name}{home.flags}` stops it")
-        signals.raise_first()
-    status = job.status()
-    show_end(status, home.journal(), spec.output, prints.has_shown)
-    if status.phase != "succeeded":
-        there = home.client.find("Job", master_name(job.name)) is not None
-        logs = f"; all logs: `elasticdl logs {job.name}{home.flags}`" if there else ""
-        raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{logs}")
-    return 0
+    follower = Follower(
+        prints=lambda screen: PodPrints(handle.client, handle.name, ranks, screen),
+        watch=watch,
+        farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
+    )
+    return follow(handle, spec, follower)
+
+
+class Stopwatch:
+    """For how many seconds something has been so without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, holds: bool, now: float) -> float:
+        """To be told at every look; 0 while it does not hold."""
+        self._since = (now if self._since is None else self._since) if holds else None
+        return 0.0 if self._since is None else now - self._since
+
+
+@dataclass(slots=True)
+class MasterWatch:
+    handle: NamespaceJob
+    screen: Screen
+    image_timeout: float
+    trouble: MasterTrouble = field(default_factory=lambda: MasterTrouble(""))  # as last shown
+    without_image: Stopwatch = field(default_factory=Stopwatch)
+    unreached: Stopwatch = field(default_factory=Stopwatch)
+    unreached_told: bool = False
+    look_at: float = 0.0
+
+    def hear(self, heard: object, failure: str, now: float) -> None:
+        """Of a job that is followed: what has come of it, if anything; and why nothing does at the moment, if its master fails to answer.
+
+        Raises:
+            UserError: its image can't be had; the job was deleted again.
+            JobFailedError: its master does not get to work.
+        """
+        if isinstance(heard, pb.JobStatus):
+            self.show_contact()
+            self.look_at = now + QUIET_SECONDS
+        elif heard is None and now >= self.look_at:
+            self.look(failure, now)
+            self.look_at = now + LOOK_SECONDS
+
+    def look(self, failure: str, now: float) -> None:
+        handle = self.handle
+        try:
+            pod = find_master(handle.client, handle.name)
+            if is_running(pod):
+                return self.show_contact(failure, now)
+            if handle.over():
+                return None
+            trouble = trouble_of(pod) if pod is not None else MasterTrouble(self.refusal())
+            failures = handle.client.read("Job", master_name(handle.name)).get("status", {}).get("failed", 0)
+            begun = handle.state().memory
+        except UnreachableError as error:
+            trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
+        self.show_trouble(trouble)
+        if self.gives_up(trouble, now) and not begun:
+            handle.client.delete("Job", master_name(handle.name))
+            wait_until_gone(handle.client, handle.name)
+            raise UserError(f"job {handle.name}: {trouble.reason}; nothing of the job was left behind")
+        if failures >= STARTS and not begun:
+            where = f"{handle.name}{handle.flags}"
+            raise JobFailedError(
+                f"job {handle.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
+                f"and remove it with `elasticdl delete {where}`"
+            )
+        return None
+
+    def gives_up(self, trouble: MasterTrouble, now: float) -> bool:
+        """Whether the image has been missing for too long, or will not come at all."""
+        seconds = self.without_image.seconds(trouble.image is not None, now)
+        return trouble.image is not None and (trouble.image.lasting or seconds >= self.image_timeout)
+
+    def show_trouble(self, trouble: MasterTrouble) -> None:
+        """An image that is tried for again and again is told of once."""
+        before, self.trouble = self.trouble, trouble
+        if trouble.reason != before.reason and not (trouble.image and before.image):
+            self.screen.line(trouble.reason)
+
+    def show_contact(self, failure: str = "", now: float = 0.0) -> None:
+        """``failure``: why a master that runs does not answer; empty if it does."""
+        lost = self.unreached.seconds(bool(failure), now) >= UNREACHED_SECONDS
+        if lost and not self.unreached_told:
+            self.unreached_told = True
+            why = self.handle.missing_right() or failure
+            self.screen.line(f"its master runs but can't be reached: {why}; it is tried again")
+        if not failure and self.unreached_told:
+            self.unreached_told = False
+            self.screen.line("its master is reached again")
+
+    def refusal(self) -> str:
+        """Why the cluster makes no pod for the master."""
+        involved = f"involvedObject.kind=Job,involvedObject.name={master_name(self.handle.name)}"
+        events = self.handle.client.list("Event", field_selector=f"{involved},reason=FailedCreate")
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp")), default=None)
+        if newest is None:
+            return trouble_of(None).reason
+        return f"the cluster does not take its master's pod: {without_name(str(newest['message']))}"

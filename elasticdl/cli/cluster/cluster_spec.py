@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -20,53 +22,45 @@ from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.kube.manifests.merge import Manifest
 
+Adapt = Callable[[Manifest], Manifest]
 
-class ClusterSpec:
-    """``path`` may be empty: then nothing is changed."""
 
-    def __init__(self, path: str) -> None:
-        """
-        Raises:
-            UserError: it can't be run, or has no ``cluster``.
-        """
-        self._source = f"--cluster_spec {path}"
-        self._cluster: object = None
-        self._client: Any = client.ApiClient()
-        if not path:
-            return
-        try:
-            names = runpy.run_path(path)
-        except OSError as error:
-            raise UserError(f"{self._source}: {error.strerror}") from None
-        except Exception as error:  # the user's code may raise anything
-            raise UserError(f"{self._source} raised {one_line(error)}") from error
-        if "cluster" not in names:
-            raise UserError(f"{self._source} must define `cluster`, an object with with_pod and with_service")
-        self._cluster = names["cluster"]
+def adapters(path: str) -> tuple[Adapt, Adapt]:
+    """What adapts a pod, and what adapts the service; nothing is changed if ``path`` is empty.
 
-    def adapt_pod(self, pod: Manifest) -> Manifest:
-        """A pod's metadata and spec.
+    Raises:
+        UserError: the module can't be run, or has no ``cluster``; and when they are called: the user's method raised, or
+            returned something else.
+    """
+    if not path:
+        return lambda pod: pod, lambda service: service
+    source = f"--cluster_spec {path}"
+    try:
+        names = runpy.run_path(path)
+    except OSError as error:
+        raise UserError(f"{source}: {error.strerror}") from None
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{source} raised {one_line(error)}") from error
+    if "cluster" not in names:
+        raise UserError(f"{source} must define `cluster`, an object with with_pod and with_service")
+    api: Any = client.ApiClient()
 
-        Raises:
-            UserError: the user's method raised, or returned no pod.
-        """
-        adapted = self._adapt("with_pod", "V1Pod", {"apiVersion": "v1", "kind": "Pod", **pod})
-        return {"metadata": adapted["metadata"], "spec": adapted["spec"]}
-
-    def adapt_service(self, service: Manifest) -> Manifest:
-        """Raises as `adapt_pod`."""
-        return self._adapt("with_service", "V1Service", service)
-
-    def _adapt(self, method: str, kind: str, manifest: Manifest) -> Manifest:
-        adapt = getattr(self._cluster, method, None)
+    def adapted(method: str, kind: str, manifest: Manifest) -> Manifest:
+        adapt = getattr(names["cluster"], method, None)
         if adapt is None:
             return manifest
-        built = self._client.deserialize(json.dumps(manifest), kind, "application/json")
+        built = api.deserialize(json.dumps(manifest), kind, "application/json")
         try:
-            adapted = adapt(built)
+            changed = adapt(built)
         except Exception as error:  # as above
-            raise UserError(f"{self._source}: {method} raised {one_line(error)}") from error
-        if type(adapted) is not type(built):
-            raise UserError(f"{self._source}: {method} must return the {kind}, not {adapted!r}")
-        made: Manifest = self._client.sanitize_for_serialization(adapted)
+            raise UserError(f"{source}: {method} raised {one_line(error)}") from error
+        if type(changed) is not type(built):
+            raise UserError(f"{source}: {method} must return the {kind}, not {changed!r}")
+        made: Manifest = api.sanitize_for_serialization(changed)
         return made
+
+    def adapted_pod(pod: Manifest) -> Manifest:
+        made = adapted("with_pod", "V1Pod", {"apiVersion": "v1", "kind": "Pod", **pod})
+        return {"metadata": made["metadata"], "spec": made["spec"]}
+
+    return adapted_pod, partial(adapted, "with_service", "V1Service")

@@ -14,12 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import urllib3
 
-from elasticdl.cli.home import Lines
+from elasticdl.cli.job_handle import Lines
+from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
+from elasticdl.cli.screens import Screen, Stream
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.job.journal import Entry
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client, Object
 from elasticdl.kube.job_pods import find_pods
@@ -28,12 +32,12 @@ from elasticdl.kube.manifests.names import WORKER_LABEL, Role
 LOOK_SECONDS = 2.0  # between two looks for further pods
 JOIN_SECONDS = 5.0
 PUT_SECONDS = 1.0
-POLL = 0.1
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
 # A line of an agent; where a worker was cut short, the line may begin with its last words.
 _AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
 _BEGINS = re.compile(r"starting worker (\d+)$")
 WAITING_LINES = 10_000  # that were read and not taken
+_ALWAYS = float("inf")
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
@@ -90,11 +94,11 @@ def follow_logs(
             return (each.text for each in lines if each.writer == f"worker-{worker}")
 
         while not ended:
-            with contextlib.suppress(ElasticDLError):
+            with contextlib.suppress(UnreachableError):
                 ended = bool(has_ended())  # asked first, so that no pod is missed
                 readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
-        with contextlib.suppress(ElasticDLError):
+        with contextlib.suppress(UnreachableError):
             readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
         yield from shown(readers.rest())
 
@@ -108,7 +112,7 @@ def _named(name: str, pods: list[Object]) -> list[Object]:
 class LogLine:
     writer: str
     text: str
-    when: str = ""  # by the clock of its node; empty if that was not asked for
+    when: str  # by the clock of its node; empty if the cluster does not tell
 
 
 class LogReaders:
@@ -117,9 +121,8 @@ class LogReaders:
     A log that ends while its pod goes on, as when the API server is started again, is read anew from where it ended.
     """
 
-    def __init__(self, client: Client, *, timestamps: bool = False) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._options = {"timestamps": True} if timestamps else {}
         self.refusal = ""  # why a log may not be read
         self._closed = False
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
@@ -166,14 +169,14 @@ class LogReaders:
         writers = self._writers.setdefault(uid, Writers(pod))
         with contextlib.suppress(*_BROKEN_OFF):
             try:
-                response = self._client.log(pod["metadata"]["name"], follow=True, **self._options)
+                response = self._client.log(pod["metadata"]["name"], follow=True, timestamps=True)
             except NotDoneError as error:
                 self.refusal = str(error) if error.by_rights else ""
                 raise
             self._open.add(response)
             with contextlib.closing(response):
                 for line in itertools.islice(_lines(response), self._told[uid], None):
-                    when, text = timed(line) if self._options else ("", line)
+                    when, text = timed(line)
                     if not self._put(LogLine(writers.of(text), text, when)):
                         return
                     self._told[uid] += 1
@@ -230,3 +233,91 @@ def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in lines)
     if rest:
         yield rest.decode(errors="replace")
+
+
+class PodPrints(Prints):
+    """When a line was written is told by its node's clock, and when a world was formed by the master's: where they differ, a line may be
+    shown twice, or left out, as another worker becomes rank 0."""
+
+    def __init__(self, client: Client, job: str, ranks: tuple[int, ...] | None, screen: Screen) -> None:
+        super().__init__(ranks)
+        self._client = client
+        self._job = job
+        self._screen = screen
+        self._readers = LogReaders(client)
+        self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
+        self._until = dict.fromkeys(ranks or (), _ALWAYS)
+        self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
+        self._lines: dict[str, PrintedLines] = {}
+        self._told: set[str] = set()
+
+    def hear(self, entry: Entry) -> None:
+        """Of the journal."""
+        if entry["event"] == "worker_started":
+            self._pods = {**self._pods, entry["worker"]: entry.get("place")}
+        if entry["event"] != "world_formed" or self._ranks is None:
+            return
+        workers = workers_of(self._ranks, entry["members"])
+        for worker, until in self._until.items():
+            if until == _ALWAYS and worker not in workers:
+                self._until[worker] = entry["time"]
+        for worker in workers:
+            if self._until.get(worker) != _ALWAYS:
+                self._until, self._since = {**self._until, worker: _ALWAYS}, {**self._since, worker: entry["time"]}
+
+    # -- details --
+
+    def _every_lines(self) -> list[PrintedLines]:
+        return list(self._lines.values())
+
+    def _close(self) -> None:
+        self._readers.close()
+
+    def _run(self) -> None:
+        is_last, look_at = False, 0.0
+        while not is_last:
+            is_last = self._over.is_set()
+            if is_last or time.monotonic() >= look_at:
+                self._take_up()
+                look_at = time.monotonic() + LOOK_SECONDS
+            for line in self._readers.rest() if is_last else self._readers.lines(POLL):
+                self._show(line)
+
+    def _take_up(self) -> None:
+        try:
+            self._find_pods()
+            refusal = self._readers.refusal
+        except ElasticDLError as error:
+            refusal = str(error)
+        if refusal and refusal not in self._told:
+            self._told.add(refusal)
+            self._screen.line(f"what workers print can't be shown at the moment: {refusal}")
+
+    def _find_pods(self) -> None:
+        pods = [pod for pod in find_pods(self._client, self._job) if is_of_workers(pod)]
+        if self._ranks is not None:  # of the others nothing is shown
+            names = {self._pods.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
+            pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
+        self._readers.take_up(pods)
+
+    def _show(self, line: LogLine) -> None:
+        worker = _number(line.writer)
+        if worker is None or not self._is_shown(worker, line.when):
+            return
+        if line.writer not in self._lines:
+            self._lines[line.writer] = PrintedLines(self._screen, Stream.OUT, prefix_among(self._ranks, worker))
+        self._lines[line.writer].feed(f"{line.text}\n".encode(errors="replace"))
+
+    def _is_shown(self, worker: int, when: str) -> bool:
+        if self._ranks is None:
+            return True
+        if not when:  # the cluster does not tell
+            return self._until.get(worker) == _ALWAYS
+        moment = datetime.fromisoformat(when).timestamp()
+        return worker in self._since and self._since[worker] <= moment < self._until[worker]
+
+
+def _number(writer: str) -> int | None:
+    """Of a worker; None for the master and for an agent."""
+    head, _, number = writer.partition("-")
+    return int(number) if head == "worker" and number.isdecimal() else None

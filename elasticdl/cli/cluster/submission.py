@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from elasticdl.cli.cluster.cluster_spec import ClusterSpec
+from elasticdl.cli.cluster.cluster_spec import adapters
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
@@ -50,19 +50,17 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
     Raises:
         UserError: the user's pod template or cluster module is wrong.
     """
-    cluster_spec = ClusterSpec(spec.cluster_spec)
-
-    def adapted(pod: Manifest, role: Role) -> Manifest:
-        return cluster_spec.adapt_pod(with_pod_templates(pod, spec, role))
-
-    worker = finish_pod(adapted(worker_pod(spec, namespace), Role.WORKER), spec, Role.WORKER)
-    master = finish_master_pod(adapted(master_pod(spec), Role.MASTER), spec)
+    adapt_pod, adapt_service = adapters(spec.cluster_spec)
+    worker = adapt_pod(with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER))
+    worker = finish_pod(worker, spec, Role.WORKER)
+    master = adapt_pod(with_pod_templates(master_pod(spec), spec, Role.MASTER))
+    master = finish_master_pod(master, spec)
     return ManifestInputs(
         spec=spec,
         namespace=namespace,
         master=as_urgent(master, worker),
         worker=worker,
-        service=cluster_spec.adapt_service(job_objects.make_service(spec)),
+        service=adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
     )
 

@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.local.folder_home import goes_on, home_of
-from elasticdl.cli.outlets import tell
+from elasticdl.cli.local.folder_job import goes_on, handle_of
 from elasticdl.cli.parsing import Option
+from elasticdl.cli.screens import tell
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.kube.kubeconfig import ClusterTarget, is_configured
 
-Given = Mapping[str, Any]
+Given = Mapping[str, Any]  # values of options, with those of PLACE
 
 
 def job_argument(text: str = "name of the job; may be left out if only one runs") -> click.Argument:
@@ -29,6 +29,11 @@ PLACE = (
     Option(["--namespace"], default="", help="namespace of a job on a Kubernetes cluster"),
     Option(["--kube_context"], default="", metavar="CONTEXT", help="context of the kubeconfig"),
 )
+
+
+def place_of(given: Given) -> ClusterTarget:
+    """That is given on a cluster; without ``flags`` if none is."""
+    return ClusterTarget(given["namespace"], given["kube_context"])
 
 
 def cluster_module(name: str) -> Any:
@@ -54,8 +59,8 @@ def find(name: str | None, given: Given) -> JobHandle:
         UserError: there is none, or which one is meant is not clear.
         UnreachableError: the cluster does not answer.
     """
-    if given["namespace"] or given["kube_context"]:
-        job: JobHandle = cluster_module("namespace_home").find(name, given["namespace"], given["kube_context"])
+    if (place := place_of(given)).flags:
+        job: JobHandle = cluster_module("namespace_job").find(name, place)
         return job
     try:
         here = _find_here(name)
@@ -67,14 +72,14 @@ def find(name: str | None, given: Given) -> JobHandle:
         if elsewhere is None:
             raise
         return elsewhere
-    if not here.home.over():
+    if not here.over():
         return here
     with suppress(ElasticDLError):  # a cluster that does not answer hides no job of this machine
         namesake = _find_on_cluster(name)
-        if namesake is not None and not namesake.home.over():
+        if namesake is not None and not namesake.over():
             tell(
-                f"this is the job {name} in {namesake.home.whereabouts}, as it goes on; the one of this machine is over: "
-                f"{here.home.whereabouts}"
+                f"this is the job {name} in {namesake.whereabouts}, as it goes on; the one of this machine is over: "
+                f"{here.whereabouts}"
             )
             return namesake
     return here
@@ -85,7 +90,7 @@ def _find_here(name: str | None) -> JobHandle:
     newest = f" (newest jobs: {', '.join(list(jobs)[:8])})" if jobs else " (there are none on this machine)"
     running = [] if name else [each for each, job in jobs.items() if goes_on(job)]  # a batch system is asked for each
     chosen = choose(name, jobs, running, hint=newest)
-    return JobHandle(home_of(jobs[chosen]))
+    return handle_of(jobs[chosen])
 
 
 def _find_on_cluster(name: str | None) -> JobHandle | None:
@@ -95,23 +100,17 @@ def _find_on_cluster(name: str | None) -> JobHandle | None:
     return found
 
 
-def _warn(text: str) -> None:
-    tell(f"warning: {text}")
-
-
-def all_jobs(given: Given, warn: Callable[[str], None] = _warn) -> Sequence[JobHandle]:
-    """What is on this machine is shown also when the cluster does not answer. Raises as `find` for a place that is given."""
-    if given["namespace"] or given["kube_context"]:
-        jobs: Sequence[JobHandle] = cluster_module("namespace_home").list_jobs(
-            given["namespace"], given["kube_context"]
-        )
+def all_jobs(given: Given, say: Callable[[str], object] = lambda text: tell(f"warning: {text}")) -> Sequence[JobHandle]:
+    """What is on this machine is shown also when the cluster does not answer, which is said. Raises as `find` for a place that is given."""
+    if (place := place_of(given)).flags:
+        jobs: Sequence[JobHandle] = cluster_module("namespace_job").list_jobs(place)
         return jobs
-    here = [JobHandle(home_of(job)) for job in list_jobs()]
+    here = [handle_of(job) for job in list_jobs()]
     try:
         cluster = _current_cluster()
-        return [*here, *(cluster.list_jobs("", "") if cluster else ())]
+        return [*here, *(cluster.list_jobs(ClusterTarget()) if cluster else ())]
     except ElasticDLError as error:
-        warn(f"the cluster's jobs are missing: {error}")
+        say(f"the cluster's jobs are missing: {error}")
         return here
 
 
@@ -120,6 +119,6 @@ def _current_cluster() -> Any:
     if not is_configured(ClusterTarget()):
         return None
     try:
-        return cluster_module("namespace_home")
+        return cluster_module("namespace_job")
     except UserError:
         return None

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elasticdl.cli import wording
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument
-from elasticdl.cli.course import show_course, show_end
+from elasticdl.cli import course, wording
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, place_of
 from elasticdl.cli.job_handle import JobHandle
-from elasticdl.cli.outlets import tell
 from elasticdl.cli.parsing import Option, command
-from elasticdl.cli.screens import Printing, open_screen, render
+from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import STEPS, parse_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.proto import elasticdl_pb2 as pb
 
 CLOSING_TIME = 10.0  # seconds beyond the workers' grace
 FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has ended")
@@ -39,23 +39,13 @@ FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has 
 def status(job: str | None, follow: bool, **given: Any) -> int:
     console = Console(highlight=False)
     if follow:
-        follow_one(find(job, given))
-    elif job is not None:
+        handle = find(job, given)
+        return course.follow(handle, handle.spec())
+    if job is not None:
         show_one(console, find(job, given))
     else:
         show_all(console, all_jobs(given))
     return 0
-
-
-def follow_one(job: JobHandle) -> None:
-    """As whoever has started it sees it; who looks on can't change it."""
-    spec = job.spec()
-    with open_screen(spec.log_loss_steps, Printing()) as screen, job.following(statuses=True) as following:
-        show_course(following, screen)
-    status = job.status()
-    show_end(status, job.journal(follow=False), spec.output)
-    if status.phase != "succeeded":
-        tell(f"job {job.name} {status.phase}: {status.reason}")
 
 
 def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
@@ -64,22 +54,19 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     elsewhere = any(job.namespace for job in jobs)
-    for title in ("job", *(["namespace"] if elsewhere else []), "phase", "workers", "step", "elapsed", "reason"):
+    rows = [{"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **facts(job)} for job in jobs]
+    for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
-    for job in jobs:
-        table.add_row(*(Text(cell) for cell in (job.name, *([job.namespace] if elsewhere else []), *facts(job))))
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
     console.print(table)
 
 
-def facts(job: JobHandle) -> tuple[str, ...]:
+def facts(job: JobHandle) -> dict[str, str]:
     try:
-        status = job.status()
+        return wording.facts(job.status())
     except ElasticDLError as error:
-        return "unreachable", "", "", "", str(error)
-    workers = f"{len(wording.members(status))} of {wording.wanted_workers(status)}"
-    shown = workers if status.max_workers and not wording.is_over(status) else ""
-    steps = wording.count_of(status.step, status.total_steps)
-    return status.phase, shown, steps, wording.duration(status.elapsed), status.reason
+        return {**dict.fromkeys(wording.facts(pb.JobStatus()), ""), "phase": "unreachable", "reason": str(error)}
 
 
 def show_one(console: Console, job: JobHandle) -> None:
@@ -89,15 +76,15 @@ def show_one(console: Console, job: JobHandle) -> None:
     else:
         print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
         print(wording.progress_line(status))
-        for line in (*wording.scaling_lines(status), *wording.compared_lines(status)):
+        for line in wording.finding_lines(status):
             print(line)
         for worker in status.workers:
             rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
             why = wording.why(worker)
             print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {why}' if why else ''}")
     if status.metrics:
-        print(f"metrics: {wording.metrics_text(status.metrics)}")
-    print(job.home.whereabouts)
+        print(f"metrics: {metrics_text(status.metrics)}")
+    print(job.whereabouts)
 
 
 @command(
@@ -108,7 +95,8 @@ def show_one(console: Console, job: JobHandle) -> None:
     help="Show what happened in a job: workers, worlds, pauses, evaluations, checkpoints.",
 )
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
-    with closing(find(job, given).journal(follow=follow)) as journal:
+    handle = find(job, given)
+    with closing(handle.journal_to_end() if follow else handle.journal()) as journal:
         damaged = 0
         for line in journal:
             entry = parse_entry(line)
@@ -131,7 +119,7 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     help="Show the logs of a job's master and workers.",
 )
 def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with closing(find(job, given).home.logs(worker, follow=follow)) as lines:
+    with closing(find(job, given).logs(worker, follow=follow)) as lines:
         for line in lines:
             print(line, flush=follow)
     return 0
@@ -178,7 +166,7 @@ def parse_workers(text: str) -> WorkerRange:
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
     patience = handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
-    if became := handle.home.stop_without_master(now=now):
+    if became := handle.stop_without_master(now=now):
         print(f"job {handle.name} {became}")
         return 0
     with handle.master() as master:
@@ -187,7 +175,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     if status is None:
         print(f"job {handle.name} is gone")
         return 0
-    with closing(handle.journal(follow=False)) as journal:
+    with closing(handle.journal()) as journal:
         kept = wording.kept_text(status, Facts.of(journal).state) if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
@@ -199,5 +187,5 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
 def delete(job: str, **given: Any) -> int:
-    print(cluster_module("deletion").delete(job, given["namespace"], given["kube_context"]))
+    print(cluster_module("namespace_job").delete(job, place_of(given)))
     return 0

@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument
-from elasticdl.cli.live_board import LiveBoard, known
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
+from elasticdl.cli.live_board import LiveBoard, with_status
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import caught, interrupt
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
@@ -74,10 +74,12 @@ def _read_job(name: str | None, given: Any) -> tuple[History, str]:
     handle = find(name, given)
     try:
         status = handle.status()  # first: of a job that is over by then the journal tells all
-    except (UnreachableError, UserError):  # the journal may be there without its master, which may just have ended
+    except (
+        ElasticDLError
+    ):  # the journal may be there without its master, which may just have ended, and without a status
         status = None
-    with closing(handle.journal(follow=False)) as lines:
-        return known(Facts.of(lines, handle.name), status, time.time()), handle.name
+    with closing(handle.journal()) as lines:
+        return with_status(Facts.of(lines, handle.name), status, time.time()), handle.name
 
 
 def _require_report(target: Path) -> None:
@@ -112,7 +114,7 @@ def _require_report(target: Path) -> None:
 )
 def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
-    if handle is None and (given["namespace"] or given["kube_context"]):
+    if handle is None and place_of(given).flags:
         all_jobs(given)  # a place that there is not is told now
     stop = threading.Event()
 

@@ -77,8 +77,8 @@ def init(
         raise UserError(f"the model zoo is given twice: {path} and --model_zoo {model_zoo}; leave one out")
     zoo_path = path or model_zoo or "."
     zoo = _folder("--model_zoo" if model_zoo else "PATH", zoo_path)
-    wheels, copies = _wheels(zoo, local_pkg_dir)
-    spec_file, more = _cluster_spec(zoo, cluster_spec)
+    wheels, copies = _wheels(zoo, local_pkg_dir) if local_pkg_dir else ("", {})
+    spec_file, more = _cluster_spec(zoo, cluster_spec) if cluster_spec else ("", {})
     check_image("--base_image", base_image)
     if extra_pypi_index and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", extra_pypi_index):
         raise UserError(
@@ -132,15 +132,31 @@ def _render(base_image: str, index: str, wheels: str, requirements: str, cluster
 def build(path: str, image: str) -> int:
     """
     Raises:
-        UserError: no Dockerfile, no program to build it with, or the image would run as root.
-        ElasticDLError: that program failed.
+        UserError: no Dockerfile, no program to build it with, the base image has to be made first, or the image would run as root,
+            which pods of jobs may not.
+        ElasticDLError: that program can't be run, or failed.
     """
-    name = check_image("--image", image)
+    check_image("--image", image)
     folder = _folder("PATH", path)
     dockerfile = folder / "Dockerfile"
     if not dockerfile.is_file():
         raise UserError(f"{dockerfile} is not there: `elasticdl zoo init {path}` writes it")
-    find_builder().build(folder, dockerfile, name)
+    builder = find_builder()
+    base = _OWN_BASE.search(dockerfile.read_text())
+    if base and builder.user_of(base[1]) is None:
+        raise UserError(
+            f"{dockerfile}: {base[1]} is not here; once, in a checkout of elasticdl: "
+            f"{builder.name} {builder.build_word} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
+        )
+    builder.run(builder.build_word, "--tag", image, "--file", str(dockerfile), str(folder))
+    user = builder.user_of(image)
+    if user is None:
+        raise ElasticDLError(f"`{builder.name} {builder.build_word}` ended well, but {image} is not there")
+    if not _NOT_ROOT.fullmatch(user):
+        raise UserError(
+            f"{image} is built, but its user is {user or 'root'}, and pods of jobs run only as a user that is a "
+            f"number other than 0: end {dockerfile} with USER 1000:1000"
+        )
     return 0
 
 
@@ -150,7 +166,8 @@ def build(path: str, image: str) -> int:
 )
 def push(image: str) -> int:
     """Raises as `build`."""
-    find_builder().push(check_image("IMAGE", image))
+    check_image("IMAGE", image)
+    find_builder().run("push", image)
     return 0
 
 
@@ -163,11 +180,11 @@ def _folder(option: str, path: str) -> Path:
 
 def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
     """The folder of wheels as the Dockerfile names it, and what is to be copied into the zoo, by its place there."""
-    found = sorted(Path(path).glob("*.whl")) if path else []
-    if path and not found:
+    found = sorted(Path(path).glob("*.whl"))
+    if not found:
         raise UserError(f"--local_pkg_dir {path}: there is no folder of that name with *.whl in it")
-    if not path or (inside := _inside(zoo, Path(path))):
-        return inside if path else "", {}
+    if inside := _inside(zoo, Path(path)):
+        return inside, {}
     others = {wheel.name for wheel in (zoo / WHEELS).glob("*.whl")} - {wheel.name for wheel in found}
     if others:
         raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
@@ -177,20 +194,20 @@ def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
 def _cluster_spec(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
     """As `_wheels`, of that file."""
     file = Path(path)
-    if path and not file.is_file():
+    if not file.is_file():
         raise UserError(f"--cluster_spec {path} is not a file")
-    if not path or (inside := _inside(zoo, file)):
-        return inside if path else "", {}
+    if inside := _inside(zoo, file):
+        return inside, {}
     return _plain(file.name), _copies("--cluster_spec", [file], zoo)
 
 
 def _copies(option: str, files: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """What is to be copied, as an image is made only of what is in the zoo, unless another file has its place."""
+    """What is to be copied, as an image is made only of what is in the zoo. Another file in its place is a UserError."""
     made = {folder / file.name: file for file in files}
     for target, source in made.items():
         if target.exists() and not filecmp.cmp(source, target, shallow=False):
             raise UserError(f"{option}: {target} is there and differs from {source}: remove one of them")
-    return {target: source for target, source in made.items() if not target.exists()}
+    return made
 
 
 def _inside(zoo: Path, path: Path) -> str:
@@ -216,38 +233,11 @@ class Builder:
     probe: Sequence[str] = ()
     path: str = ""
 
-    def build(self, folder: Path, dockerfile: Path, image: str) -> None:
-        """Build ``folder``, which the Dockerfile copies from, as ``image``.
-
-        Raises:
-            ElasticDLError: the program can't be run, or failed.
-            UserError: the base image has to be made first, or the image would run as root, which pods of jobs may not.
-        """
-        base = _OWN_BASE.search(dockerfile.read_text())
-        if base and self._user(base[1]) is None:
-            raise UserError(
-                f"{dockerfile}: {base[1]} is not here; once, in a checkout of elasticdl: "
-                f"{self.name} {self.build_word} -f docker/Dockerfile.{base[2]} -t {base[1]} ."
-            )
-        self._run(self.build_word, "--tag", image, "--file", str(dockerfile), str(folder))
-        user = self._user(image)
-        if user is None:
-            raise ElasticDLError(f"`{self.name} {self.build_word}` ended well, but {image} is not there")
-        if not _NOT_ROOT.fullmatch(user):
-            raise UserError(
-                f"{image} is built, but its user is {user or 'root'}, and pods of jobs run only as a user that is a "
-                f"number other than 0: end {dockerfile} with USER 1000:1000"
-            )
-
-    def push(self, image: str) -> None:
-        """Raises as `build`."""
-        self._run("push", image)
-
-    def _user(self, image: str) -> str | None:
+    def user_of(self, image: str) -> str | None:
         """Whom ``image`` runs as; None if it is not here."""
         return _ask([self.path, *self.user, image])
 
-    def _run(self, *arguments: str) -> None:
+    def run(self, *arguments: str) -> None:
         print(shlex.join([self.path, *arguments]), file=sys.stderr, flush=True)
         try:
             # No deadline: somebody waits before it who can end it, and how long an image takes only they know.
@@ -286,11 +276,10 @@ def find_builder() -> Builder:
     raise UserError(f"neither {names} works here: install one of them, or use a machine that has it{found}")
 
 
-def check_image(option: str, image: str) -> str:
+def check_image(option: str, image: str) -> None:
     """Raises UserError for what can't be the name of an image."""
     if not _IMAGE.fullmatch(image):
         raise UserError(f"{option} {image!r} is no name of an image; expected one like registry.example.com/team/zoo:1")
-    return image
 
 
 def _ask(command: Sequence[str]) -> str | None:

@@ -7,9 +7,11 @@ Few of the lines that workers print begin with a time. Of the others it is known
 from __future__ import annotations
 
 import bisect
+import os
 from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
 
-from elasticdl.cli.local.tail import Tail
 from elasticdl.cli.wording import LATEST, Dating, by_writer, merged, moment, prefix
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import LogMark
@@ -42,11 +44,8 @@ class LocalLogs:
     def _names(self) -> list[str]:
         """Of the files that there are."""
         there = {path.name for path in self._job.logs.iterdir()}
-        writers = (
-            [self._only]
-            if self._only
-            else by_writer({name.removesuffix(".log") for name in there if name[-4:] == ".log"})
-        )
+        logs = {name.removesuffix(".log") for name in there if name.endswith(".log")}
+        writers = [self._only] if self._only else by_writer(logs)
         return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]
 
     def _of(self, name: str) -> tuple[Tail, Dating]:
@@ -87,3 +86,40 @@ class Marks:
             return "", LATEST
         number = bisect.bisect_right(self._ends[name], place)
         return between[number] if number < len(between) else (max(self._last, between[-1][1]), LATEST)
+
+
+class Tail:
+    """What comes to a file, which need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0  # which another file may be given once this one is gone
+        self._position = 0  # up to which it has been read
+        self._rest = b""
+        self.begun = 0  # how often it was read from its beginning: somebody may have emptied or replaced it
+
+    def lines(self, most: int = -1) -> list[str]:
+        """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
+        return [line for _, line in self.placed_lines(most)]
+
+    def placed_lines(self, most: int = -1) -> list[tuple[int, str]]:
+        """The same, with where each begins."""
+        try:
+            with self._path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._inode or about.st_size < self._position:
+                    self._inode, self._position, self._rest = about.st_ino, 0, b""
+                    self.begun += 1
+                file.seek(self._position)
+                fresh = file.read(most) + file.readline()
+        except FileNotFoundError:
+            return []
+        place = self._position - len(self._rest)
+        self._position += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        places = accumulate((len(line) + 1 for line in whole), initial=place)
+        return [(start, line.decode(errors="replace")) for start, line in zip(places, whole, strict=False)]
+
+    def rest(self) -> str:
+        """The unfinished last line."""
+        return self._rest.decode(errors="replace")

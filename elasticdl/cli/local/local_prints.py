@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.cli.local.tail import Tail
-from elasticdl.cli.outlets import Outlet, Stream
-from elasticdl.cli.printed import POLL, Lines, Printer, Prints, prefix_among, workers_of
+from elasticdl.cli.local.local_logs import Tail
+from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
+from elasticdl.cli.screens import Outlet, Screen, Stream
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import LogMark
 from elasticdl.job.option_values import ranks_of
@@ -31,7 +31,7 @@ class _Shown:
     """A worker's file, of which the part from ``position`` on is to be shown."""
 
     path: Path
-    lines: Lines
+    lines: PrintedLines
     position: int
 
     def size(self) -> int:
@@ -55,12 +55,12 @@ class LocalPrints(Prints):
     line that has none is ended, as something else follows it there."""
 
     def __init__(
-        self, job: JobDir, files: Files, ranks: tuple[int, ...] | None, printer: Printer, *, with_newlines: bool = True
+        self, job: JobDir, files: Files, ranks: tuple[int, ...] | None, screen: Screen, *, with_newlines: bool = True
     ) -> None:
         super().__init__(ranks)
         self._job = job
         self._files = files
-        self._printer = printer
+        self._screen = screen
         self._with_newlines = with_newlines
         self._marks = Tail(job.marks)
         self._sizes: dict[str, int] = {}  # of logs, as of the last mark
@@ -97,7 +97,7 @@ class LocalPrints(Prints):
                 self.look()
         self.end()
 
-    def _every_lines(self) -> list[Lines]:
+    def _every_lines(self) -> list[PrintedLines]:
         return [each.lines for each in (*self._past, *self._every())]
 
     def _every(self) -> list[_Shown]:
@@ -122,7 +122,7 @@ class LocalPrints(Prints):
         """Show what this worker prints, from these sizes of its files on."""
         prefix = prefix_among(self._ranks, worker)
         self._shown[worker] = [
-            _Shown(path, Lines(self._printer, stream, prefix), sizes.get(path.name, 0))
+            _Shown(path, PrintedLines(self._screen, stream, prefix), sizes.get(path.name, 0))
             for stream, path in ((stream, path_of(worker)) for stream, path_of in self._files.items())
         ]
 
@@ -141,11 +141,11 @@ def apart(spec: JobSpec, out: Outlet, err: Outlet) -> bool:
     return not spec.command or not out.ends_at(err)
 
 
-def local_prints(job: JobDir, spec: JobSpec, printer: Printer, out: Outlet, err: Outlet) -> LocalPrints:
+def local_prints(job: JobDir, spec: JobSpec, screen: Screen, out: Outlet, err: Outlet) -> LocalPrints:
     """What ``--log_ranks`` asks for; where it goes depends on where these outlets lead."""
     is_apart = apart(spec, out, err)
     files: Files = {Stream.OUT: job.worker_out if is_apart else job.worker_log}
     if is_apart and spec.command:
         files[Stream.ERR] = job.worker_log
     shares_place = out.is_terminal or out.ends_at(err)
-    return LocalPrints(job, files, ranks_of(spec.log_ranks), printer, with_newlines=shares_place)
+    return LocalPrints(job, files, ranks_of(spec.log_ranks), screen, with_newlines=shares_place)

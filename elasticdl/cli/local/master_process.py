@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import IO
 
-from elasticdl.cli.local.session_leader import ProcessGroup
 from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress
 
@@ -45,7 +46,7 @@ def started(
                 env={**os.environ, "TMPDIR": temporary},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the command, which passes it on as a request
             )
-        master = MasterProcess(job, ProcessGroup(process), impatient)
+        master = MasterProcess(job, ProcessGroup(process.pid, process.wait), process.stdin, impatient)
         try:
             yield master
         finally:
@@ -68,26 +69,26 @@ def _temporary_folder() -> str:
 
 def _end(master: MasterProcess, stop_grace: float) -> None:
     if not master.has_ended():
-        master.group.terminate()
+        master.group.signal(signal.SIGTERM)
         master.wait(stop_grace + CLOSING_TIME)
     master.group.end()
-    if (stdin := master.group.process.stdin) is not None:
-        stdin.close()
+    if master.stdin is not None:
+        master.stdin.close()
 
 
 @dataclass(frozen=True, slots=True)
 class MasterProcess:
     job: JobDir
     group: ProcessGroup
+    stdin: IO[bytes] | None  # of one that is held
     impatient: Callable[[], bool]
 
     def release(self) -> None:
         """Let a master begin that was held."""
-        stdin = self.group.process.stdin
-        assert stdin is not None
+        assert self.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which is noticed later
-            stdin.write(b"\n")
-            stdin.flush()
+            self.stdin.write(b"\n")
+            self.stdin.flush()
 
     def wait(self, timeout: float) -> bool:
         """Whether it has ended by itself; given up early when somebody is impatient."""
@@ -99,7 +100,7 @@ class MasterProcess:
         return True
 
     def has_ended(self) -> bool:
-        return self.group.has_ended()
+        return self.group.code() is not None
 
     def wait_until_up(self) -> MasterAddress | None:
         """Wait until the master listens; None if the job has ended already, or nobody wants to wait.

@@ -1,6 +1,6 @@
 """Checking a job that is started from this machine, and making its folder.
 
-The checks here need no framework; the rest is checked by `job_check`.
+What needs a framework is checked in a process of its own.
 """
 
 from __future__ import annotations
@@ -8,25 +8,35 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_home import goes_on, prune_jobs
-from elasticdl.cli.local.job_check import CheckBrokeError
-from elasticdl.cli.outlets import tell
+from elasticdl.cli.local.folder_job import goes_on, prune_jobs
+from elasticdl.cli.screens import tell
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.environment import refuse_variables
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
+from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job import folders
 from elasticdl.job.jobdir import JobDir, create_job_dir, jobs_root, write_aside
 from elasticdl.job.spec import JobSpec
 
 FOLDERS_READ = ("model_zoo",)
 DATA = ("training_data", "validation_data")
+CHECK_MODULE = "elasticdl.worker.check"
+POLL = 0.02
+
+
+class CheckBrokeError(JobFailedError):
+    """Nothing is known of the job."""
 
 
 def checked_here(spec: JobSpec) -> JobSpec:
@@ -76,6 +86,45 @@ def require_executable(command: tuple[str, ...]) -> None:
         pass  # it may have a script all the same
 
 
+def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> None:
+    """The worker's own check (`elasticdl.worker.check`) in a process of its own, beside which a master may start.
+
+    Returns once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
+
+    Raises:
+        UserError: what the check found.
+        CheckBrokeError: the check itself broke.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(spec.to_json().encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            [*RUN_MODULE, CHECK_MODULE], stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        )
+        group = ProcessGroup(process.pid, process.wait)
+        try:
+            # It imports a framework and the user's module, and opens the data, as a worker does at its start.
+            deadline = time.monotonic() + spec.start_timeout
+            while (code := group.code()) is None:
+                if impatient():
+                    return
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        "the check of the model and the data took longer than a worker's start may, "
+                        f"{spec.start_timeout:g} s: --start_timeout gives it more"
+                    )
+                time.sleep(POLL)
+        finally:
+            group.end()
+        said.seek(0)
+        lines = said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    if code == 2:
+        raise UserError(lines[-1])
+    if code != 0:
+        tail = "\n".join(lines[-20:])
+        raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
+
+
 @contextlib.contextmanager
 def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
@@ -87,9 +136,8 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     before = JobDir(jobs_root() / spec.job_name)
     aside = before.path.with_name(f".{spec.job_name}-before")
     if spec.job_name and before.path.is_dir() and not goes_on(before):
-        if (
-            before.batch.exists() and not before.status.exists()
-        ):  # workers may still look for their master in this folder
+        if before.batch.exists() and not before.status.exists():
+            # Workers may still look for their master in this folder.
             batch_master.cancel_workers(before.name, before.batch.read_text())
         shutil.rmtree(aside, ignore_errors=True)
         before.path.rename(aside)

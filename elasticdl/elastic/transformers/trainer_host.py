@@ -320,6 +320,7 @@ class TrainerHost(Host):
         if self._given is not None:
             self._passed.made = True
             self._weighed.require()
+            self._given.begin_loss(loss)
             loss = loss if self._weight == 1.0 else loss * self._weight
         if self._given is None:
             own(loss, **kwargs)

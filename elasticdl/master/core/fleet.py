@@ -32,23 +32,21 @@ from elasticdl.common.backoff import TokenBucket
 from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
-from elasticdl.master.state.lifecycle import DONE, WorkerState
 from elasticdl.master.state.records_by_state import Records
-from elasticdl.master.state.snapshot import CrashSnapshot, JobSnapshot
+from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.states import DONE, WorkerState
+from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
-CRASHES_AT_START = 3
-# In one place. Storage that is away for some seconds must not cost the job a place.
+# Workers in a row that may fail to start in one place. Storage that is away for some seconds must not cost the job a place.
 TRIES_OF_PLACE = 4
-_DELAY_GROWS = 4.0
-CRASHES_IN_TRAINING = 10
-# So many steps without a crash clear the count.
-STEPS_TO_FORGET_CRASHES = 100
-# These causes stand even if the master has killed the worker itself. (DELETED does not: its own kill looks like that.)
+_DELAY_GROWS = 4.0  # from one of these tries to the next
+# These causes stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
-# Replacements that may be launched at once, and in a second: for each worker that there may be, and at least.
+# Replacements that may be launched at once (BURST), and in a second (RATE): so many for each worker of the maximum, and at least
+# LEAST_BURST and LEAST_RATE.
 BURST, LEAST_BURST = 2, 8
 RATE, LEAST_RATE = 1 / 30, 1.0
 _REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
@@ -57,10 +55,10 @@ NEVER_JOINED = (
     'torch.prepare() for a plain loop, Trainer(strategy="elastic") of Lightning, transformers.Trainer, keras.models.Model for '
     f"Keras's fit, or init(): then {_REMEDY}"
 )
-# A program ends with this code that refuses its arguments, or what it is to do.
+# The exit code of a program that refuses its arguments, or its task.
 REFUSES = 2
 INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained together with others: {_REMEDY}"
-# Of those that are in no world and wait for none, the last in this order are let go first.
+# Who is let go first of those that are in no world and wait for none: the highest number.
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 
@@ -123,8 +121,8 @@ def after_training(event: WorkerExited, step: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Of a worker that is to be replaced. ``away_from``: its node, if it was slow. ``tries``: see `WorkerRecord`.
-    ``cause``: of its loss, if it had been in no world. ``wait``: of its replacement, if it has to."""
+    """A worker has left, and a replacement is due. ``away_from``: the node of the worker that left, if it was slow. ``tries``: see
+    `WorkerRecord`. ``cause``: why the worker was lost, if it had been in no world. ``wait``: if the replacement has to wait."""
 
     reason: str
     away_from: str = ""
@@ -136,51 +134,14 @@ class Departure:
         return self.wait is not None and self.wait.until > now
 
 
-class Crashes:
-    """Counts crashes: says when the job can't go on."""
-
-    def __init__(self, past: CrashSnapshot) -> None:
-        self.counts = past
-
-    def trained(self, steps: int) -> None:
-        since = self.counts.steps_since + steps
-        in_training = 0 if since >= STEPS_TO_FORGET_CRASHES else self.counts.in_training
-        self.counts = replace(self.counts, steps_since=since, in_training=in_training)
-
-    def reached_world(self) -> None:
-        """Workers do get through their start."""
-        self.counts = replace(self.counts, at_start=0)
-
-    @property
-    def in_a_row(self) -> int:
-        return max(self.counts.at_start, self.counts.in_training)
-
-    def count(self, *, in_training: bool) -> None:
-        """One more."""
-        before = self.counts
-        self.counts = replace(
-            before,
-            at_start=before.at_start + (not in_training),
-            in_training=before.in_training + in_training,
-            steps_since=0,
-        )
-
-    def too_many(self, *, world_runs: bool) -> str:
-        """Why it makes no sense to go on, if so."""
-        if self.counts.at_start >= CRASHES_AT_START and not world_runs:
-            return f"{self.counts.at_start} workers in a row failed at the start"
-        if self.counts.in_training >= CRASHES_IN_TRAINING:
-            return f"{self.counts.in_training} workers crashed in training"
-        return ""
-
-
 class Fleet:
-    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot, training: Training) -> None:
         self._records = records
+        self._training = training
         self._settings = settings
-        self.departures: list[Departure] = []  # for which replacements are due
+        self.departures: list[Departure] = []  # replacements that are due
         self.somebody_joined = bool(past.finished) or any(worker.ready for worker in past.workers)
-        self.crashes = Crashes(past.crashes)
+        self.crashes = past.crashes
         self._losses = Losses()  # not saved, as time passes
         self._pace = TokenBucket(LEAST_RATE, LEAST_BURST)  # of replacements
         self._paced = False  # a replacement was due, and had to wait for it
@@ -196,7 +157,7 @@ class Fleet:
 
     @property
     def nobody_comes(self) -> bool:
-        """All who are not leaving wait for a place."""
+        """Every worker that is not leaving waits for a place."""
         return 0 < self._records.count(WorkerState.PENDING) == self._records.live
 
     @property
@@ -217,55 +178,48 @@ class Fleet:
             return ""
         return first_of_longest.row.describe(first_of_longest.until - self._now)
 
-    def failed(self, record: WorkerRecord, event: WorkerFailed, *, begun: bool) -> WorkerFailed:
-        """A worker has said that it can't go on; returns what is to be made of it: where others train, one that has not is alone
-        to blame, and not the user's code."""
+    def failed(self, record: WorkerRecord, event: WorkerFailed) -> WorkerFailed:
+        """A worker says that it can't go on. If others train and this one has not yet, the fault is this worker's and not the
+        user's code: the event that is returned says so."""
         if record.state is not WorkerState.FINISHED:
             record.failure = record.failure or event.message
-        if event.trained or not self._others_train(record, begun=begun):
+        if event.trained or not self._others_train(record):
             return event
         record.unfit = True
         return replace(event, users=False)
 
     def exited(
-        self,
-        record: WorkerRecord,
-        event: WorkerExited,
-        *,
-        runs: bool,
-        begun: bool,
-        least: int,
-        step: int = 0,
+        self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int
     ) -> tuple[ExitCause, str, str, str]:
         """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
 
-        ``runs``: a world does. ``begun``: the job has made a step. ``least``: workers with which it goes on. ``step``: up to
-        which training has come.
+        ``least``: workers with which the job goes on.
         """
         cause, reason = judge(record, event)
         fatal = warning = ""
         if self._settings.own_program:
             fatal = misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
             if cause is ExitCause.FINISHED:
-                fatal, warning = after_training(event, step)
+                fatal, warning = after_training(event, self._training.step)
         if cause not in CRASHES or fatal:
             record.tries = 0
-        elif record.unfit or (not record.ready and self._others_train(record, begun=begun)):
+        elif record.unfit or (not record.ready and self._others_train(record)):
             fatal, warning = self._try_again(record, reason, least)
         else:
             record.tries = 0
-            self.crashes.count(in_training=record.world_version > 0)
-            if verdict := self.crashes.too_many(world_runs=runs):
+            self.crashes = self.crashes.and_one(in_training=record.world_version > 0)
+            if verdict := self.crashes.too_many(world_runs=world_runs):
                 fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
         return cause, reason, fatal, warning
 
-    def _others_train(self, record: WorkerRecord, *, begun: bool) -> bool:
-        """Others than this worker have trained. A master that took over may not have heard of a step yet."""
-        return begun or any(each.step > 0 for each in self._records.values() if each is not record)
+    def _others_train(self, record: WorkerRecord) -> bool:
+        """Other workers have trained. (A master that took over may not have heard of a step yet, but each worker says its own.)"""
+        return self._training.begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
-        """A worker's place is to be taken by another, unless nobody could start there. ``departure``: why, for people; ``why``: the
-        same, without its number. ``cause``: of its loss; None if it was told to leave. Returns what a person must know."""
+        """A replacement is due for this worker, unless too many could not start in its place. ``departure``: why, for people; ``why``:
+        the same, without the worker's number. ``cause``: why it was lost; None if it was told to leave. Returns what a person
+        must know."""
         if record.tries >= TRIES_OF_PLACE:
             return ""
         self._now, wait, early = now, None, None
@@ -282,7 +236,7 @@ class Fleet:
         return wait.row.describe(wait.until - now)
 
     def entered_world(self, record: WorkerRecord) -> None:
-        """A worker is in one for the first time: what made replacements wait as others had not come so far is over."""
+        """A worker is in a world for the first time: replacements no longer wait for others of its cause or node that were lost."""
         over = self._losses.reached_world(record)
         self.departures = [
             replace(each, wait=None)
@@ -301,19 +255,19 @@ class Fleet:
         why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
         if most < least:
             return why, ""
-        self.crashes.counts = replace(self.crashes.counts, most=most, given_up=why)
+        self.crashes = replace(self.crashes, most=most, given_up=why)
         workers = f"{most} worker{'s' if most > 1 else ''}"
         return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
 
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""
-        self.crashes.counts = replace(self.crashes.counts, most=0, given_up="")
+        self.crashes = replace(self.crashes, most=0, given_up="")
         self._losses.clear()
         self.departures = [replace(each, wait=None) for each in self.departures]
         self.bound(maximum)
 
     def bound(self, maximum: int) -> None:
-        """At what rate replacements are launched, for so many workers."""
+        """Set the rate at which replacements are launched, for so many workers."""
         self._losses.workers = maximum
         self._pace.rate, self._pace.burst = max(LEAST_RATE, RATE * maximum), BURST * maximum + LEAST_BURST
 
@@ -334,7 +288,7 @@ class Fleet:
             self.departures.clear()
             return 0, live[max(0, wanted) :][::-1]
         taken = sum(record.holds_place for record in records) + self._held(now)
-        return max(0, min(wanted, self.crashes.counts.most or wanted) - taken), []
+        return max(0, min(wanted, self.crashes.most or wanted) - taken), []
 
     def launch(self) -> list[Instruction]:
         """A new worker, in another's place if one is due for it; nobody if that would be too many for now."""

@@ -1,7 +1,7 @@
 """How long replacements wait: one back-off for each cause of losses, and one for each node.
 
-Ordinary losses are not felt: a worker that has been in a world is replaced at once, and so is the first of any kind that
-has not. Only losses in a row of workers that had got nowhere make replacements wait, each time twice as long:
+Ordinary losses cost no time: a worker that has been in a world is replaced at once, and so is the first of any kind that
+has not. Only losses in a row of workers that were in no world yet make replacements wait, each time twice as long:
 
 | losses in a row            | wait from | the longest wait | other consequence                                     |
 | -------------------------- | --------- | ---------------- | ----------------------------------------------------- |
@@ -9,9 +9,9 @@ has not. Only losses in a row of workers that had got nowhere make replacements 
 | of one node                | the third | 5 min            | from the second on replacements are kept off the node |
 
 Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
-replacements come one after another, spread over as much time again, so that one of them tries it: if that is lost, the others
-wait on with it. A replacement that reaches a world ends the row of its cause and that of its node, and whoever waits for these waits no longer. A person
-is told once when a wait gets long, and sees it for as long as it lasts.
+replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
+go on waiting. A replacement that reaches a world ends the row of its cause and the row of its node, and whoever waited for these
+waits no longer. A person is told once when a wait gets long, and sees it for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_THE_NODE = (ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCa
 
 @dataclass(slots=True)
 class Row:
-    """Losses in a row of one kind. ``unfelt``: so many waves of them have no delay. ``node``: if they are of one."""
+    """Losses in a row of one kind. ``unfelt``: how many waves of losses have no delay. ``node``: if the row is a node's."""
 
     backoff: Backoff
     unfelt: int = 1
@@ -46,7 +46,7 @@ class Row:
     delay: float = 0.0
     until: float = -math.inf
     last: float = 0.0  # when there was one
-    why: str = ""  # the last was lost
+    why: str = ""  # the last worker was lost
     told: bool = False
     sharing: int = 0  # losses of the latest wave
     _next_id: int = 0  # of the workers that are launched after the latest wave
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Of a replacement, for these rows. ``turn``: among those that share them, from 0 for the first to 1."""
+    """A replacement waits for these rows. ``turn``: its turn among those that wait for them, from 0 for the first to 1."""
 
     rows: tuple[Row, ...]
     turn: float = 0.0
@@ -98,7 +98,7 @@ class Wait:
 
 
 def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait:
-    """So many in a row, which are counted elsewhere."""
+    """The wait after so many failures in a row, which are counted elsewhere."""
     backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=factor)
     backoff.failures = failures
     delay = backoff.bound()
@@ -106,12 +106,12 @@ def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait
 
 
 class Losses:
-    """Of workers that had been in no world."""
+    """The losses in a row of workers that had been in no world."""
 
     def __init__(self) -> None:
         self._causes: dict[ExitCause, Row] = {}
         self._nodes: dict[str, Row] = {}
-        self.workers = 1  # that there may be
+        self.workers = 1  # the maximum
 
     def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> Wait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""

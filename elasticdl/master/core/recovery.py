@@ -1,8 +1,8 @@
-"""The first moments of a master that follows another: it listens, and decides nothing, until it knows what there is.
+"""The first moments of a master that follows another: until it knows what there is, it listens and decides nothing.
 
-Workers go on training meanwhile. What they and the launcher say is held back. Once everybody who may be in a world has
-spoken, or the time for it is over, the world is taken up as its members have it, and what was held back is acted upon in
-its order. So an intact world stays, and whoever died in between is missing.
+Workers go on training meanwhile. What they and the launcher say is held back. Once every worker that may be in a world has
+been heard of, or the time for that is over, the master adopts the world that its members name, and acts upon what was held back,
+in order. So an intact world stays, and who died in between is missing.
 
 The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
 training: a member is back, so the address is known, and none of those that are back makes progress, so their world is
@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elasticdl.master.core.transitions import TransitionContext, Trigger
+from elasticdl.master.core.workers import Workers
 from elasticdl.master.state import events as e
-from elasticdl.master.state.lifecycle import LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.state.records_by_state import Records
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
+from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -42,7 +45,11 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     record = WorkerRecord(found.worker_id, reason, state, found.host, found.node, found.pid)
     record.unheard, record.ready = True, known.ready
     record.quiet_since = now if found.host and state in (WorkerState.STARTING, WorkerState.INITIALIZING) else None
-    record.world_version, record.failure = known.world_version, known.failure
+    record.world_version, record.failure, record.place_id = (
+        known.world_version,
+        known.failure,
+        found.place or known.place,
+    )
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
     if state in LEAVING:
         record.deadline = now + settings.stop_grace
@@ -52,27 +59,35 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
 
 
 class Recovery:
-    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
-        self._records = records
-        self._settings = settings
+    """It is over once `Workers.listening` is false again."""
+
+    def __init__(self, workers: Workers, past: JobSnapshot) -> None:
+        self._workers = workers
+        self._records = workers.records
+        self._settings = workers.settings
         self._past = past
         self._since: float | None = None
-        self.news = 0.0  # when somebody last came back, or was seen to train
+        self._news = 0.0  # when somebody last came back, or was seen to train
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
         self._claims: dict[int, dict[int, World]] = {}  # by version, and by who says so
         self._left = 0  # the newest world that somebody has left
-        self.held: list[e.Event] = []
+        self._held: list[e.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
+        workers.listening = True
 
     @property
     def begun(self) -> bool:
         return self._since is not None
 
-    def begin(self, found: Sequence[e.FoundWorker], now: float) -> list[int]:
-        """It is known who is there; those who may be in a world are waited for. Returns who is remembered and gone."""
-        self._since = self.news = now
+    # ---- what is heard ----
+
+    def begin(self, found: Sequence[e.FoundWorker], now: float) -> list[Instruction]:
+        """It is known who is there; those who may be in a world are waited for."""
+        if self.begun:
+            return []
+        self._since = self._news = now
         past, remembered = self._past, {worker.worker_id: worker for worker in self._past.workers}
         # Pods of workers that are gone are kept for their logs: an earlier master has dealt with these.
         there = {
@@ -89,29 +104,48 @@ class Recovery:
             if record.live and record.host and expected:
                 self._awaited.add(worker_id)
         self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
-        gone = sorted(remembered.keys() - there.keys())
-        for worker_id in gone:
+        gone = remembered.keys() - there.keys()
+        for worker_id in sorted(gone):
             reason = "it was not there when the master started again"
-            self.hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
-        return gone
+            self._hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
+        fleet = self._workers.fleet
+        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._records)])
+        condemned = [r for r in self._records.of(WorkerState.KILLING) if r.worker_id not in gone]
+        out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
+        return [*out, *self._recover(now)] if self._workers.ending.outcome or self._is_over(now) else out
+
+    def act(self, event: e.Event, now: float) -> list[Instruction]:
+        """Hold the event back, unless it can't wait; go on once everybody who is awaited was heard of, or the time is over."""
+        match event:
+            case e.StopRequested() | e.LauncherFailed() if self.begun:  # no world is to be formed any more
+                return [*self._recover(now), *self._workers.act(event, now)]
+            case e.ScaleRequested():
+                return self._workers.act(event, now)
+            case e.Tick():
+                self._news += self._workers.forgive_own_absence(now)
+            case e.WorkerFinished(worker_id) if worker_id in self._records:  # saved as soon as it is taken
+                self._workers.finished(event, now)
+            case _:
+                self._hold(event, now)
+        return self._recover(now) if self._is_over(now) else []
 
     def heard(self, event: e.HeartbeatReceived, now: float) -> None:
         """A world that trains has lost nobody: its missing members are alive."""
         before, self._progress[event.worker_id] = self._progress.get(event.worker_id), event.progress
         if event.world_version and (not event.waiting or event.progress != before):
-            self.news = now
+            self._news = now
 
-    def hold(self, event: e.Event, now: float) -> None:
+    def _hold(self, event: e.Event, now: float) -> None:
         match event:
             case e.WorkerConnected(worker_id):
                 # It says again whatever of its earlier session is still true.
                 if worker_id in self._heard_of:
-                    self.held = [
-                        old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
+                    self._held = [
+                        old for old in self._held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
                     ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
-                    self.news = now
+                    self._news = now
                 self._set_connected(worker_id, connected=True)
                 self._forget_claim(worker_id)
                 if event.members:
@@ -125,23 +159,59 @@ class Recovery:
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
                 self._forget_claim(worker_id)
-        self.held.append(event)
+        self._held.append(event)
         if isinstance(event, _OF_A_SESSION):
             self._heard_of.add(event.worker_id)
 
-    def over(self, now: float) -> bool:
+    # ---- when it is over ----
+
+    def _is_over(self, now: float) -> bool:
         if self._since is None:
             return False
-        given_up = now - self.news > self._settings.heartbeat_timeout and self._can_be_reached
-        return not self._awaited or given_up or self.waited(now) >= self._settings.recovery_timeout
+        given_up = now - self._news > self._settings.heartbeat_timeout and self._can_be_reached
+        return not self._awaited or given_up or now - self._since >= self._settings.recovery_timeout
 
-    def waited(self, now: float) -> float:
-        return 0.0 if self._since is None else now - self._since
+    def _recover(self, now: float) -> list[Instruction]:
+        """Take up what was found, and go on as if it had always been so."""
+        workers, world = self._workers, self.world
+        waited = 0.0 if self._since is None else now - self._since
+        missing = sorted(self._awaited) if self._is_over(now) else []
+        fields = {
+            "world": world.version if world else 0,
+            "members": list(world.worker_ids) if world else [],
+            "missing": missing,
+            "seconds": round(waited, 6),
+        }
+        out: list[Instruction] = [Record("master_restarted", fields)]
+        if world:
+            out.append(self._adopt(world, now))
+        for event in self._held:
+            out += workers.act(event, now)
+        late = f"had not come back {waited:.0f} s after the master was started again"
+        for worker_id in missing:
+            if record := self._records.get(worker_id):
+                out += workers.give_up(record, late, now)
+        # Only now, so that who is to be launched or let go is seen from the whole.
+        workers.listening = False
+        return [*out, *workers.reconcile(now)]
 
-    @property
-    def missing(self) -> list[int]:
-        """Those who were expected and have not come."""
-        return sorted(self._awaited)
+    def _adopt(self, world: World, now: float) -> Instruction:
+        """Its members stand in this world, wherever they are, unless something became of them."""
+        rendezvous, fleet = self._workers.rendezvous, self._workers.fleet
+        rendezvous.adopt(world)
+        fleet.crashes = fleet.crashes.after_world()
+        for rank, member in enumerate(world.members):
+            lost = f"worker {member.worker_id} was lost while there was no master"
+            record = self._records.get(member.worker_id)
+            if record is None:
+                rendezvous.begin(now, broken=True).causes[member.worker_id] = lost
+                continue
+            record.world_version, record.rank, record.ready = world.version, rank, True
+            record.step, record.epoch, record.has_state = member.step, member.epoch, True
+            is_draining = record.state is WorkerState.DRAINING
+            cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
+            self._workers.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
+        return i.AdoptWorld(world)
 
     @property
     def world(self) -> World | None:

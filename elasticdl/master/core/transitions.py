@@ -1,27 +1,61 @@
-"""Takes a worker from one state to the next, as the table in `elasticdl.master.state.lifecycle` says."""
+"""What happens to a worker: a table, to be read from top to bottom, and what its rows do.
+
+A worker has one state. What happens to it is a trigger: something that it said, that a launcher saw, or that the master
+decided. `ROWS` says, for a state and a trigger, which state follows and what else is done, in order. A pair that is
+not in the table changes nothing, since any event may come late or twice.
+
+What happens when a worker is told to leave after its last step? If its word that it has finished came first, it is
+FINISHED, for which there is no DRAIN: nothing changes. If the order to leave came first, it is DRAINING, and FINISH
+takes it to FINISHED all the same. Only if the others could not complete the training is it made to leave (REOPEN).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Phase
-from elasticdl.master.state.lifecycle import IN_WORLD, LEAVING, WORKERS, Action, Trigger, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.states import ABSENT, IN_WORLD, LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
 _NO_DEADLINE = (*IN_WORLD, WorkerState.STANDBY, WorkerState.EXCLUDED, WorkerState.FINISHED)
 
 
+class Trigger(Enum):
+    # what the launcher saw
+    NO_PLACE = "has no place"
+    PLACED = "is started"
+    EXIT = "exits"
+    # what it said, or what became of its session
+    CONNECT = "connects"
+    CONNECT_IN_WORLD = "connects and is in a world"  # in one that the master may know nothing of
+    JOIN = "asks for a world"
+    LINGER = "alone has the state, and will leave"
+    DRAIN = "leaves"
+    FINISH = "has finished"
+    FAIL = "fails"
+    # what the master decided
+    ADOPT = "was in the world that an earlier master formed"
+    ENTER = "is in the new world"
+    PASS_OVER = "is not in the new world"
+    EXCLUDE = "was cut off as its world broke"
+    LET_GO = "is one too many"
+    DISMISS = "is told that the job ends"
+    GIVE_UP = "is silent, stuck or late"
+    REOPEN = "finished too early"
+
+
 @dataclass(frozen=True, slots=True)
 class TransitionContext:
-    """What the actions need to know. ``reason`` becomes the record's, ``cause`` is why the world changes, and why a replacement
-    is launched. ``lost``: how, unless the master told the worker to leave."""
+    """What the rows' functions need to know. ``reason`` becomes that of the record; ``cause``: why the world changes, and why a
+    replacement is launched; ``lost``: how the worker was lost, unless the master told it to leave."""
 
     now: float
     reason: str = ""
@@ -53,43 +87,23 @@ class Transitions:
         self._rendezvous = rendezvous
         self._ending = ending
         self._settings = settings
-        self._actions: Mapping[Action, Callable[[WorkerRecord, TransitionContext], Instruction | None]] = {
-            Action.NOTE_PENDING: lambda r, c: _note("worker_pending", r, reason=c.reason),
-            Action.NOTE_STARTED: lambda r, c: _note("worker_started", r, **_whereabouts(r)),
-            Action.NOTE_READY: lambda r, c: _note("worker_ready", r),
-            Action.NOTE_DRAINING: lambda r, c: _note("worker_draining", r, reason=c.reason),
-            Action.TAKE_POSITION: self._take_position,
-            Action.QUEUE: lambda r, c: setattr(r, "queued_at", c.now),
-            Action.CHANGE_WORLD: self._change_world,
-            Action.STAY: self._stay,
-            Action.LEAVE_WORLD: self._leave_world,
-            Action.BREAK_WORLD: self._break_world,
-            Action.TEAR_WORLD: self._tear_world,
-            Action.EXPLAIN: self._explain,
-            Action.REPEAT_WORLD: self._repeat_world,
-            Action.ORDER: self._order,
-            Action.BREAK_ITS_WORLD: self._break_its_world,
-            Action.END_PROCESS: self._end_process,
-            Action.KILL: lambda r, c: i.KillWorker(r.worker_id, c.reason),
-            Action.BLAME: self._blame,
-        }
 
     def fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
         """Nothing happens if the table does not know the trigger in the record's state."""
         before = record.state
-        row = WORKERS.get((before, trigger))
-        if row is None:
+        if (before, trigger) not in WORKERS:
             return []
-        state, actions = row
+        state, actions = WORKERS[before, trigger]
         self._records.move(record, state)
-        if record.state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
+        if state is not before or trigger in (Trigger.NO_PLACE, Trigger.LINGER):
             record.reason = context.reason
         waited = record.waits_for_successor
-        record.waits_for_successor = waited and record.state in IN_WORLD
-        if record.state is not before:
+        record.waits_for_successor = waited and state in IN_WORLD
+        if state is not before:
             self._enter(record, context, overstays=waited)
-        out = [self._actions[action](record, context) for action in actions if not (waited and action is _NOTED)]
-        return [instruction for instruction in out if instruction is not None]
+        # That a worker leaves is written when it begins to wait for its successor, and not again when it goes.
+        done = [action(self, record, context) for action in actions if not (waited and action is _A.note_draining)]
+        return [instruction for instruction in done if instruction is not None]
 
     def _enter(self, record: WorkerRecord, context: TransitionContext, *, overstays: bool) -> None:
         """``overstays``: its time to leave has begun before."""
@@ -106,75 +120,162 @@ class Transitions:
         if record.state in (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.KILLING):
             record.pulse = None
 
-    # ---- worlds ----
+    # ---- what the rows do ----
 
-    def _take_position(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def note_pending(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        """Write into the journal that there is no place for it, and why."""
+        return i.Record("worker_pending", {"worker": record.worker_id, "reason": context.reason})
+
+    def note_started(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        of_place = {"place": record.place_id} if record.place_id else {}
+        fields = {"worker": record.worker_id, "host": record.place, "pid": record.pid, **of_place}
+        return i.Record("worker_started", fields)
+
+    def note_ready(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        return i.Record("worker_ready", {"worker": record.worker_id})
+
+    def note_draining(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        return i.Record("worker_draining", {"worker": record.worker_id, "reason": context.reason})
+
+    def take_position(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Remember which step it stands at, and whether it has the state."""
         if isinstance(asked := context.event, e.JoinRequested):
             record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
             record.synced_in = asked.synced_in
 
-    def _change_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def queue(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Let it wait for the next world, from now."""
+        record.queued_at = context.now
+
+    def change_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Form a new world; members finish their step first."""
         self._rendezvous.begin(context.now).causes[record.worker_id] = context.cause
 
-    def _stay(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def stay(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Let it train until its replacement has the state, or its time is over."""
         if not record.waits_for_successor:
             record.waits_for_successor = True
             record.deadline = context.now + self._settings.stop_grace
 
-    def _leave_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def leave_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Form a new world, unless that is under way; at once if the worker says that its world broke."""
         broken = isinstance(context.event, e.JoinRequested) and context.event.broken
         if self._rendezvous.change is None or (broken and not self._rendezvous.broken):
             self._rendezvous.begin(context.now, context.cause, broken=broken)
 
-    def _break_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def break_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """Form a new world; members leave theirs at once (not if this one ended well as the job ends)."""
         if not (context.clean and self._ending.outcome):
             self._rendezvous.begin(context.now, broken=True).causes[record.worker_id] = context.cause
 
-    def _tear_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def tear_world(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """As `break_world` if others are still in its world, unless it ended well."""
         if not context.clean and self._rendezvous.leaves_others(record):
-            self._break_world(record, context)
+            self.break_world(record, context)
         else:
-            self._explain(record, context)
+            self.explain(record, context)
 
-    def _explain(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def explain(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """If it is why a new world is formed, say now what became of it."""
         change = self._rendezvous.change
         if change and record.worker_id in change.causes and not context.clean:
             change.causes[record.worker_id] = context.cause
 
-    def _repeat_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+    def repeat_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+        """Publish the present world to it again, unless it knows it."""
         world, connected = self._rendezvous.world, context.event
         if world is None or (isinstance(connected, e.WorkerConnected) and connected.world_version == world.version):
             return None
         return i.PublishWorld(world, (record.worker_id,))
 
-    def _break_its_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+    def break_its_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
+        """Tell it that the world it is in goes on without it."""
         if not isinstance(connected := context.event, e.WorkerConnected):
             return None
         reason = "the others went on while it was cut off"
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
-    def _order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+    def order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        """Tell it, maybe again, to leave, or that the job ends."""
         if outcome := self._ending.outcome:
             return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
         return i.DrainWorker(record.worker_id, record.reason)
 
-    def _end_process(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+    def end_process(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        """Kill it; a user's own program, which may do without a session, gets SIGTERM."""
         kind = i.TerminateWorker if self._settings.own_program else i.KillWorker
         return kind(record.worker_id, context.reason)
 
-    def _blame(self, record: WorkerRecord, context: TransitionContext) -> None:
+    def kill(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
+        return i.KillWorker(record.worker_id, context.reason)
+
+    def blame(self, record: WorkerRecord, context: TransitionContext) -> None:
+        """If the user's code failed, decide that the job has failed."""
         failed = context.event
         if isinstance(failed, e.WorkerFailed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
 
 
-def _whereabouts(record: WorkerRecord) -> dict[str, object]:
-    of_place = {"place": record.place_id} if record.place_id else {}
-    return {"host": record.place, "pid": record.pid, **of_place}
+Action = Callable[[Transitions, WorkerRecord, TransitionContext], Instruction | None]
+Row = tuple[tuple[WorkerState, ...], Trigger, WorkerState | None, tuple[Action, ...]]
+_S, _T, _A = WorkerState, Trigger, Transitions
 
-
-def _note(event: str, record: WorkerRecord, **fields: object) -> Instruction:
-    return i.Record(event, {"worker": record.worker_id, **fields})
-
-
-_NOTED = Action.NOTE_DRAINING  # once: when a worker begins to wait for its successor, not when it then leaves
+# From one of these states, with this trigger, to that state (None: it stays as it is), with these actions.
+ROWS: tuple[Row, ...] = (
+    # It starts.
+    (STARTING, _T.NO_PLACE, _S.PENDING, (_A.note_pending,)),
+    (STARTING, _T.PLACED, _S.STARTING, (_A.note_started,)),
+    (STARTING, _T.CONNECT, _S.INITIALIZING, ()),
+    # It asks for a world, and comes into one.
+    ((_S.INITIALIZING, _S.EXCLUDED), _T.JOIN, _S.STANDBY, (_A.take_position, _A.queue, _A.note_ready)),
+    ((_S.MEMBER,), _T.JOIN, _S.REJOINING, (_A.take_position, _A.leave_world)),
+    ((_S.STANDBY, _S.REJOINING), _T.JOIN, None, (_A.take_position,)),
+    ((_S.STANDBY, _S.REJOINING), _T.ENTER, _S.MEMBER, ()),
+    ((_S.REJOINING,), _T.PASS_OVER, _S.STANDBY, (_A.queue,)),
+    ((*STARTING, _S.INITIALIZING), _T.ADOPT, _S.MEMBER, ()),
+    ((_S.DRAINING,), _T.ADOPT, None, (_A.change_world,)),
+    ((_S.FAILED, _S.KILLING), _T.ADOPT, None, (_A.break_world,)),
+    # Its session broke, and it is back.
+    ((_S.STANDBY,), _T.CONNECT, None, (_A.queue,)),
+    ((_S.STANDBY,), _T.CONNECT_IN_WORLD, None, (_A.queue,)),
+    ((_S.MEMBER,), _T.CONNECT, None, (_A.repeat_world,)),
+    ((_S.MEMBER,), _T.CONNECT_IN_WORLD, None, (_A.repeat_world,)),
+    ((_S.MEMBER,), _T.EXCLUDE, _S.EXCLUDED, (_A.break_world,)),
+    ((*STARTING, _S.INITIALIZING, _S.EXCLUDED), _T.CONNECT_IN_WORLD, _S.EXCLUDED, (_A.break_its_world,)),
+    ((_S.DRAINING,), _T.CONNECT, None, (_A.order,)),
+    ((_S.DRAINING,), _T.CONNECT_IN_WORLD, None, (_A.order,)),
+    # It leaves, by itself (SIGTERM) or because it is told to.
+    ((_S.MEMBER, _S.REJOINING), _T.LINGER, None, (_A.note_draining, _A.stay)),
+    ((*STARTING, *ABSENT), _T.DRAIN, _S.DRAINING, (_A.note_draining,)),
+    ((_S.MEMBER,), _T.DRAIN, _S.DRAINING, (_A.note_draining, _A.change_world)),
+    (STARTING, _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.kill)),
+    (ABSENT, _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.order)),
+    ((_S.MEMBER,), _T.LET_GO, _S.DRAINING, (_A.note_draining, _A.change_world, _A.order)),
+    # The job ends.
+    ((_S.PENDING,), _T.DISMISS, _S.DRAINING, (_A.kill,)),
+    ((_S.STARTING,), _T.DISMISS, _S.DRAINING, (_A.end_process,)),
+    ((*ABSENT, _S.MEMBER, _S.DRAINING), _T.DISMISS, _S.DRAINING, (_A.order,)),
+    # Its training is complete, whatever it was told meanwhile.
+    ((*LIVE, _S.DRAINING, _S.KILLING), _T.FINISH, _S.FINISHED, ()),
+    ((_S.FINISHED,), _T.EXIT, _S.COMPLETED, ()),
+    # Rank 0 was lost before it finished, or others go on: its place is given to another.
+    ((_S.FINISHED,), _T.REOPEN, _S.DRAINING, ()),
+    ((_S.COMPLETED,), _T.REOPEN, _S.GONE, ()),
+    # It can't go on.
+    ((*STARTING, *ABSENT), _T.FAIL, _S.FAILED, (_A.explain, _A.blame)),
+    ((_S.MEMBER,), _T.FAIL, _S.FAILED, (_A.break_world, _A.blame)),
+    ((_S.DRAINING,), _T.FAIL, _S.FAILED, (_A.tear_world, _A.blame)),
+    ((_S.FINISHED,), _T.FAIL, None, (_A.blame,)),
+    # It is given up.
+    ((*STARTING, *ABSENT, _S.FAILED), _T.GIVE_UP, _S.KILLING, (_A.explain, _A.kill)),
+    ((_S.MEMBER,), _T.GIVE_UP, _S.KILLING, (_A.break_world, _A.kill)),
+    ((_S.DRAINING,), _T.GIVE_UP, _S.KILLING, (_A.tear_world, _A.kill)),
+    # Its process is gone.
+    ((*STARTING, *ABSENT), _T.EXIT, _S.GONE, (_A.explain,)),
+    ((_S.MEMBER,), _T.EXIT, _S.GONE, (_A.break_world,)),
+    ((_S.DRAINING,), _T.EXIT, _S.GONE, (_A.tear_world,)),
+    ((_S.FAILED, _S.KILLING), _T.EXIT, _S.GONE, ()),
+)
+WORKERS: Mapping[tuple[WorkerState, Trigger], tuple[WorkerState, tuple[Action, ...]]] = {
+    (state, trigger): (following or state, actions) for states, trigger, following, actions in ROWS for state in states
+}

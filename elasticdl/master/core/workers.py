@@ -1,26 +1,26 @@
 """The workers of a job, and what is done about them.
 
-An event of a worker becomes a trigger, and `elasticdl.master.state.lifecycle` says what follows. Then `Workers` looks at
+An event of a worker becomes a trigger; `elasticdl.master.core.transitions` says what follows. Then `Workers` looks at
 the whole: whether workers are to be launched or let go, whether a world can be formed, whether the job is over.
 """
 
 from __future__ import annotations
 
 from elasticdl.master.core.fleet import Departure, Fleet
-from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions
+from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
-from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, LetGo, Replace, Rule
+from elasticdl.master.rules.rule import Rule
 from elasticdl.master.rules.sizing import Sizing
 from elasticdl.master.rules.slowness import SlowWorkers
 from elasticdl.master.rules.watching import Watch
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Outcome, Phase, Record
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, STARTING, Trigger, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.rendezvous import NOBODY, Rendezvous
 from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.states import DONE, IN_WORLD, STARTING, WorkerState
 from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import NotificationLevel, Pulse, WorkerRecord
@@ -36,13 +36,13 @@ class Workers:
         self.rendezvous = Rendezvous(self.records, settings.join_window, past)
         self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
-        self.fleet = Fleet(self.records, settings, past)
+        self.training = Training.restore(past.training)
+        self.fleet = Fleet(self.records, settings, past, self.training)
         self.progress_limits = ProgressLimits(settings.progress_timeout)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
-        self.training = Training.restore(past.training)
         self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
         self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
-        self.listening = False  # another master came before, and it is not known yet what there is
+        self.listening = False  # after another master, until it is known what there is
 
     def act(self, event: e.Event, now: float) -> list[Instruction]:
         match event:
@@ -77,14 +77,14 @@ class Workers:
     # ---- what is said of a worker ----
 
     def _hear(self, event: e.WorkerEvent, record: WorkerRecord, now: float) -> list[Instruction]:
-        """What a worker has said that still counts, or what was said about it."""
+        """A worker has said something that still counts, or something was said of it."""
         match event:
             case e.WorkerPending(_, reason, node) if not record.pid:
                 record.node = node
                 known = (record.state, record.reason) == (_S.PENDING, reason)
                 out = [] if known else self._fire(record, Trigger.NO_PLACE, TransitionContext(now, reason))
                 if self.fleet.nobody_comes:  # who waits for a replacement may have its place
-                    waiting = self.rendezvous.lingering()
+                    waiting = self.records.lingering()
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
             case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
@@ -106,7 +106,7 @@ class Workers:
             case e.WorkerDraining():
                 return self._draining(event, record, now)
             case e.WorkerFailed(worker_id, _, message):
-                event = self.fleet.failed(record, event, begun=self.training.begun)
+                event = self.fleet.failed(record, event)
                 cause = f"worker {worker_id} failed: {message}"
                 return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, event=event))
         return []
@@ -149,7 +149,7 @@ class Workers:
         return [*out, *self.reconcile(now)]
 
     def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
-        """That all have finished is so whoever says it."""
+        """One says for all that they have finished together; whoever it is, it counts."""
         self.rendezvous.together = self.rendezvous.together or event.together
         record = self.records.get(event.worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
@@ -158,9 +158,8 @@ class Workers:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        runs, training, least = bool(self.rendezvous.active_members()), self.training, self.limits.minimum
-        found = self.fleet.exited(record, event, runs=runs, begun=training.begun, least=least, step=training.step)
-        cause, reason, fatal, warning = found
+        runs, least = bool(self.rendezvous.active_members()), self.limits.minimum
+        cause, reason, fatal, warning = self.fleet.exited(record, event, world_runs=runs, least=least)
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
         if warning:
@@ -192,42 +191,34 @@ class Workers:
         self.forgive_own_absence(now)
         if self.ending.outcome:
             return self._enforce_deadline(now)
-        out = [instruction for rule in self._rules for act in rule.look(now) for instruction in self._do(act, now)]
+        out = [instruction for rule in self._rules for instruction in rule.look(now)]
         return [*out, *self.reconcile(now)]
 
-    def _do(self, act: Act, now: float) -> list[Instruction]:
-        """What a rule wants."""
-        match act:
-            case GiveUp(record, reason):
-                return self.give_up(record, reason, now)
-            case Replace(record, reason, first):
-                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
-                if not first:
-                    return self._fire(record, Trigger.LET_GO, why)
-                self.fleet.departures.append(Departure(why.cause, record.node))
-                return []
-            case LetGo(record, reason):
-                why = TransitionContext(now, reason, f"worker {record.worker_id} is {reason}")
-                return self.transitions.fire(record, Trigger.LET_GO, why)
-            case LeaveWorld(cause):
-                self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
-                return []
-        return [act]
-
-    def learn(self, event: e.ScalingLearnt, now: float) -> list[Instruction]:
-        """How fast the job is with how many workers. While a member looks slow and is not yet called so, nothing is decided: the
-        slowness may be that worker's, and not the number's."""
-        return self.sizing.learn(event, now, suspected=self.slow_workers.suspects)
-
     def forgive_own_absence(self, now: float) -> float:
-        """Move every deadline by the time in which the master could not hear or act; returns it."""
+        """Move every deadline by the time in which the master could not hear or act. Returns that time."""
         absence = self.liveness.forgive_own_absence(now)
         self.ending.deadline += absence
         return absence
 
+    # ---- what rules ask for ----
+
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"
         return self._fire(record, Trigger.GIVE_UP, TransitionContext(now, reason, why, lost=e.ExitCause.FROZEN))
+
+    def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
+        cause = f"worker {record.worker_id} is {reason}"
+        if not first:
+            return self._fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
+        self.fleet.departures.append(Departure(cause, record.node))
+        return []
+
+    def let_go(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        cause = f"worker {record.worker_id} is {reason}"
+        return self.transitions.fire(record, Trigger.LET_GO, TransitionContext(now, reason, cause))
+
+    def leave_world(self, cause: str, now: float) -> None:
+        self.rendezvous.begin(now, broken=True).causes[NOBODY] = cause
 
     # ---- the whole ----
 
@@ -248,11 +239,11 @@ class Workers:
         return out
 
     def advance(self, now: float) -> list[Instruction]:
-        """After each event: form a new world if it is time to, or send the workers home."""
+        """After each event: form a new world if it is time to, or let all workers leave."""
         if self.ending.outcome:
             return self._end(now)
         rendezvous = self.rendezvous
-        for record in rendezvous.cut_off():  # each is taken for a cause, and may come back later
+        for record in rendezvous.cut_off():  # each is a cause of the change, and may come back later
             lost = f"worker {record.worker_id} lost its connection"
             self.transitions.fire(record, Trigger.EXCLUDE, TransitionContext(now, cause=lost))
         out: list[Instruction] = []
@@ -286,7 +277,7 @@ class Workers:
             self._reopen(now)
         since = rendezvous.change.since if rendezvous.change else now
         chosen = frozenset(world.worker_ids)
-        for record in rendezvous.of(_S.STANDBY, _S.REJOINING):
+        for record in self.records.of(_S.STANDBY, _S.REJOINING):
             enters = record.worker_id in chosen
             self.transitions.fire(record, Trigger.ENTER if enters else Trigger.PASS_OVER, TransitionContext(now))
         for rank, worker_id in enumerate(world.worker_ids):
@@ -295,7 +286,7 @@ class Workers:
                 self.fleet.entered_world(record)
             record.world_version, record.rank, record.notified = world.version, rank, NotificationLevel.NOTHING
         rendezvous.adopt(world)
-        self.fleet.crashes.reached_world()
+        self.fleet.crashes = self.fleet.crashes.after_world()
         self.liveness.restart(world.worker_ids, now)
         holders = [member.step for member in world.members if member.has_state]
         fields = {
@@ -315,25 +306,9 @@ class Workers:
             out.append(Record("warning", {"message": message}))
         return out
 
-    def adopt(self, world: World, now: float) -> list[Instruction]:
-        """Its members stand in this world, wherever they are, unless something became of them."""
-        self.rendezvous.adopt(world)
-        self.fleet.crashes.reached_world()
-        for rank, member in enumerate(world.members):
-            lost = f"worker {member.worker_id} was lost while there was no master"
-            record = self.records.get(member.worker_id)
-            if record is None:
-                self.rendezvous.begin(now, broken=True).causes[member.worker_id] = lost
-                continue
-            record.world_version, record.rank, record.ready = world.version, rank, True
-            record.step, record.epoch, record.has_state = member.step, member.epoch, True
-            cause = f"worker {member.worker_id} leaves: {record.reason}" if record.state is _S.DRAINING else lost
-            self.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
-        return [i.AdoptWorld(world)]
-
     def _reopen(self, now: float) -> None:
-        """Training goes on, with others in the place of those who believe it is over."""
-        for record in self.rendezvous.of(*DONE):
+        """Training goes on; workers that believe it is over are replaced."""
+        for record in self.records.of(*DONE):
             record.world_version = 0  # nobody waits for what it may still write
             self._fire(record, Trigger.REOPEN, TransitionContext(now, "finished before the others"))
 
@@ -342,11 +317,11 @@ class Workers:
     def _is_complete(self) -> bool:
         """The user's own program may have more to do after its training, and is waited for."""
         if self.rendezvous.complete:
-            return not (self.settings.own_program and self.rendezvous.of(_S.FINISHED))
+            return not (self.settings.own_program and self.records.of(_S.FINISHED))
         return self.rendezvous.world is None and self.fleet.all_completed
 
     def _end(self, now: float) -> list[Instruction]:
-        """It is decided how the job ends: send everybody home."""
+        """It is decided how the job ends: let all workers leave."""
         out = self._dismiss(now)
         if self.rendezvous.broken:  # its members must be told, but no other world is formed
             out += self._tell_members(now)

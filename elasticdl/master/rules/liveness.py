@@ -1,4 +1,4 @@
-"""What heartbeats tell of workers. `elasticdl.master.rules.watching` judges from it who is silent or stuck."""
+"""What heartbeats tell of workers. `elasticdl.master.rules.watching` judges from that who is silent or stuck."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from elasticdl.master.rules.progress_limits import ProgressLimits
 from elasticdl.master.state.events import HeartbeatReceived
-from elasticdl.master.state.lifecycle import WorkerState
 from elasticdl.master.state.records_by_state import Records
+from elasticdl.master.state.states import WorkerState
 
 
 class Liveness:

@@ -13,7 +13,7 @@ from elasticdl.job.shared_values import StepReport
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgotten
 from elasticdl.master.state.speedup import Observation
 
-# The first steps of a world are slow: caches are cold, newcomers warm up.
+# Steps of a world that are not measured: the first are slow, as caches are cold and newcomers warm up.
 SKIPPED = 3
 KEPT = 200  # newest steps of a world that count
 FEWEST = 10  # steps of one size that make an observation
@@ -46,7 +46,7 @@ class MeasuredSteps:
         self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
         self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
-        self.dropped = False  # what was recalled: it is outdated, or of another batch
+        self.dropped = False  # what was recalled was dropped: it is outdated, or of another batch
 
     def recall(self, observations: Sequence[Observation], now: float, forgotten: Sequence[Forgotten] = ()) -> None:
         """What an earlier job, or an earlier master of this one, has measured and forgotten."""
@@ -113,7 +113,8 @@ class MeasuredSteps:
             del self._known[next(iter(self._known))]
 
     def _forget_slower(self, present: Observation, now: float) -> None:
-        """Otherwise they would never be tried again, since a measured number is believed as measured."""
+        """Forget numbers that were slower than the present one, after a while: as a measurement is believed, they would never be tried
+        again."""
         for workers, (at, each) in list(self._known.items()):
             slower = workers > present.workers and each.samples / each.seconds <= present.samples / present.seconds
             if slower and now - at > _believed_for(self._forgotten[workers]):
@@ -121,7 +122,7 @@ class MeasuredSteps:
                 self._forgotten[workers] += 1
 
     def _compare(self) -> None:
-        """With what was known of others, and once in each world of as many workers."""
+        """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
         if not (self._known and (present := self._present())):
             return
         if any(_is_impossible(present, before) for _, before in self._known.values()):
@@ -141,7 +142,7 @@ class MeasuredSteps:
 
 
 def _believed_for(forgotten: int) -> float:
-    """Seconds, if it was forgotten so often before."""
+    """Seconds, if the number was forgotten so often before."""
     backoff = Backoff(first=BELIEVED, longest=LONGEST_BELIEVED)
     backoff.failures = forgotten + 1
     return backoff.bound()

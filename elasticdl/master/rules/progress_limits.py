@@ -1,4 +1,4 @@
-"""How long a member may make no progress: learnt from the gaps that this job's members survived.
+"""How long a member may go without progress: learnt from the gaps that this job's members survived.
 
 There are two limits. At the first a member is *named*: its stack is shown to people, which harms nothing. At the second it is
 *given up*: killed and replaced, which is wrong if it would have gone on. So the second limit is far longer, and what was

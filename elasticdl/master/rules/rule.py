@@ -1,4 +1,4 @@
-"""What a rule is: it is made with the job that it may see, looks at it with each tick, and says what is to be done.
+"""What a rule is: it is made with the job, looks at it with each tick, and says what is to be done.
 
 | rule | question |
 | --- | --- |
@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from elasticdl.job.spec import WorkerRange
@@ -23,8 +22,8 @@ from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
 
 
-class Seen(Protocol):
-    """What a rule may see of the job."""
+class RuledJob(Protocol):
+    """What a rule may see of the job, and what it may ask of it. What is asked is done at once; the instructions say the rest."""
 
     settings: Settings
     limits: WorkerRange  # as they are now
@@ -33,44 +32,21 @@ class Seen(Protocol):
     training: Training
     progress_limits: ProgressLimits
 
+    def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        """Kill this worker, and replace it."""
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Kill this worker, and replace it."""
+    def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
+        """Let this worker leave, and another take its place. ``first``: it stays, and the rule lets it go later."""
 
-    worker: WorkerRecord
-    reason: str
+    def let_go(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
+        """Let this worker leave: another is there in its place."""
 
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """Let this worker leave, and another take its place. ``first``: it stays until that one is ready."""
-
-    worker: WorkerRecord
-    reason: str
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """Let this worker leave: another is there in its place."""
-
-    worker: WorkerRecord
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveWorld:
-    """Let all members leave their world, and form the next."""
-
-    cause: str
-
-
-Act = Instruction | GiveUp | Replace | LetGo | LeaveWorld
+    def leave_world(self, cause: str, now: float) -> None:
+        """Let all members leave their world, and form the next."""
 
 
 class Rule(Protocol):
-    """A rule remarks on workers in their records. Whatever else is to change, it says by an act."""
+    """A rule remarks on workers in their records. Whatever else is to change, it asks of the job."""
 
-    def look(self, now: float) -> Iterable[Act]:
-        """Called with each tick, until it is decided how the job ends. An act is done before the next is asked for."""
+    def look(self, now: float) -> Iterable[Instruction]:
+        """Called with each tick, until it is decided how the job ends."""

@@ -28,9 +28,10 @@ from elasticdl.master.state.speedup import Curve
 PRIOR_EXPONENT = 0.8
 # A neighbour must gain by so much more from a place than the job that has it, as every change costs both something.
 STICKINESS = 1.2
-# A place that moves between two jobs is counted by none or by both. So the number that was seen most often in so long counts.
+# While a place moves between two jobs, neither of them counts it, or both do. So the number seen most often in so long counts.
 MEMORY_SECONDS = 20.0
-# If no worker waits, the cluster may have more places: jobs ask for as many again as they know of, at least for so many.
+# If no worker has waited for CALM_SECONDS, the cluster may have more places: jobs ask for as many again as they know of, and at
+# least for LEAST_PROBE.
 LEAST_PROBE = 4
 CALM_SECONDS = 10.0
 # A job that has not seen the others yet asks for no more than its fewest, or than it has. Where claims can't be read, only for so long.
@@ -135,7 +136,9 @@ class Sharing:
     def __init__(self) -> None:
         self.share: int | None = None  # workers that this job is to have; None: it has not seen the others yet
         self.reason = UNSEEN
-        self._until: float | None = None  # it waits for a first look at the others; None: it has not begun to
+        self._until: float | None = (
+            None  # when it no longer waits for a first look at the others; None: it has not begun to wait
+        )
         self._waits = True
         self.yields = False  # the share is less than its fewest, for others to have theirs
         self._held: deque[tuple[float, int]] = deque()  # places that were known lately, and when
@@ -156,7 +159,7 @@ class Sharing:
         if any(claim.waiting for claim in claims):
             self._crowded_at = now
         calm = now - self._crowded_at >= CALM_SECONDS
-        if calm:  # nobody gives up places for others, so these are new, and no job lets go at once what it has just got
+        if calm:  # no job gives up places for others now, so more places are new ones, and count at once
             places = max(places, self._held[-1][1])
         self._places = places
         probe = max(LEAST_PROBE, places) if calm else 1
@@ -171,7 +174,7 @@ class Sharing:
         return share != before
 
     def wait(self, now: float) -> None:
-        """To be called again and again. It gives up waiting for a first look if that takes too long."""
+        """Called with each tick: after UNSEEN_SECONDS it no longer waits for a first look at the others."""
         if self._until is None:
             self._until = now + UNSEEN_SECONDS
         self._waits = now < self._until

@@ -1,4 +1,4 @@
-"""What the job knows of how it scales: what it says of it, and how many workers it wants.
+"""How the job scales, as far as it knows: what it says of that, and how many workers it wants.
 
 Steps are measured, and the curve is fitted, outside of the core (`elasticdl.master.shell.scaling_observer`); it arrives here
 as an event. What `Sizing` holds may be lost without harm.
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.rules.rule import Seen
+from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.sharing import PRIOR_EXPONENT, Sharing, gains_of
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 from elasticdl.master.state import events as e
@@ -19,9 +19,9 @@ from elasticdl.master.state import instructions as i
 from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
-from elasticdl.master.state.lifecycle import DONE, LIVE
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
+from elasticdl.master.state.states import DONE, LIVE
 
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
@@ -34,9 +34,10 @@ MATERIAL = 0.1
 class Sizing:
     """It reads the workers' records and the training, and never changes them."""
 
-    def __init__(self, job: Seen, past: JobSnapshot) -> None:
+    def __init__(self, job: RuledJob, past: JobSnapshot) -> None:
         settings = job.settings
         self._seen = job
+        self._records = job.records
         self._rendezvous = job.rendezvous
         self._training = job.training
         self._curve = Curve()
@@ -46,12 +47,12 @@ class Sizing:
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         self._sharing = Sharing() if settings.share_queue else None
         self._job = settings.job_name
-        self._recalled = past.learnt.rejections  # until it is known whether they are of a job like this
+        self._recalled = past.learnt.rejections  # until it is known whether they are of such a job as this
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
         self._present, self._step_seconds = 0, 0.0  # workers that were last measured, and what a step takes them
         self._work = -1.0  # that is left, as last known
         self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
-        self._told = Learnt()  # the workers
+        self._told = Learnt()  # what the workers were told
         self._held, self._waits_since = 0, 0.0  # places, and since when workers have waited without a further one
 
     # ---- what is so ----
@@ -83,7 +84,7 @@ class Sizing:
         most, reason = self._most_alone()
         most = max(limits.minimum, most)
         if self._sharing:
-            there = self._rendezvous.live + len(self._rendezvous.of(*DONE))
+            there = self._records.live + len(self._records.of(*DONE))
             most, reason = self._sharing.bound(most, limits.minimum, reason, there)
         return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
 
@@ -176,7 +177,7 @@ class Sizing:
 
     def _tell(self) -> list[Instruction]:
         """Any worker may write the next checkpoint; those that connect later are told then."""
-        there = tuple(record.worker_id for record in self._rendezvous.of(*LIVE) if record.connected)
+        there = tuple(record.worker_id for record in self._records.of(*LIVE) if record.connected)
         if not there or not self._learnt.differs(self._told):
             return []
         self._told = self._learnt
@@ -192,7 +193,7 @@ class Sizing:
             limits=self._seen.limits,
             present=members,
             measured=event.workers == members,
-            incomplete=self._rendezvous.live != members,
+            incomplete=self._records.live != members,
             observed=observed,
             pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
             time_left=self._training.time_left(now),

@@ -15,9 +15,9 @@ from statistics import fmean, median_high, median_low
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.shared_values import Pace, StepTimes
-from elasticdl.master.rules.rule import Act, LetGo, Replace, Seen
-from elasticdl.master.state.instructions import Record
-from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.rules.rule import RuledJob
+from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.worker_record import MOST_FACTOR, Verdict, WorkerRecord
 
 SCORE = 0.7  # of the median worker's time over its own; less is slow
@@ -34,14 +34,14 @@ PHASES = ("data", "compute", "update")
 
 @dataclass(slots=True)
 class _Opinion:
-    """A worker seems to have become slow, or to have recovered; not yet shown."""
+    """A worker seems to have become slow, or to have recovered. That is not said yet."""
 
     since: float
     step: int
 
 
 class SlowWorkers:
-    def __init__(self, job: Seen) -> None:
+    def __init__(self, job: RuledJob) -> None:
         self._job = job
         self._replace = job.settings.replace_slow
         self.outgoing: int | None = None  # slow worker that stays until another can take its place
@@ -49,7 +49,7 @@ class SlowWorkers:
         self._replaced_at: float | None = None
         self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
-    def look(self, now: float) -> Iterator[Act]:
+    def look(self, now: float) -> Iterator[Instruction]:
         job, members, world = self._job, self._job.rendezvous.active_members(), self._job.rendezvous.world
         may_replace = not job.progress_limits.ending and self.outgoing is None
         alone = world is not None and len(world.members) == 1
@@ -58,11 +58,11 @@ class SlowWorkers:
             # Without it a job at its minimum would stand still until another is ready.
             first = len(members) <= job.limits.minimum and not job.settings.gang
             self.outgoing = record.worker_id if first else None
-            yield Replace(record, f"slow: {record.slow}", first)
-        yield from self._relieve()
+            yield from job.replace(record, f"slow: {record.slow}", now, first=first)
+        yield from self._relieve(now)
         yield from records
 
-    def _relieve(self) -> Iterator[Act]:
+    def _relieve(self, now: float) -> Iterator[Instruction]:
         """Let the slow worker go that has stayed until its replacement is ready."""
         job = self._job
         record = job.records.get(self.outgoing) if self.outgoing is not None else None
@@ -75,7 +75,7 @@ class SlowWorkers:
         others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
         if others >= job.limits.minimum:
             self.outgoing = None
-            yield LetGo(record, f"slow: {record.slow}")
+            yield from job.let_go(record, f"slow: {record.slow}", now)
 
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True

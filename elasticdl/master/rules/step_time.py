@@ -165,10 +165,12 @@ def _posterior(measured: _Measured, draw: np.random.Generator) -> Array:
     likelihood = _log_unit(parameters, measured)[2]
     heat = 0.0  # the power of the likelihood that counts: from the prior to the posterior
     while heat < 1:
-        rise = _next_rise(likelihood, 1 - heat)
+        rise = 1 - heat
+        while (weights := np.exp(rise * (likelihood - likelihood.max()))).sum() ** 2 < DRAWS / 2 * (weights**2).sum():
+            rise *= 0.7  # half of the draws are still to count
         heat = min(1.0, heat + rise)
-        weights = np.exp(rise * (likelihood - likelihood.max()))
-        chosen = _resampled(weights / weights.sum(), draw)
+        shares = np.cumsum(weights) / weights.sum()
+        chosen = np.searchsorted(shares, (draw.random() + np.arange(DRAWS)) / DRAWS).clip(max=DRAWS - 1)
         parameters, likelihood = parameters[chosen], likelihood[chosen]
         root = np.linalg.cholesky(np.cov(parameters.T) + 1e-9 * np.eye(len(_PRIOR)))
         for _ in range(MOVES * (2 if heat == 1 else 1)):
@@ -178,26 +180,6 @@ def _posterior(measured: _Measured, draw: np.random.Generator) -> Array:
             taken = np.log(draw.random(DRAWS)) < heat * (found - likelihood) + prior
             parameters, likelihood = np.where(taken[:, None], moved, parameters), np.where(taken, found, likelihood)
     return np.asarray(parameters)
-
-
-def _next_rise(likelihood: Array, most: float) -> float:
-    """By how much the power may rise so that half of the draws still count."""
-    low, high = 0.0, most
-    for _ in range(20):
-        weights = np.exp(high * (likelihood - likelihood.max()))
-        if weights.sum() ** 2 >= 0.5 * len(weights) * (weights**2).sum():
-            if high == most:
-                break
-            low = high
-        else:
-            most = high
-        high = (low + most) / 2
-    return max(high, 1e-6)
-
-
-def _resampled(weights: Array, draw: np.random.Generator) -> NDArray[np.intp]:
-    places = (draw.random() + np.arange(len(weights))) / len(weights)
-    return np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
 
 
 # ---- what follows ----

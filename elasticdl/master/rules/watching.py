@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 
 from elasticdl.master.rules.differences import common_place, examples, odd_ones
 from elasticdl.master.rules.progress_limits import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits
-from elasticdl.master.rules.rule import Act, GiveUp, LeaveWorld, Seen
+from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
-from elasticdl.master.state.lifecycle import LEAVING, WorkerState
-from elasticdl.master.state.rendezvous import Rendezvous
+from elasticdl.master.state.states import LEAVING, WorkerState
 from elasticdl.master.state.suspicion import StackReport, Suspicion, SuspicionKind
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -32,16 +31,17 @@ ASK_SHARE = 0.7
 TIME_TO_DUMP = 1.0
 # So long a worker may take to answer before its launcher is asked.
 ANSWER_SECONDS = 2.0
-# Who is to be given up was seen to stand still so lately, or is asked once more.
+# A worker that is to be given up must have been seen to stand still within so long; else it is asked once more.
 FRESH_SECONDS = 10.0
-# Who would be given up, and moves or does not answer, is asked again as often: it may stand still by now.
+# A worker that would be given up, but moves or does not answer, is asked again after so long: it may stand still by now.
 LOOK_AGAIN = 60.0
-# A worker that has run for so long without a session is named; its first word of that is in its log by then.
+# A worker that has run for so long without a session is named. By then its log says why, if it knows.
 UNREACHED_SECONDS = 10.0
 # Its log is read again when the time without a session has grown by this share.
 READ_AGAIN_SHARE = 0.3
 MOST_NAMED = 8
-# Logs of workers without a session: all of a large job have none while they import, and what keeps them keeps the first.
+# Logs that are read of workers without a session. While they import, no worker of a large job has one; and what keeps one of them
+# from the master keeps all.
 MOST_READ = 8
 
 _K = SuspicionKind
@@ -50,30 +50,30 @@ _K = SuspicionKind
 class _Crew:
     """Members of the world, and how long those that wait for others have waited, as of one look."""
 
-    def __init__(self, rendezvous: Rendezvous, now: float) -> None:
-        members = rendezvous.active_members()
+    def __init__(self, job: RuledJob, now: float) -> None:
+        members = job.rendezvous.active_members()
         waits = [now - record.pulse.moved for record in members if record.pulse and record.pulse.waiting]
         self.members, self.waiting = len(members), len(waits)
         self.shortest_wait, self.longest_wait = min(waits, default=0.0), max(waits, default=0.0)
-        self.left = bool(rendezvous.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
-        self.broken = rendezvous.broken
+        self.left = bool(job.records.of(WorkerState.REJOINING))  # some have left the world, and ask for the next
+        self.broken = job.rendezvous.broken
 
 
 class Watch:
-    def __init__(self, job: Seen) -> None:
+    def __init__(self, job: RuledJob) -> None:
         self._job = job
         self._settings = job.settings
         self._limits = job.progress_limits
         self._spared: set[int] = set()  # silent, and not given up at the last look
 
-    def look(self, now: float) -> Iterator[Act]:
+    def look(self, now: float) -> Iterator[Instruction]:
         job = self._job
-        crew = _Crew(job.rendezvous, now)
+        crew = _Crew(job, now)
         yield from self._judge_silent(now)
         late = [r for r in job.records.values() if r.deadline is not None and now > r.deadline]
         for record in late:
             if record.waits_for_successor or record.state in LEAVING:
-                yield GiveUp(record, f"had not left {self._settings.stop_grace:g} s after it was to")
+                yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
         suspects = self._suspects(late, now)
         for record in job.records.values():
             yield from self._ask(record, suspects.get(record.worker_id), now)
@@ -127,7 +127,7 @@ class Watch:
             found |= {record.worker_id: _K.WAITS for record in members}
         # A broken world must be left, so there waiting for others is no excuse.
         stuck = [r for r in still if rendezvous.broken or r not in waiting]
-        stuck += _still(rendezvous.of(WorkerState.EXCLUDED), limits, now)
+        stuck += _still(records.of(WorkerState.EXCLUDED), limits, now)
         found |= {record.worker_id: _K.STUCK for record in stuck}
         found |= {record.worker_id: _K.LATE for record in late if record.live}
         quiet = [r for r in records.values() if r.quiet_since is not None and r.worker_id not in found]
@@ -219,13 +219,10 @@ class Watch:
         suspicion.answered, suspicion.report, last = True, report, suspicion.named
         if last and (report.moves or (last.where, last.state) == (report.where, report.state)):
             return []  # that is known
-        return self._name(record, now) if TABLE[suspicion.kind].is_news(suspicion, report) else []
+        return self._name(record, suspicion, now) if TABLE[suspicion.kind].is_news(suspicion, report) else []
 
-    def _name(self, record: WorkerRecord, now: float, differs: str = "") -> list[Instruction]:
+    def _name(self, record: WorkerRecord, suspicion: Suspicion, now: float, differs: str = "") -> list[Instruction]:
         """Tell people which worker it is, and where it stands, as far as that is known."""
-        suspicion = record.suspicion
-        if suspicion is None:
-            return []
         report = suspicion.named = suspicion.report or StackReport()
         seconds = round(self._seconds(record, suspicion.kind, now), 1)
         fields = {"worker": record.worker_id, "host": record.place, "why": str(suspicion.kind), "seconds": seconds}
@@ -234,7 +231,7 @@ class Watch:
 
     # ---- what is done about it ----
 
-    def _judge_silent(self, now: float) -> Iterator[Act]:
+    def _judge_silent(self, now: float) -> Iterator[Instruction]:
         spared, before = self._last_holders(now), self._spared
         self._spared = spared
         for record in self._silent(1.0, now):
@@ -244,28 +241,22 @@ class Watch:
                 pulse.heard = now - ASK_SHARE * limit
             elif record.worker_id not in spared:
                 reason = f"{'no heartbeat' if record.connected else 'no connection'} for {limit:g} s"
-                yield from self._give_up_silent(record, reason, now)
+                yield from self._give_up(record, _K.SILENT, reason, now)
             elif self._seconds(record, _K.SILENT, now) > (limit := self._limits.given or UNLEARNT_GIVE_UP):
-                yield from self._give_up_silent(record, f"no heartbeat for {limit:g} s", now)
+                yield from self._give_up(record, _K.SILENT, f"no heartbeat for {limit:g} s", now)
             elif suspicion and suspicion.kind is _K.SILENT and not suspicion.named:
-                yield from self._name(record, now)
+                yield from self._name(record, suspicion, now)
 
     def _last_holders(self, now: float) -> set[int]:
         """All members, if all are silent, or nearly: with them the state since the last checkpoint would be lost. Their processes are
         there, so they may be in calls that hold Python's lock."""
-        if self._job.rendezvous.of(WorkerState.REJOINING):  # these hold it, too
+        if self._job.records.of(WorkerState.REJOINING):  # these hold it, too
             return set()
         nearly = {record.worker_id for record in self._silent(ASK_SHARE, now) if record.connected}
         members = {record.worker_id for record in self._job.rendezvous.active_members()}
         return members if members <= nearly else set()
 
-    def _give_up_silent(self, record: WorkerRecord, reason: str, now: float) -> Iterator[Act]:
-        where = str(record.suspicion or "") if record.suspicion and record.suspicion.kind is _K.SILENT else ""
-        if where:
-            yield from self._name(record, now)
-        yield GiveUp(record, reason + where)
-
-    def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Act]:
+    def _judge_late(self, record: WorkerRecord, now: float) -> Iterator[Instruction]:
         """It is warned of at once, and given up when it could show where it stands."""
         suspicion, reason = record.suspicion, f"not ready {self._settings.start_timeout:g} s after its start"
         if suspicion and suspicion.asked == now:
@@ -274,9 +265,9 @@ class Watch:
         elif suspicion and now - suspicion.asked >= TIME_TO_DUMP:
             # Others may do no better: it counts against the job.
             record.failure = record.failure or f"{reason}{suspicion}"
-            yield from self._give_up_named(record, suspicion, reason, now)
+            yield from self._give_up(record, _K.LATE, reason, now)
 
-    def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Act]:
+    def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
         suspicion = record.suspicion
         if suspicion is None or now - suspicion.asked < TIME_TO_DUMP or not self._is_over(record, crew, now):
@@ -285,12 +276,14 @@ class Watch:
             yield from spared
             return
         limit = self._settings.progress_timeout or self._seconds(record, _K.STUCK, now)
-        yield from self._give_up_named(record, suspicion, f"no progress for {limit:.4g} s", now)
+        yield from self._give_up(record, _K.STUCK, f"no progress for {limit:.4g} s", now)
 
-    def _give_up_named(self, record: WorkerRecord, suspicion: Suspicion, reason: str, now: float) -> Iterator[Act]:
-        if not suspicion.named:
-            yield from self._name(record, now)
-        yield GiveUp(record, reason + str(suspicion))
+    def _give_up(self, record: WorkerRecord, kind: SuspicionKind, reason: str, now: float) -> Iterator[Instruction]:
+        """People are told where it stands, if that is known to be what is wrong with it."""
+        suspicion = record.suspicion if record.suspicion and record.suspicion.kind is kind else None
+        if suspicion and not suspicion.named and (str(suspicion) or kind is not _K.SILENT):
+            yield from self._name(record, suspicion, now)
+        yield from self._job.give_up(record, f"{reason}{suspicion or ''}", now)
 
     def _is_over(self, record: WorkerRecord, crew: _Crew, now: float) -> bool:
         """Whether a stuck worker's time is over, if it stands still. As it is killed then, what was learnt only counts where
@@ -330,7 +323,7 @@ class Watch:
         # Its heartbeats come, so it runs now and then.
         return None if seconds > UNLEARNT_GIVE_UP else []
 
-    def _judge_waiting(self, members: Sequence[WorkerRecord], now: float) -> Iterator[Act]:
+    def _judge_waiting(self, members: Sequence[WorkerRecord], now: float) -> Iterator[Instruction]:
         """All members wait for one another: name who does something else than the others, and have all leave the world."""
         suspicions = {record.worker_id: record.suspicion for record in members if record.suspicion}
         if not suspicions:
@@ -343,14 +336,14 @@ class Watch:
         shown = examples(odd, reports)
         for record in members:
             if record.worker_id in shown and not suspicions[record.worker_id].named:
-                yield from self._name(record, now, shown[record.worker_id])
+                yield from self._name(record, suspicions[record.worker_id], now, shown[record.worker_id])
         seconds = min(self._seconds(record, _K.WAITS, now) for record in members)
         if seconds > max(self._limits.until_given_up(record.pulse) for record in members):
             limit = self._settings.progress_timeout or seconds
             cause = f"no progress for {limit:.4g} s, all members wait for one another"
             differ = "; ".join(f"worker {each}{reports[each]}, {how}" for each, how in shown.items())
             differ += f"; and {len(odd) - len(shown)} more" if len(odd) > len(shown) else ""
-            yield LeaveWorld(cause + (f": {differ}" if differ else common_place(list(reports.values()))))
+            self._job.leave_world(cause + (f": {differ}" if differ else common_place(list(reports.values()))), now)
 
 
 def _still(records: Sequence[WorkerRecord], limits: ProgressLimits, now: float) -> list[WorkerRecord]:

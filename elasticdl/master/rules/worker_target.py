@@ -67,7 +67,7 @@ class WorkerTarget:
             self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
 
     def decide(self, curve: Curve, at: Situation) -> bool:
-        """Whether the target, or what keeps it where it is, is another now."""
+        """Returns whether the target has changed, or the reason why it stays."""
         before = self.target, self.reason.partition(":")[0]
         self._fit_into(at.limits)
         here = curve.at(at.present)
@@ -76,7 +76,7 @@ class WorkerTarget:
         return before != (self.target, self.reason.partition(":")[0])
 
     def scaled(self, limits: WorkerRange) -> bool:
-        """The range is another, so the reason is, too. Whether the target is another now."""
+        """The range has changed, so the reason changes, too. Returns whether the target has changed."""
         if self._fit_into(limits):
             return True
         self.reason = f"stays at {self.target}: the job was scaled to {limits}, and nothing was measured since"

@@ -14,11 +14,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from elasticdl.common.retry import until
 from elasticdl.master.shell.sessions import Outbox
 from elasticdl.master.state.events import (
     ExitCause,
@@ -34,8 +34,8 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
 FIND_SECONDS = 30.0
-# For those in places that are ENDING, once the others have come: most of them never will.
-DOUBTFUL_SECONDS = 3.0
+# For the agents of the other places: who is in these the earlier master has remembered. By then most agents have come.
+SOON_SECONDS = 3.0
 CLOSE_SECONDS = 15.0
 # So long an agent may take to come without anybody being told.
 LATE_SECONDS = 10.0
@@ -85,9 +85,9 @@ class Agents:
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
-        # At workers' stacks, and at what they print (True); each ends when nothing has come of it.
+        # Open questions, by worker, for its stacks or for what it has printed (True). The timer reports that nobody has answered.
         self._looks: dict[tuple[int, bool], asyncio.TimerHandle] = {}
-        self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
+        self._untaken: dict[int, Line] = {}  # by worker: its end is told, and the agent keeps it until it may forget it
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
@@ -165,13 +165,19 @@ class Agents:
 
     # ---- the port ----
 
-    async def found(self, places: Sequence[Place]) -> Sequence[FoundInPlace]:
-        ready = {place.id for place in places if place.state is PlaceState.READY}
-        awaited = ready | {place.id for place in places if place.state is PlaceState.ENDING}
-        await self._until(lambda: ready <= self._hellos.keys(), self._find_seconds)
-        await self._until(lambda: awaited <= self._hellos.keys(), min(DOUBTFUL_SECONDS, self._find_seconds))
+    async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
+        held = {place.id: place for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
+        known = set(remembered.values())
+        # Places in which there may be a worker of which only the agent knows.
+        unsure = {each.id for each in held.values() if each.state is PlaceState.READY and "" in known} - known
+        await until(lambda: unsure <= self._hellos.keys(), self._changed, self._find_seconds)
+        soon = min(SOON_SECONDS, self._find_seconds)
+        await until(lambda: held.keys() <= self._hellos.keys(), self._changed, soon)
         asyncio.get_running_loop().call_soon(self.begun.set)
-        return [found for place in sorted(awaited & self._hellos.keys()) for found in self._found(self._hellos[place])]
+        heard = [found for each in sorted(held.keys() & self._hellos) for found in self._found(self._hellos[each])]
+        silent = held.keys() - self._hellos.keys()
+        late = [self._remember(number, held[each]) for number, each in sorted(remembered.items()) if each in silent]
+        return [*heard, *late]
 
     def start(self, worker_id: int, place: Place) -> None:
         if self._closed:
@@ -215,7 +221,7 @@ class Agents:
         self._closed = True
         for worker_id in list(self._tenants):
             self.end(worker_id, 0)
-        await self._until(lambda: not self._tenants, self._close_seconds)
+        await until(lambda: not self._tenants, self._changed, self._close_seconds)
         for worker_id in list(self._untaken):
             self._take(worker_id)
         for line in self._lines.values():
@@ -241,6 +247,11 @@ class Agents:
     def _adopt(self, hello: pb.AgentHello, worker_id: int, pid: int, *, over: bool = False) -> FoundInPlace:
         self._add(Tenant(worker_id, hello.place, ordered=True, placed=bool(pid)))
         return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
+
+    def _remember(self, worker_id: int, place: Place) -> FoundInPlace:
+        """The agent of its place is late. Whether the worker still runs, the agent will say when it comes."""
+        self._add(Tenant(worker_id, place.id, ordered=True))
+        return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, node=place.node))
 
     def _add(self, tenant: Tenant) -> None:
         self._tenants[tenant.worker_id] = tenant
@@ -314,14 +325,6 @@ class Agents:
         self._in_place[tenant.place].discard(tenant.worker_id)
         self._report(exited)
         self._changed.set()
-
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Or until that time is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
 
 
 def _judge(ended: pb.Ended) -> WorkerExited:

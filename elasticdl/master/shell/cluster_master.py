@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -64,7 +65,7 @@ from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
 from elasticdl.places.pods.judge import crash_loop
-from elasticdl.places.pods.pod_places import KILL_GRACE, Patience, PodPlaces
+from elasticdl.places.pods.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -150,11 +151,21 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
-                await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
+                await end_workers(WorkerPodApi(client, name))
                 await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
         await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+async def end_workers(api: WorkerPodApi) -> None:
+    """
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    with contextlib.suppress(UnreachableError):  # the pods are to go in any case
+        await request(api.end_group, "end the gang")
+    await request(partial(api.delete_all, KILL_GRACE), "end the workers")
 
 
 def exit_code(phase: Phase) -> int:
@@ -189,7 +200,7 @@ class Master:
         agents = Agents()
         queue = self.spec.share_queue
         neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
-        job, patience = self.spec.job_name, Patience(image=self.spec.image_timeout)
+        job, timeouts = self.spec.job_name, PodTimeouts(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
 
         def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
@@ -198,11 +209,10 @@ class Master:
 
             def make_places(report: PlaceReport) -> PodPlaces:
                 # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
-                return PodPlaces(WorkerPodApi(client, job), pods, report, patience, random.Random(), state.next_worker)
+                return PodPlaces(WorkerPodApi(client, job), pods, report, timeouts, random.Random(), state.next_worker)
 
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
-            make = partial(PlaceLauncher, make_places, agents.reporting_to, report, seconds=seconds)
-            return make(fewest=lambda: limits().minimum)
+            return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
 
         def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
             state.status = lambda: _unless_over(status())

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -36,12 +36,11 @@ from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Launcher, Limits, Place, Report
-from elasticdl.places.fork_server import CannotFork, ForkServer
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.local import TIMES, LocalStarter, WorkerCommand
-from elasticdl.places.preload import modules_to_preload, worker_command
+from elasticdl.places.preload import how_to_start
 from elasticdl.places.slots import Slots, find_gpus
-from elasticdl.places.worker_process import NOT_FORKED
+from elasticdl.places.worker_process import Spawner
 
 # Sent when the command that started the job is gone: not a signal that people send, so that the reason is told right.
 PARENT_GONE = signal.SIGUSR1
@@ -128,8 +127,7 @@ def local_launcher(
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // limits.maximum))}
         return {**threads, **inherited, **place.environment, **worker.to_env()}
 
-    argv = worker_command(spec)
-    server = _fork_server(spec, argv, environment(spec.num_workers, 0, Place("")), job_dir.master_log)
+    spawner = Spawner.begin(*how_to_start(spec), environment(spec.num_workers, 0, Place("")), job_dir.master_log)
 
     def make(report: Report, limits: Limits) -> Launcher:
         slots = partial(Slots, spec.slots, find_gpus(os.environ), jobs_root().parent / "devices")
@@ -137,28 +135,10 @@ def local_launcher(
         def of_a_worker(worker_id: int, place: Place) -> dict[str, str]:
             return environment(limits(), worker_id, place)
 
-        command = WorkerCommand(argv, of_a_worker, job_dir.worker_log, job_dir.worker_out if stdout_apart else None)
-        starter = partial(LocalStarter, command, server=server)
-        return PlaceLauncher(slots, starter, report, seconds=TIMES)
+        command = WorkerCommand(spawner, of_a_worker, job_dir.worker_log, job_dir.worker_out if stdout_apart else None)
+        return PlaceLauncher(slots, partial(LocalStarter, command), report, seconds=TIMES)
 
     return make
-
-
-def _fork_server(spec: JobSpec, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> ForkServer | None:
-    """A fork server that has begun to import; None where workers can't be forked, or would gain nothing by it."""
-    if spec.start_method == "spawn":
-        return None
-    try:
-        server = ForkServer(argv, environment, modules_to_preload(spec), log)
-        server.start()
-    except CannotFork as reason:
-        if str(reason):
-            _log.warning(NOT_FORKED, reason)
-        return None
-    except OSError as error:
-        _log.warning(NOT_FORKED, error.strerror or error)
-        return None
-    return server
 
 
 def stopped_by_signals(post: Callable[[e.Event], None]) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import to_message
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
@@ -89,7 +89,8 @@ class Loop:
 
     async def run(self) -> i.EndJob:
         """Until the job has ended. It begins with what the launcher finds, and starts with the first tick."""
-        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find())))
+        remembered = {worker.worker_id: worker.place for worker in self._job.snapshot().workers}
+        self.decide(e.WorkersFound(tuple(await self._ports.launcher.find(remembered))))
         deciding, acting = asyncio.create_task(self._decide_all()), asyncio.create_task(self._act_all())
         try:
             await asyncio.wait({deciding, acting}, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.core.job import Job
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal

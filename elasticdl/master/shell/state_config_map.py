@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UserError
+from elasticdl.common.retry import retry
 from elasticdl.kube.api_error import ABSENT, FORBIDDEN
 from elasticdl.kube.client import Client
 from elasticdl.kube.fenced import FencedConfigMap, Manifest, NotWrittenError
@@ -30,7 +31,6 @@ from elasticdl.kube.manifests.packed_state import (
     pack_journal,
     unpack_state,
 )
-from elasticdl.kube.retry import retry
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 

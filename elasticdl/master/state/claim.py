@@ -11,9 +11,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from elasticdl.job.spec import MOST_WORKERS
 
 Count = Annotated[int, Field(ge=0, le=MOST_WORKERS)]
-# A job that has waited for a place for so long and got none is skipped. It is tried again each time so long has passed.
+# A job that has waited for a place for SKIPPED_AFTER seconds in vain is skipped, and tried again every RETRIED_EVERY seconds.
 SKIPPED_AFTER, RETRIED_EVERY = 60.0, 600.0
-# A job that is over within so long has no more places: its workers would start for little, and others stop for them.
+# A job that is over within so long gets no further place: its workers would start for little, and others would stop for them.
 WORTHWHILE_SECONDS = 30.0
 
 

@@ -1,6 +1,6 @@
-"""What can happen to a job: everything that the core is ever told.
+"""What can happen to a job: everything that the core hears of.
 
-Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job.Job.step` alone acts on them. Any
+Sessions, launchers, timers and commands only make these; `elasticdl.master.core.job_core.Job.step` alone acts on them. Any
 event may come late, twice or out of order.
 """
 
@@ -67,7 +67,7 @@ class WorkerConnected(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerDisconnected(WorkerEvent):
-    """The session ended, for whatever reason; the process may or may not be alive."""
+    """The session ended, for whatever reason. The process may be alive or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class NoticeReported(WorkerEvent):
 
     event: str
     fields: Mapping[str, Any]
-    number: int = 0  # by which the worker tells it again until it is saved; 0: never
+    number: int = 0  # the worker repeats it under this number until it is saved; 0: never
 
 
 # ---- from a launcher ----
@@ -152,6 +152,7 @@ class FoundWorker:
     over: bool = False  # its process has ended; a WorkerExited follows
     doubtful: bool = False  # its node does not answer, or it was told to end: it may never be heard of again
     node: str = ""
+    place: str = ""  # the id of that in which it is, or was
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class WorkersFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPending(WorkerEvent):
-    """This worker can't run yet; the launcher goes on trying. ``node``: where its place is, if it waits only for its start."""
+    """This worker can't run yet, and the launcher goes on trying. ``node``: where its place is, if it only has to start."""
 
     reason: str
     node: str = ""
@@ -195,9 +196,9 @@ class WorkerExited(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class StacksFound(WorkerEvent):
-    """The answer to `ReadStacks`, and to `ReadLog`. ``text``: with the dump that the worker has left, if any. ``state``: in
-    words, if its process can't run, or why nothing is known. ``has_session``: it runs, has left nothing, and believes that it
-    has a session."""
+    """The answer to `ReadStacks` and to `ReadLog`. ``text``: has the dump that the worker left, if any. ``state``: in words, if
+    the process can't run, or why nothing is known. ``has_session``: the worker runs, left no dump, and believes that it has a
+    session."""
 
     text: str
     state: str = ""
@@ -228,8 +229,8 @@ class NeighboursSeen(Event):
 class ScalingLearnt(Event):
     """How fast the job is with how many workers, from the steps so far.
 
-    ``workers``: how many made the newest steps, and enough of them to judge by. ``dropped``: the steps contradict what an
-    earlier job or master had measured, or it is of another batch.
+    ``workers``: how many made the newest steps, and enough of them to judge by. ``dropped``: what an earlier
+    job or master had measured was dropped, as the steps contradict it, or it is of another batch.
     """
 
     workers: int
@@ -244,7 +245,7 @@ class ScalingLearnt(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateSaveStalled(Event):
-    """The state could not be saved yet; what follows it waits, and it is tried again until there is no ``problem``."""
+    """The state could not be saved yet. Saving is tried again, and what follows it waits, until there is no ``problem``."""
 
     problem: str
 

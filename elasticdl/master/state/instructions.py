@@ -1,6 +1,6 @@
-"""What the core wants done: everything that it ever asks of the edge.
+"""What the core wants done.
 
-Instructions are carried out in the order of the list and never answered; what comes of them returns as events. What
+The loop carries instructions out in the order of the list, and answers none; what comes of them returns as events. What
 follows `SaveState` is carried out only once the state is saved, so that a successor can't contradict it.
 """
 
@@ -63,7 +63,7 @@ class PublishWorld(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker(WorkerInstruction):
-    """It is to leave."""
+    """Tell the worker to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class DumpStacks(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class TellLearnt(Instruction):
-    """Whoever writes a checkpoint puts this into it."""
+    """Whichever worker writes the next checkpoint puts this into it."""
 
     worker_ids: tuple[int, ...]
     json: str
@@ -150,7 +150,7 @@ class Recall(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class NewSteps(Instruction):
-    """Those that were not reported before."""
+    """Steps that were not reported before."""
 
     steps: tuple[StepReport, ...]
     pace: Pace
@@ -180,7 +180,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-# Safe to send before saving, so these come before `SaveState`: no successor must know of them, and workers wait for some.
+# These come before `SaveState`: a successor need not know of them, and workers wait for some.
 UNSAVED = (
     AnnounceChange,
     BreakWorld,

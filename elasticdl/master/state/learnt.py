@@ -25,12 +25,13 @@ class Rejection:
 
     workers: int
     left: Amount  # seconds in which it is not tried again
-    backoff: Amount  # of which so many were at first; the next time twice as many
+    backoff: Amount  # seconds in which it was not to be tried; the next time twice as many
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A number of workers that was slower than fewer were, which was believed for a while; the next time for twice as long."""
+    """A number of workers with which the job was slower than with fewer. That is believed for a while; the next time for twice as
+    long."""
 
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
     times: Annotated[int, Field(ge=1, le=MOST_TIMES)]
@@ -43,7 +44,7 @@ class Learnt:
     forgotten: Annotated[tuple[Forgotten, ...], Field(max_length=MOST_OBSERVATIONS)] = ()
 
     def differs(self, other: Learnt) -> bool:
-        """Whether it is worth being told again: other numbers of workers, or another speed."""
+        """Whether workers are to be told it again: other numbers of workers, or another speed."""
         mine, others = ({o.workers: o.seconds for o in each.observations} for each in (self, other))
         rejected, before = ({(r.workers, r.backoff) for r in each.rejections} for each in (self, other))
         if mine.keys() != others.keys() or rejected != before:

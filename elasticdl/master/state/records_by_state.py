@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
 
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.worker_record import WorkerRecord
 
 

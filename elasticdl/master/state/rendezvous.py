@@ -25,9 +25,9 @@ from operator import attrgetter
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, WorkerState
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.states import DONE, IN_WORLD, WorkerState
 from elasticdl.master.state.values import Member, World
 from elasticdl.master.state.worker_record import NotificationLevel, WorkerRecord
 
@@ -69,15 +69,12 @@ class Rendezvous:
 
     # ---- what is so ----
 
-    def of(self, *states: WorkerState) -> list[WorkerRecord]:
-        return self._records.of(*states)
-
     def active_members(self) -> list[WorkerRecord]:
         """Those who train, or leave their world and have not asked for the next."""
-        return self.of(_S.MEMBER)
+        return self._records.of(_S.MEMBER)
 
     def cut_off(self) -> list[WorkerRecord]:
-        """Members of a broken world that have no session."""
+        """Members of a broken world that have lost their session."""
         members = self._records.each_of(_S.MEMBER) if self.broken else ()
         return sorted((r for r in members if not r.connected), key=attrgetter("worker_id"))
 
@@ -91,21 +88,13 @@ class Rendezvous:
         held = sum(bool(record.pid or record.node) or record.state is _S.STARTING for record in there)
         return held, sum(record.state is _S.PENDING and not record.node for record in there)
 
-    @property
-    def live(self) -> int:
-        """Workers that are there, or on their way, and not leaving."""
-        return self._records.live
-
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
-        return sorted((r for r in self.of(_S.STANDBY) if r.connected), key=attrgetter("queued_at"))
-
-    def lingering(self) -> list[WorkerRecord]:
-        return self._records.lingering()
+        return sorted((r for r in self._records.of(_S.STANDBY) if r.connected), key=attrgetter("queued_at"))
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
-        return [record for record in self.of(*DONE) if self._was_in(record)]
+        return [record for record in self._records.of(*DONE) if self._was_in(record)]
 
     @property
     def broken(self) -> bool:
@@ -152,19 +141,20 @@ class Rendezvous:
 
     def retention_order(self) -> list[int]:
         """Those to keep first when there are too many: by rank, but slow ones last, then the standbys by age."""
-        inside = sorted(self.of(*IN_WORLD), key=lambda r: (r.slow is not None, r.rank))
-        return [record.worker_id for record in (*inside, *self.of(_S.STANDBY))]
+        inside = sorted(self._records.of(*IN_WORLD), key=lambda r: (r.slow is not None, r.rank))
+        return [record.worker_id for record in (*inside, *self._records.of(_S.STANDBY))]
 
     def _awaited_state(self, ready: Sequence[WorkerRecord]) -> str:
-        """Why a world of these would go on from less than there is, and whom to wait for."""
+        """Whether a world of these would go on from an older state than there is: whom to wait for, and why; empty if not."""
         newest = max((record.advance for record in ready if record.has_state), default=None)
-        leaving = [record for record in self.of(_S.DRAINING) if record.world_version]
+        leaving = [record for record in self._records.of(_S.DRAINING) if record.world_version]
         if newest is None and leaving:
             return "waits for a worker that leaves: it may be writing the state"
         # Those who have asked, and whose session is lost; if they do not come back they are given up.
-        absent = [r for r in self.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
-        absent += [r for r in self.of(_S.INITIALIZING) if r.ready]  # asked an earlier master, and will ask this one
-        if newest is None and (self.of(_S.EXCLUDED) or absent):
+        absent = [r for r in self._records.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
+        # Those who have asked an earlier master, and will ask this one.
+        absent += [r for r in self._records.of(_S.INITIALIZING) if r.ready]
+        if newest is None and (self._records.of(_S.EXCLUDED) or absent):
             return "waits for a worker that was cut off: it may have the state"
         if newest and any(record.connected and record.advance > newest for record in leaving):
             return "waits for a worker that leaves: it may have finished"
@@ -212,7 +202,7 @@ class Rendezvous:
         if change is None or self._records.count(_S.MEMBER):
             return None
         ending, standbys = self.ending, self.standbys()
-        rejoining = [record for record in self.of(_S.REJOINING) if record.connected]
+        rejoining = [record for record in self._records.of(_S.REJOINING) if record.connected]
         ready = rejoining if ending else [*rejoining, *standbys]
         if len(ready) < (1 if ending else limits.minimum):
             change.had_too_few = True
@@ -221,7 +211,7 @@ class Rendezvous:
         if awaited := self._awaited_state(ready):
             self.shortage = awaited
             return None
-        maximum = limits.maximum + len(self.lingering())
+        maximum = limits.maximum + len(self._records.lingering())
         if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):
             return None
         chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]

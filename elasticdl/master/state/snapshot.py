@@ -1,8 +1,8 @@
 """What a master must know to take the place of another.
 
 It is saved outside of the master (`elasticdl.master.shell.saver`) before anything is done that a successor must know
-of. Where the training stands is not in it: workers know that, and tell. Fields with ``compare=False`` do no harm if they
-are a little old, so a snapshot that differs only in these equals the one before.
+of. Where the training stands is not in it: workers know that, and tell. Fields with ``compare=False`` may be a
+little old without harm, so a snapshot that differs only in these equals the one before.
 """
 
 from __future__ import annotations
@@ -16,22 +16,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.lifecycle import WorkerState
+from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Outcome, Phase, World
 
-# Raised only if an older master would misunderstand what is written. Fields may be added, with a default: who does not know
-# them ignores them, and who misses them takes the default. A test keeps what the first version with this format has written.
+# Raised only if an older master would misunderstand what is written. A field may be added, with a default: a master that does not
+# know it ignores it, and a master that misses it takes the default. A test keeps what the first version of this format wrote.
 FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CrashSnapshot:
-    at_start: int = 0  # in a row, by workers that had reached no world
-    in_training: int = 0
-    steps_since: int = 0
-    most: int = 0  # workers that are tried to be had, as more could not start; 0: as many as are wanted
-    given_up: str = ""  # why, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,7 @@ class WorkerSnapshot:
     world_version: int = 0
     ready: bool = False
     failure: str = ""
+    place: str = ""  # the id of that in which it is, as far as it is known
 
 
 @dataclass(slots=True)
@@ -83,7 +76,7 @@ class JobSnapshot:
     outcome: Outcome | None = None
     training: TrainingSnapshot = field(default_factory=TrainingSnapshot)
     workers: tuple[WorkerSnapshot, ...] = field(default=(), compare=False)
-    crashes: CrashSnapshot = field(default=CrashSnapshot(), compare=False)
+    crashes: Crashes = field(default=Crashes(), compare=False)
     target: int = 0  # workers that the policy wants; 0 if there is none
     learnt: Learnt = field(default=Learnt(), compare=False)
 

@@ -60,7 +60,7 @@ class StackReport:
 
 @dataclass(slots=True)
 class Suspicion:
-    """Of a worker, from the moment at which it was asked where it stands."""
+    """Something seems wrong with a worker: from the moment at which it was asked where it stands."""
 
     kind: SuspicionKind
     asked: float  # when it was asked last
@@ -72,7 +72,7 @@ class Suspicion:
 
     @property
     def answers(self) -> bool:
-        """It has told itself where it stands when it was asked last."""
+        """The worker itself has answered the last question."""
         return self.answered and self.report is not None and self.report.itself
 
     @property

@@ -14,7 +14,7 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 
 
 class Phase(StrEnum):
-    """Where the job stands; `elasticdl.master.state.lifecycle.JOB` says what follows what."""
+    """Where the job stands; `elasticdl.master.state.states.JOB` says what follows what."""
 
     PENDING = "pending"  # no world has been formed yet
     RUNNING = "running"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from elasticdl.master.state.events import ExitCause
-from elasticdl.master.state.lifecycle import LIVE, WorkerState
+from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.suspicion import Suspicion
 from elasticdl.master.state.values import StepTimes
 
@@ -66,14 +66,14 @@ class Pulse:
     progress: int = -1
     waiting: bool = False  # blocked inside a collective
     times: StepTimes | None = None  # of its steps in the present world
-    steps: int = 0  # that were seen since something new was asked of it
+    steps: int = 0  # seen since something new was asked of it
     trained: float = 0.0  # seconds
 
 
 @dataclass(slots=True)
 class WorkerRecord:
     worker_id: int
-    reason: str  # why it is in its state
+    reason: str  # for its state
     state: WorkerState = WorkerState.STARTING
     host: str = ""
     node: str = ""  # of a cluster, on which it is
@@ -85,13 +85,13 @@ class WorkerRecord:
     waits_for_successor: bool = False  # MEMBER or REJOINING: leaves as soon as another member has its state
     failure: str = ""  # why it has crashed, whatever its exit code says
     unfit: bool = False  # it could not begin to train, where others can
-    replaces: ExitCause | None = None  # how the worker was lost in whose place it is, if that had been in no world
-    tries: int = 0  # how many in a row were unfit in its place, itself included
+    replaces: ExitCause | None = None  # how its predecessor was lost, if that had been in no world
+    tries: int = 0  # workers in a row that were unfit in its place, this one included
     deadline: float | None = None  # until it has to be ready, or gone
     quiet_since: float | None = None  # it runs without a session: has had none, or its training is over
     suspicion: Suspicion | None = None  # it was asked where it stands
     remark: str = ""  # what is wrong with it, for people
-    waits: str = ""  # at what of its own code it has stood for long before it was ready
+    waits: str = ""  # which of its own lines it has waited at for long before it was ready
     pulse: Pulse | None = None  # None if silence means nothing
     # of its last JoinRequested; the step also of its heartbeats while it is in a world or leaves
     step: int = 0

@@ -91,7 +91,6 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    host: str
     node: str
 
 
@@ -116,8 +115,7 @@ def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
     if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
         return judge_end(pod, events, told=told, gone=False)
     if "running" in main:
-        host = _status(pod).get("podIP") or _status(pod).get("hostIP") or ""
-        return Running(str(host), str(pod["spec"].get("nodeName") or ""))
+        return Running(str(pod["spec"].get("nodeName") or ""))
     return _judge_wait(pod, events)
 
 

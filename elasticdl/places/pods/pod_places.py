@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -28,10 +27,10 @@ from typing import Any, TypeVar
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
+from elasticdl.common.retry import retry, until
 from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
 from elasticdl.kube.manifests.names import without_name
-from elasticdl.kube.retry import retry
-from elasticdl.kube.watch import Listing, Receiver, Watch
+from elasticdl.kube.object_watch import Listing, Watch
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.pods.ledger import Ledger, Reports
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PodTimeouts:
     """Times in seconds."""
 
     image: float = 300.0  # for an image to be pulled, while no pod has ever run
@@ -68,7 +67,7 @@ class PodPlaces:
         api: WorkerPodApi,
         pods: WorkerPods,
         report: PlaceReport,
-        patience: Patience,
+        timeouts: PodTimeouts,
         rng: random.Random,
         first_number: int = 0,
     ) -> None:
@@ -76,20 +75,19 @@ class PodPlaces:
         self._api = api
         self._pods = pods
         self._report = report
-        self._patience = patience
-        self._backoff = partial(Backoff, rng, patience.first_retry, patience.longest_retry)
+        self._timeouts = timeouts
+        self._backoff = partial(Backoff, rng, timeouts.first_retry, timeouts.longest_retry)
         self._ledger = Ledger(pods.name, first_number)
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._tasks: set[asyncio.Task[Any]] = set()
         soon = partial(_soon, asyncio.get_running_loop())
-        pods_seen = Receiver(partial(soon, self.pods_listed), partial(soon, self.pod_changed))
-        events_seen = Receiver(partial(soon, self.events_listed), partial(soon, self.event_changed))
-        self._pod_watch = Watch(api.pods, pods_seen, self._backoff(), time.monotonic)
-        self._event_watch = Watch(api.events, events_seen, self._backoff(), time.monotonic)
+        pods_seen, events_seen = partial(soon, self.pods_listed), partial(soon, self.events_listed)
+        self._pod_watch = Watch(api.pods, pods_seen, partial(soon, self.pod_changed), self._backoff())
+        self._event_watch = Watch(api.events, events_seen, partial(soon, self.event_changed), self._backoff())
         self._refusals = SharedRetry(self._backoff())
         self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)  # to ask for a pod
-        self._leftovers = Leftovers(patience.over)
+        self._leftovers = Leftovers(timeouts.over)
         self._removal: asyncio.TimerHandle | None = None
         self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
         self._image_timer: asyncio.TimerHandle | None = None
@@ -99,13 +97,13 @@ class PodPlaces:
 
     async def found(self) -> tuple[Place, ...]:
         ask = partial(self._call, self._api.pods.list)
-        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._patience.start))
+        listing = await self._start(retry(ask, "list the workers' pods", self._backoff(), self._timeouts.start))
         found = tuple(self._ledger.adopt(pod) for pod in listing.items if self._pods.owns(pod))
         # What becomes of them is reported only after the caller knows that they were found.
         asyncio.get_running_loop().call_soon(self._begin, listing)
         return found
 
-    def want(self, fewest: int, most: int, avoid: AbstractSet[str]) -> None:
+    def want(self, most: int, avoid: AbstractSet[str]) -> None:
         if self._closed:
             return
         waiting = self._ledger.in_state(PlaceState.WAITING)
@@ -118,17 +116,15 @@ class PodPlaces:
             self._report(PlaceChanged(self._ledger.place(number)))
             self._start(self._create(number, self._pods.manifest(number, index, avoid)))
 
-    def give_back(self, place_id: str, grace: float | None) -> None:
+    def give_back(self, place_id: str, *, at_once: bool) -> None:
         number = self._number(place_id)
         if number is not None:
-            self._end(number, None if grace is None else max(KILL_GRACE, math.ceil(grace)))
+            self._end(number, KILL_GRACE if at_once else None)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience.close
         for number in self._ledger.numbers:
             self._ledger.tell(number)
         for given_up in self._creating.values():
@@ -136,22 +132,14 @@ class PodPlaces:
         if self._pods.is_group:
             ask = partial(self._call, self._api.end_group)
             with contextlib.suppress(UnreachableError):
-                await self._start(retry(ask, "end the gang", self._backoff(), self._patience.leave))
-        await self._until(lambda: not self._ledger.runs(), loop.time() + self._patience.leave)
+                await self._start(retry(ask, "end the gang", self._backoff(), self._timeouts.leave))
+        await until(lambda: not self._ledger.runs(), self._changed, self._timeouts.leave)
         if self._ledger.numbers:
             self._start(self._delete_all())
-        await self._until(lambda: not self._ledger.numbers, deadline)
+        await until(lambda: not self._ledger.numbers, self._changed, self._timeouts.close)
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
         await self.detach()
-
-    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Or until then."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
 
     async def detach(self) -> None:
         """Let the pods be: another master takes them over. None is asked for afterwards."""
@@ -190,11 +178,11 @@ class PodPlaces:
 
     async def _delete_all(self) -> None:
         """By force, if pods do not go in time. Not behind the requests that wait for the launcher's own threads."""
-        deadline = time.monotonic() + self._patience.force
+        deadline = time.monotonic() + self._timeouts.force
         while self._ledger.numbers:
             grace = KILL_GRACE if time.monotonic() < deadline else 0
             await retry(partial(asyncio.to_thread, self._api.delete_all, grace), "delete pods", self._backoff())
-            await asyncio.sleep(self._patience.force)
+            await asyncio.sleep(self._timeouts.force)
 
     # ---- pods come and go ----
 
@@ -222,7 +210,8 @@ class PodPlaces:
                     self._look(number, self._ledger.created(answer))
                     certain = False
                     break
-                await _until(given_up, answer)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(given_up.wait(), answer)
         finally:
             del self._creating[number]
         if not given_up.is_set() and (number in self._ledger or number in self._leftovers):
@@ -276,7 +265,7 @@ class PodPlaces:
         while await self._ask(number, self._api.delete, grace):
             if not grace:
                 return
-            await asyncio.sleep(self._patience.force)
+            await asyncio.sleep(self._timeouts.force)
             if number not in self._ledger:
                 return
             grace = 0
@@ -350,7 +339,7 @@ class PodPlaces:
             self._report(report)
         loop = asyncio.get_running_loop()
         if self._ledger.held(number):
-            loop.call_later(self._patience.event, lambda: self._look(number, self._ledger.settle(number)))
+            loop.call_later(self._timeouts.event, lambda: self._look(number, self._ledger.settle(number)))
         for left in self._ledger.take_left():
             self._leftovers.add(left, loop.time())
         self._plan_removal()
@@ -358,7 +347,7 @@ class PodPlaces:
         if trouble and trouble.lasting:
             self._report(LauncherFailed(f"no worker can be started: {trouble.reason}"))
         elif trouble and self._image_timer is None:
-            self._image_timer = loop.call_later(self._patience.image, self._give_up_image)
+            self._image_timer = loop.call_later(self._timeouts.image, self._give_up_image)
         elif self._image_timer and not trouble:
             self._image_timer.cancel()
             self._image_timer = None
@@ -379,15 +368,8 @@ class PodPlaces:
 
     def _give_up_image(self) -> None:
         if trouble := self._ledger.image_trouble:
-            seconds = f"{self._patience.image:g} s"
+            seconds = f"{self._timeouts.image:g} s"
             self._report(LauncherFailed(f"no worker could be started within {seconds}: {trouble.reason}"))
-
-
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait so long, or until it happens."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:

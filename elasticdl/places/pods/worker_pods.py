@@ -23,7 +23,7 @@ from elasticdl.kube.manifests.names import (
     state_name,
     worker_name,
 )
-from elasticdl.kube.watch import Source
+from elasticdl.kube.object_watch import Source
 from elasticdl.places.base import Limits
 
 Manifest = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch
+from elasticdl.elastic.torch_kit.gpu import HostCopy
 from elasticdl.elastic.torch_kit.pieces.kept import Noted
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 
@@ -27,6 +28,11 @@ class Outcome(Enum):
     DROPPED = "the script must be given these batches again"
 
 
+def _contents(tensor: torch.Tensor) -> tuple[int, int]:
+    """As long as the tensor is kept, these differ from those of any other, and after a change in place."""
+    return tensor.data_ptr(), tensor._version
+
+
 @dataclass(slots=True)
 class OpenBatch:
     """A batch that the script has been given, of whose step the parameters have not changed yet."""
@@ -37,16 +43,29 @@ class OpenBatch:
     backwards: int = 0  # backward passes that were made of it
     most: int = 0  # samples of the part when it was given, which are those of one pass
     noted: Noted | None = None  # in attributes, before the script has made anything of it
-    objective: torch.Tensor | float = 0.0  # weighed sum of the losses of its passes; on a GPU nobody waits for it
+    losses: list[tuple[HostCopy, float]] = field(default_factory=list)  # of its passes, and how each is weighed
+    begun: tuple[tuple[int, int], HostCopy] | None = None  # of the pass that is being made: which loss, and its copy
+
+    def begin_loss(self, loss: torch.Tensor) -> None:
+        """A pass is made of this loss next. It comes to the host while the device is on that pass, which nobody has to wait for."""
+        self.begun = _contents(loss), HostCopy(loss.detach().sum())
 
     def add_loss(self, loss: torch.Tensor, weight: float) -> None:
-        """A pass was made of this loss."""
-        total = loss.detach().sum()
-        self.objective = self.objective + weight * (total.item() if total.device.type == "cpu" else total.float())
+        """A pass was made, or is made next, of this loss."""
+        of, copy = self.begun or (None, None)
+        self.begun = None
+        if copy is None or of != _contents(loss):
+            copy = HostCopy(loss.detach().sum())
+        self.losses.append((copy, weight))
+
+    @property
+    def objective(self) -> float:
+        """The weighed sum of the losses of its passes."""
+        return sum(float(copy.wait()) * weight for copy, weight in self.losses)
 
     def begin_again(self) -> None:
         """Its gradients are made again, of another part."""
-        self.objective = 0.0
+        self.losses.clear()
 
     def forget(self) -> None:
         """Its step is made: what the script has computed of it may go."""

@@ -72,7 +72,8 @@ class GradientReducer:
         self._votes = [0.0] * BALLOT  # this worker's, and after the sum those of all
         # A loss on a GPU stays there, so that nobody waits for it before the step's end.
         self._loss = None if device.type == "cpu" else torch.zeros(1, device=device)
-        self._read_loss: HostCopy | None = None  # of this step
+        self._has_loss = False  # something of this step is there
+        self._read_loss: HostCopy | None = None
         self._rides = Rides()
         self._room = ROOM
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
@@ -108,7 +109,7 @@ class GradientReducer:
         self._made = self._launched_at = 0
         if self._loss is not None:
             self._loss.zero_()
-        self._read_loss = None
+        self._has_loss, self._read_loss = False, None
         self._batch = 0
         self._buffers.begin()
         self.passes.begin()
@@ -145,7 +146,7 @@ class GradientReducer:
             self._votes[vote.LOSS] += loss.item() * samples
         else:
             self._loss += loss.detach().to(self._loss) * samples
-        self._read_loss = None
+            self._has_loss, self._read_loss = True, None
         alone = self._collective.world.size == 1
         self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
 
@@ -165,7 +166,7 @@ class GradientReducer:
             last = last is not False and self._made == self._expected
         world = self._collective.world
         launching: AbstractContextManager[None] = nullcontext()
-        if last and world.size == 1 and self._loss is not None:
+        if last and world.size == 1 and self._loss is not None and self._has_loss:
             # It comes to the host while the device is on the backward pass, which is not waited for.
             self._read_loss = HostCopy(self._loss)
         elif (
@@ -242,7 +243,7 @@ class GradientReducer:
     # -- details --
 
     def _vote(self) -> Vote:
-        if self._loss is not None:
+        if self._loss is not None and (self._has_loss or self._collective.world.size > 1):
             self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
         if not self._batch or self._batch != round(self._votes[vote.SAMPLES]):  # of others nothing was measured
             return Vote.of(self._votes)

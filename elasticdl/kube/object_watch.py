@@ -3,11 +3,11 @@
 | what happens | what is done |
 | --- | --- |
 | the watch ends, or the connection breaks | watched on from the last version seen |
-| that version has expired (410), or the server does not know it | listed anew; the receiver compares |
+| that version has expired (410), or the server does not know it | listed anew; whoever is told compares |
 | the server refuses or is not there | tried again after a delay that doubles |
 
-A version is remembered from every change and every bookmark, so a broken connection seldom costs a list. What the
-receiver is told may come twice.
+A version is remembered from every change and every bookmark, so a broken connection seldom costs a list. Anything may be told
+twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,20 +56,16 @@ class Changes:
     def __init__(self, response: urllib3.BaseHTTPResponse, client: Client) -> None:
         self._response = response
         self._client = client
-        self._closing = threading.Lock()
 
     def __iter__(self) -> Iterator[Change]:
-        rest = b""
         with self._client.translated("watch"), contextlib.closing(self._response):
-            for piece in self._response.stream(amt=None, decode_content=False):
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield _change(json.loads(line))
+            for line in self._response:
+                if line.endswith(b"\n") and line.strip():  # else the connection broke within it
+                    yield _change(json.loads(line))
 
     def stop(self) -> None:
         """End it, from any thread."""
-        with self._closing, contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
             self._response.shutdown()
 
 
@@ -97,20 +94,19 @@ def _change(said: Mapping[str, Any]) -> Change:
     return Change(said["type"], said["object"])
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """Who is told, in the watch's thread: all objects at first, and each change by its kind."""
-
-    listed: Callable[[tuple[Object, ...]], None]
-    changed: Callable[[str, Object], None]
-
-
 class Watch:
-    def __init__(self, source: Source, receiver: Receiver, backoff: Backoff, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        listed: Callable[[tuple[Object, ...]], None],
+        changed: Callable[[str, Object], None],
+        backoff: Backoff,
+    ) -> None:
+        """``listed`` is told all objects at first, ``changed`` each change by its kind, in the watch's thread."""
         self._source = source
-        self._receiver = receiver
+        self._listed = listed
+        self._changed = changed
         self._backoff = backoff
-        self._clock = clock
         self._version = ""  # empty: to be listed
         self._stopped = threading.Event()
         self._handover = threading.Lock()
@@ -118,7 +114,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self, listing: Listing | None = None) -> None:
-        """Begin; ``listing`` is what the receiver has been told already."""
+        """Begin; ``listing`` is known already."""
         self._version = listing.version if listing else ""
         self._thread = threading.Thread(target=self.run, name="kubernetes watch", daemon=True)
         self._thread.start()
@@ -136,7 +132,7 @@ class Watch:
 
     def run(self) -> None:
         while not self._stopped.is_set():
-            began, failure = self._clock(), None
+            began, failure = time.monotonic(), None
             try:
                 self._follow()
             except ApiError as error:
@@ -145,7 +141,7 @@ class Watch:
                     self._version = ""
             if self._stopped.is_set():
                 return
-            if failure is None and self._clock() - began >= _SOUND_SECONDS:
+            if failure is None and time.monotonic() - began >= _SOUND_SECONDS:
                 continue
             delay = self._backoff.delay(failure.retry_after if failure else 0.0)
             _log.log(logging.DEBUG if failure is None else logging.INFO, "watching again in %.1f s: %s", delay, failure)
@@ -155,7 +151,7 @@ class Watch:
         """List if need be, then tell changes until the watch ends."""
         if not self._version:
             listing = self._source.list()
-            self._receiver.listed(listing.items)
+            self._listed(listing.items)
             self._version = listing.version
         stream = self._source.watch(self._version)
         with self._handover:
@@ -167,7 +163,7 @@ class Watch:
                 self._backoff.reset()
                 self._version = change.object["metadata"]["resourceVersion"]
                 if change.kind != "BOOKMARK":
-                    self._receiver.changed(change.kind, change.object)
+                    self._changed(change.kind, change.object)
         finally:
             with self._handover:
                 self._stream = None

@@ -1,11 +1,12 @@
-"""What is so after every step of a job, whatever happened."""
+"""What is so in the master's core after every step of a job, whatever happened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from elasticdl.master.core.job_core import Job
 from elasticdl.master.core.workers import Workers
-from elasticdl.master.state.lifecycle import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
+from elasticdl.master.state.states import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.state.values import Phase
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -17,17 +18,18 @@ class InvariantError(AssertionError):
     """A mistake in the core."""
 
 
-def check(job: Workers, phase: Phase) -> None:
+def check_job(job: Job) -> None:
     """
     Raises:
         InvariantError: one does not hold; its sentence, and of whom it does not.
     """
-    for record in job.records.values():
+    workers = job._workers
+    for record in workers.records.values():
         for sentence, holds in OF_WORKERS.items():
-            if not holds(record, job):
+            if not holds(record, workers):
                 raise InvariantError(f"{sentence}: not so of {record}")
     for sentence, contradicted in OF_THE_JOB.items():
-        if wrong := list(contradicted(job, phase)):
+        if wrong := list(contradicted(workers, job.phase)):
             raise InvariantError(f"{sentence}: not so of {wrong}")
 
 
@@ -63,7 +65,7 @@ def _lost_members(job: Workers, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
     if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
         return ()
-    inside = {r.worker_id for r in rendezvous.of(*IN_WORLD, *DONE)}
+    inside = {r.worker_id for r in job.records.of(*IN_WORLD, *DONE)}
     return set(rendezvous.world.worker_ids) - inside
 
 

@@ -1,4 +1,4 @@
-"""A job's home on this machine: its folder. Whether a job runs, which are old, and what is left of one."""
+"""A job in a folder of this machine. Whether a job runs, which are old, and what is left of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,12 +14,11 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import SeenFeed
-from elasticdl.cli.home import JournalFeed, Lines
+from elasticdl.cli.follow import JournalFeed, SeenLines
+from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
-from elasticdl.cli.local.local_logs import LocalLogs
-from elasticdl.cli.local.tail import Tail
+from elasticdl.cli.local.local_logs import LocalLogs, Tail
 from elasticdl.cli.wording import by_writer
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
@@ -38,56 +37,12 @@ STARTING_SECONDS = 60.0  # a folder without a master for longer than this belong
 
 
 class Life(Enum):
-    """Where a job is in its life, judged from its files and its master's process."""
+    """Where a job is in its life, judged from its files and its master's process. The value: why no master runs."""
 
-    STARTING = "starting"  # its folder is there, its master not yet
-    RUNNING = "running"
-    ENDED = "ended"  # its last status has been written
-    LOST = "lost"  # its master is gone without having said how the job ended
-
-
-_OVER = {Life.ENDED: "it has ended", Life.LOST: "its master died without saving a final status"}
-
-
-def life_of(job: JobDir) -> Life:
-    if job.batch.exists():
-        return _life_in_batch(job, MasterState(job))[0]
-    if job.status.exists():
-        return Life.ENDED
-    master = job.read_master()
-    if master is not None:
-        return Life.RUNNING if master.is_alive() else Life.LOST
-    try:
-        age = time.time() - job.path.stat().st_mtime
-    except FileNotFoundError:
-        return Life.LOST
-    return Life.STARTING if age < STARTING_SECONDS else Life.LOST
-
-
-def _life_in_batch(job: JobDir, batch: MasterState) -> tuple[Life, str]:
-    """With why no master runs at the moment, of one that starts."""
-    is_up, has_ended = job.master.exists(), job.status.exists()
-    if has_ended and not is_up:
-        return Life.ENDED, ""
-    try:
-        stage, why = batch.ask()
-    except (
-        UnreachableError
-    ) as error:  # it is as it was when it was last seen; the master itself may answer all the same
-        if has_ended:
-            return Life.ENDED, ""
-        return (Life.RUNNING, "") if is_up else (Life.STARTING, str(error))
-    if has_ended:  # its master may still close its places
-        return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
-    if stage in (Stage.WAITING, Stage.HALTED):
-        return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
-    if stage is Stage.OVER:
-        return Life.LOST, ""
-    return (Life.RUNNING, "") if is_up else (Life.STARTING, "its master is starting")
-
-
-def goes_on(job: JobDir) -> bool:
-    return life_of(job) in (Life.STARTING, Life.RUNNING)
+    STARTING = "its master is starting"
+    RUNNING = ""
+    ENDED = "it has ended"
+    LOST = "its master died without saving a final status"
 
 
 def prune_jobs(keep: int = KEPT_JOBS) -> None:
@@ -101,12 +56,10 @@ def prune_jobs(keep: int = KEPT_JOBS) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderHome:
-    """See `elasticdl.cli.home.Home`."""
+class FolderJob(JobHandle):
+    """Of a job whose master runs on this machine, or has run there."""
 
     folder: JobDir
-    namespace: ClassVar = ""
-    flags: ClassVar = ""
     master_returns: ClassVar = False
     look_seconds: ClassVar = 0.1
 
@@ -118,28 +71,34 @@ class FolderHome:
     def whereabouts(self) -> str:
         return f"files: {self.folder.path}"
 
-    def spec(self) -> str:
+    def spec_text(self) -> str:
         return self.folder.spec.read_text()
 
-    def kept_status(self) -> pb.JobStatus | None:
-        """That with which the job ended; None if it runs, or was killed before it could write it."""
+    def status_text(self) -> str | None:
+        """That with which the job ended; none if it runs, or was killed before it could write it."""
         try:
-            return json_format.Parse(self.folder.status.read_text(), pb.JobStatus(), ignore_unknown_fields=True)
+            return self.folder.status.read_text()
         except FileNotFoundError:
             return None
 
-    def stop_without_master(self, *, now: bool) -> str:
-        return ""
-
     def life(self) -> Life:
-        return life_of(self.folder)
+        job = self.folder
+        if job.status.exists():
+            return Life.ENDED
+        if (master := job.read_master()) is not None:
+            return Life.RUNNING if master.is_alive() else Life.LOST
+        try:
+            age = time.time() - job.path.stat().st_mtime
+        except FileNotFoundError:
+            return Life.LOST
+        return Life.STARTING if age < STARTING_SECONDS else Life.LOST
 
     def over(self) -> str:
-        return _OVER.get(self.life(), "")
+        life = self.life()
+        return str(life.value) if life in (Life.ENDED, Life.LOST) else ""
 
     def absence(self) -> str:
-        life = self.life()
-        return "its master is starting" if life is Life.STARTING else _OVER.get(life, "")
+        return str(self.life().value)
 
     def last_known(self) -> tuple[int, float]:
         """As its journal tells it; of a long one only the end is read."""
@@ -183,9 +142,12 @@ class FolderHome:
                 time.sleep(LOGS_SECONDS)
         yield from logs.rest()
 
+    def where_logs(self) -> str:
+        return str(self.folder.logs)
+
 
 @dataclass(frozen=True, slots=True)
-class BatchHome(FolderHome):
+class SlurmJob(FolderJob):
     """Of a job whose master is a batch job: its folder is shared by all nodes."""
 
     batch: MasterState
@@ -193,9 +155,7 @@ class BatchHome(FolderHome):
     look_seconds: ClassVar = 3.0
 
     def feed(self) -> JournalFeed:
-        """The next master goes on with the journal from where the last one has saved it."""
-        feed = FileFeed(self.folder.journal)
-        return SeenFeed(feed, lambda: feed.read()[1])
+        return SeenFileFeed(self.folder.journal)
 
     def stop_without_master(self, *, now: bool) -> str:
         life, number = self.life(), self.folder.batch.read_text()
@@ -212,40 +172,64 @@ class BatchHome(FolderHome):
         return f"stopped at step {step}" if step else "stopped before it had begun"
 
     def life(self) -> Life:
-        return _life_in_batch(self.folder, self.batch)[0]
+        return self._look()[0]
 
     def absence(self) -> str:
-        life, why = _life_in_batch(self.folder, self.batch)
-        return _OVER.get(life, why)
+        life, why = self._look()
+        return why or str(life.value)
+
+    def _look(self) -> tuple[Life, str]:
+        """With what else is known of why no master runs."""
+        up = Life.RUNNING if self.folder.master.exists() else Life.STARTING
+        has_ended = self.folder.status.exists()
+        if has_ended and up is Life.STARTING:
+            return Life.ENDED, ""
+        try:
+            stage, why = self.batch.ask()
+        except UnreachableError as error:
+            # It is as it was when it was last seen; the master itself may answer all the same.
+            return (Life.ENDED, "") if has_ended else (up, "" if up is Life.RUNNING else str(error))
+        if has_ended:  # its master may still close its places
+            return (Life.RUNNING if stage in (Stage.RUNNING, Stage.ENDING) else Life.ENDED), ""
+        if stage in (Stage.WAITING, Stage.HALTED):
+            return Life.STARTING, f"its master waits in Slurm's queue{'' if why == 'None' else f': {why}'}"
+        return Life.LOST if stage is Stage.OVER else up, ""
 
 
-def home_of(job: JobDir) -> FolderHome:
-    return BatchHome(job, MasterState(job)) if job.batch.exists() else FolderHome(job)
+def handle_of(job: JobDir) -> FolderJob:
+    return SlurmJob(job, MasterState(job)) if job.batch.exists() else FolderJob(job)
+
+
+def goes_on(job: JobDir) -> bool:
+    return not handle_of(job).over()
 
 
 class FileFeed:
-    """A journal as it grows. See `elasticdl.cli.home.JournalFeed`."""
+    """The journal in this file as it grows. A `elasticdl.cli.follow.JournalFeed`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
         self._tail = Tail(path)
         self.is_complete = False
 
     def read(self) -> tuple[bool, list[str]]:
-        try:
-            about = self._path.stat()
-            inode = about.st_ino  # which another file may be given once this one is gone
-            anew = inode != self._inode or about.st_size < self._tail.position  # another job has taken its name
-            tail = Tail(self._path) if anew else self._tail
-            lines = tail.lines(FEED_BYTES)
-        except OSError:
-            return False, []
-        self._inode, self._tail = inode, tail
-        return anew, lines
+        begun, lines = self._tail.begun, list[str]()
+        with suppress(OSError):
+            lines = self._tail.lines(FEED_BYTES)
+        return self._tail.begun != begun, lines  # anew: another job has taken its name
 
     def finish(self) -> None:
         self.is_complete = True
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class SeenFileFeed(FileFeed):
+    """Of masters one after another: the next goes on with the journal from where the last one has saved it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._seen = SeenLines()
+
+    def read(self) -> tuple[bool, list[str]]:
+        return False, self._seen.new_of(lambda: FileFeed.read(self)[1])

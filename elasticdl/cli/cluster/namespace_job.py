@@ -1,45 +1,42 @@
-"""A job's home on a cluster: a namespace, in which its objects are. Which jobs there are, and what is left of one."""
+"""A job on a cluster: in a namespace, which has its objects. Which jobs there are, and what is left of one."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from google.protobuf import json_format
-
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
-from elasticdl.cli.follow import stream_feed
-from elasticdl.cli.home import JournalFeed, Lines, found
-from elasticdl.cli.job_handle import JobHandle, choose
-from elasticdl.cli.wording import is_over
+from elasticdl.cli.follow import JournalFeed, StreamFeed
+from elasticdl.cli.job_handle import JobHandle, Lines, choose
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.job.journal import parse_entry
+from elasticdl.kube.api_error import ABSENT, NotDoneError
 from elasticdl.kube.client import Client, Object, connect
 from elasticdl.kube.job_pods import find_master, forwarded, is_running
 from elasticdl.kube.kubeconfig import ClusterTarget
+from elasticdl.kube.kueue import end_group
 from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.packed_state import State, unpack_state
 from elasticdl.kube.manifests.pod import SPEC_FILE
 from elasticdl.kube.manifests.pod_status import finished, trouble_of
-from elasticdl.proto import elasticdl_pb2 as pb
 
 ANY_JOB = f"{names.APPLICATION_LABEL}={names.APPLICATION},{names.JOB_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceHome:
-    """See `elasticdl.cli.home.Home`."""
+class NamespaceJob(JobHandle):
+    """Of a job on a cluster."""
 
     client: Client
     name: str
     place: ClusterTarget = field(default_factory=ClusterTarget)
-    master_returns: ClassVar = True
     look_seconds: ClassVar = 5.0
 
     @property
@@ -54,12 +51,11 @@ class NamespaceHome:
     def flags(self) -> str:
         return self.place.flags
 
-    def spec(self) -> str:
+    def spec_text(self) -> str:
         return str(self.client.read("ConfigMap", names.spec_name(self.name))["data"][SPEC_FILE])
 
-    def kept_status(self) -> pb.JobStatus | None:
-        text = self.state().status
-        return json_format.Parse(text, pb.JobStatus(), ignore_unknown_fields=True) if text else None
+    def status_text(self) -> str | None:
+        return self.state().status or None
 
     def state(self, *, with_journal: bool = False) -> State:
         """``with_journal``: all of it, else the newest part, as the rest may be large."""
@@ -70,12 +66,8 @@ class NamespaceHome:
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
-    def stop_without_master(self, *, now: bool) -> str:
-        return ""
-
     def over(self) -> str:
-        kept = self.kept_status()
-        if kept is not None and is_over(kept):
+        if self.end():
             return "it has ended"
         job = self.client.find("Job", names.master_name(self.name))
         if job is None:
@@ -125,14 +117,14 @@ class NamespaceHome:
     def journal(self) -> Lines:
         """The master's own, if there is one that answers."""
         try:
-            with found(self) as master:
+            with self.found() as master:
                 lines = list(master.events(follow=False))
         except ElasticDLError:
             lines = self._kept_journal()
         yield from lines
 
     def feed(self) -> JournalFeed:
-        return stream_feed(lambda: found(self), self.over, self._kept_journal)
+        return StreamFeed(self.found, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state(with_journal=True).journal.splitlines()
@@ -143,6 +135,10 @@ class NamespaceHome:
             return follow_logs(self.client, self.name, worker, self.over, pod)
         return read_logs(self.client, self.name, worker, pod)
 
+    def where_logs(self) -> str:
+        there = self.client.find("Job", names.master_name(self.name)) is not None
+        return f"`elasticdl logs {self.name}{self.flags}`" if there else ""
+
     def _pod_of(self, worker: int) -> str:
         """Its name; empty if what is kept of the job does not tell, as in its first seconds."""
         with contextlib.suppress(ElasticDLError):
@@ -152,42 +148,96 @@ class NamespaceHome:
         return ""
 
 
-def find(name: str | None, namespace: str, context: str) -> JobHandle:
+def find(name: str | None, place: ClusterTarget) -> JobHandle:
     """
     Raises:
         UserError: there is no such job, or which one is meant is not clear.
     """
-    place = ClusterTarget(namespace, context)
     client = connect(place)
     if name is None or not client.find("Job", names.master_name(name)):
         jobs = _jobs(client)
-        if not jobs:
-            client.require_namespace()
         running = [_name_of(job) for job in jobs if not finished(job)]
         name = choose(name, [_name_of(job) for job in jobs], running, f" in namespace {client.namespace}")
-    return JobHandle(NamespaceHome(client, name, place))
+    return NamespaceJob(client, name, place)
 
 
 def find_current(name: str) -> JobHandle | None:
     """The job of that name of the kubeconfig's current context, if there is one."""
     client = connect(ClusterTarget())
-    return JobHandle(NamespaceHome(client, name)) if client.find("Job", names.master_name(name)) else None
+    return NamespaceJob(client, name) if client.find("Job", names.master_name(name)) else None
 
 
-def list_jobs(namespace: str, context: str) -> list[JobHandle]:
+def list_jobs(place: ClusterTarget) -> list[JobHandle]:
     """The newest first."""
-    place = ClusterTarget(namespace, context)
     client = connect(place)
-    jobs = _jobs(client)
-    if not jobs:
-        client.require_namespace()
-    return [JobHandle(NamespaceHome(client, _name_of(job), place)) for job in jobs]
+    return [NamespaceJob(client, _name_of(job), place) for job in _jobs(client)]
 
 
 def _jobs(client: Client) -> list[Object]:
     found = client.list("Job", label_selector=ANY_JOB)
+    if not found:
+        client.require_namespace()
     return sorted(found, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
 
 
 def _name_of(job: Object) -> str:
     return str(job["metadata"]["labels"][names.JOB_LABEL])
+
+
+# ---- removing one, with everything that belongs to it ----
+
+POLL = 0.5
+DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
+# What the master works with goes after it; until then it may still leave in good order.
+_KINDS = (
+    "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "Lease", "PodGroup",
+)  # fmt: skip
+# Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup")
+_NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
+
+
+def delete(name: str, place: ClusterTarget) -> str:
+    """Returns when all is gone.
+
+    Raises:
+        UserError: there is no such job, or the cluster does not let it be deleted.
+        UnreachableError: pods are still there after a long time.
+    """
+    client = connect(place)
+    if not _delete_once(client, name):
+        client.require_namespace()
+        raise UserError(f"there is nothing of a job {name} in namespace {client.namespace}")
+    wait_until_gone(client, name)
+    return f"job {name} deleted"
+
+
+def wait_until_gone(client: Client, name: str) -> None:
+    """What comes into being meanwhile is deleted as well."""
+    deadline = time.monotonic() + DELETION_TIMEOUT
+    while left := _delete_once(client, name):
+        if time.monotonic() > deadline:
+            names = ", ".join(left)
+            raise UnreachableError(
+                f"{names} of job {name} are still there {DELETION_TIMEOUT:.0f} s after they were deleted"
+            )
+        time.sleep(POLL)
+
+
+def _delete_once(client: Client, name: str) -> list[str]:
+    """What there was."""
+    found = []
+    for kind in _KINDS:
+        try:
+            listed = client.list(kind, label_selector=f"{ANY_JOB}={name}")
+        except NotDoneError as error:
+            if (error.by_rights and kind in _WITH_MORE_RIGHTS) or (error.status == ABSENT and kind in _NOT_EVERYWHERE):
+                continue
+            raise
+        if kind == "Pod":
+            end_group(client, listed)
+        for metadata in (each["metadata"] for each in listed):
+            found.append(f"{kind} {metadata['name']}")
+            if not metadata.get("deletionTimestamp"):
+                client.delete(kind, metadata["name"])
+    return found

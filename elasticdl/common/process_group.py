@@ -1,0 +1,84 @@
+"""A child of this process that leads a session and a process group of its own: how it ends, with all its children.
+
+The number of a process is free for another as soon as the process has been waited for (reaped). So nothing here, and nobody
+else, sends a signal to a number after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+REAP_SECONDS = 0.01
+CHILDREN_SECONDS = 5.0
+
+
+class ProcessGroup:
+    def __init__(self, pid: int, reap: Callable[[], int] | None = None) -> None:
+        """``pid``: of the leader, and of the group. ``reap``: waits for the leader and returns its exit code, or minus a signal's number.
+
+        The leader was started with ``start_new_session``, and is waited for here alone.
+        """
+        self.pid = pid
+        self._reap = reap or (lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        self._code: int | None = None  # once it is reaped
+
+    def code(self) -> int | None:
+        """The leader's exit code, or minus a signal's number; None while it runs. It is not reaped."""
+        if self._code is not None:
+            return self._code
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    async def has_ended(self, seconds: float | None = None) -> bool:
+        """Wait until the leader has ended, at most so long. It is not reaped."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # it was reaped
+            return True
+        try:
+            loop.add_reader(descriptor, lambda: None if ended.done() else ended.set_result(None))
+            done, _ = await asyncio.wait({ended}, timeout=seconds)
+            return bool(done)
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the leader alone; nothing happens once it has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """The leader and its children, at once; the leader is not reaped."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Kill whatever is left, and reap the leader; returns its exit code, or minus a signal's number."""
+        if self._code is None:
+            self.kill()  # while the number can't be another's
+            self._code = self._reap()
+        return self._code
+
+    async def wait(self) -> int:
+        """Until the leader has ended, and the children that it left behind; returns as `end`."""
+        await self.has_ended()
+        code = self.end()
+        # Where this process is a subreaper, the children have become its own.
+        deadline = time.monotonic() + CHILDREN_SECONDS
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
+                    await asyncio.sleep(REAP_SECONDS)
+        return code
