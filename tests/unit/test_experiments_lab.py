@@ -170,7 +170,7 @@ class Stream:
     def __init__(self, changes):
         self.lines = [json.dumps({"type": kind, "object": item}).encode() + b"\n" for kind, item in changes]
 
-    def stream(self, **_):
+    def __iter__(self):
         yield from self.lines
 
     def close(self):
