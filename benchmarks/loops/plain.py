@@ -131,7 +131,8 @@ def loop(work: Work) -> None:
                 record.begin(setup.team)
             record.lap("load")
             zero()
-            images, labels = (each.to(setup.device, non_blocking=True) for each in (images, labels))
+            if setup.device.type == GPU:
+                images, labels = (each.to(setup.device, non_blocking=True) for each in (images, labels))
             cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             record.lap("compute")
             if setup.reduce:
