@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.options import Parser, not_negative, positive, run, writable
+from benchmarks.experiments.options import not_negative, positive, run, writable
 from benchmarks.experiments.zoo.pace import VARIABLE
-from benchmarks.harness import Results, busy_cores, describe_machine, names, show_table
+from benchmarks.harness import Parser, Results, busy_cores, names, show_table
 from benchmarks.models import RESNET20, TORCH_MODELS, worker_batch
 from benchmarks.peers.run import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, PeerRun, Planned, rate, schedule, summary
 from benchmarks.peers.systems import SYSTEMS, Peer
@@ -95,7 +95,6 @@ def experiment(args: argparse.Namespace) -> None:
 def conduct(args: argparse.Namespace, folder: Path) -> None:
     Artefacts(folder).discard("peers.jsonl")
     results = Results("experiment1_peers", folder / "peers.jsonl")
-    print(describe_machine(results.machine), flush=True)
     plan = schedule(args.cycles, args.period, args.seed)
     setting = Setting(args.model, args.workers, args.period, plan, args.seconds_per_sample)
     measured = {name: measure(name, setting, results) for name in args.systems}

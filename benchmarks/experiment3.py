@@ -26,9 +26,9 @@ from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLI
 from benchmarks.experiments.convergence.settings import Data, Policy
 from benchmarks.experiments.figures import draw_accuracies
 from benchmarks.experiments.lab import Lab, conducted
-from benchmarks.experiments.options import ClusterKind, Options, Parser, make_parser, read, run
+from benchmarks.experiments.options import ClusterKind, Options, make_parser, read, run
 from benchmarks.experiments.pods import GpuSeries
-from benchmarks.harness import flat, show_table, show_targets
+from benchmarks.harness import Parser, flat, show_table, show_targets
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then

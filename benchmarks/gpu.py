@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Results, Summary, add_out, describe_machine, names, require_known, show_table, summarise
+from benchmarks.harness import Parser, Results, Summary, add_out, names, show_table, summarise
 from benchmarks.ladders import TORCH, Loop, Setting, measure
 from benchmarks.loops.own_host import OF_ALL
 from benchmarks.models import RESNET50, TINY, worker_batch
@@ -62,7 +62,6 @@ def main() -> int:
     device = torch.cuda.get_device_name(chosen) if chosen.type == GPU else "CPU"
     if args.small:
         print(f"in small, on {device}: this shows that it works; no figure of it says anything about a GPU")
-    print(describe_machine(results.machine))
     sizes: Sizes = args.sizes
     if args.nccl:
         os.environ |= OF_ALL
@@ -91,7 +90,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("gpu", __doc__)
     parser.add_argument("--small", action="store_true", help="as without a GPU: a tiny model, few steps")
     parser.add_argument("--parts", type=names, default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--rounds", type=int, help=f"of plain and elastic steps; default: {FULL.rounds}")
@@ -101,7 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--worlds", type=int, help=f"until memory is compared; default: {FULL.worlds}")
     add_out(parser)
     args = parser.parse_args()
-    require_known(parser, args, {"parts": PARTS})
+    parser.require_known(args, parts=PARTS)
     args.small = args.small or choose_device().type == "cpu"
     base = asdict(SMALL if args.small else FULL)
     given = {name: value for name in OPTIONAL if (value := getattr(args, name)) is not None}

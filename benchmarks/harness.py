@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -96,7 +96,7 @@ def versions(libraries: Iterable[str], path: Sequence[str] | None = None) -> dic
 
 
 class Results:
-    """Appends one JSON object a line, each with the benchmark, the time and the machine."""
+    """Appends one JSON object a line, each with the benchmark, the time and the machine, which it tells at once."""
 
     def __init__(self, benchmark: str, out: Path | None) -> None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
@@ -104,6 +104,7 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.machine = machine_facts()
         self._benchmark = benchmark
+        print(describe_machine(self.machine), flush=True)
 
     def add(self, kind: str, **fields: Any) -> None:
         entry = {"benchmark": self._benchmark, "kind": kind, "time": time.time(), **fields, "machine": self.machine}
@@ -203,13 +204,21 @@ def numbers(text: str) -> list[int]:
     return values
 
 
-def require_known(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, known: Mapping[str, Iterable[str]]
-) -> None:
-    """Ends the program if an option of several names has one that is not known."""
-    for option, these in known.items():
-        if unknown := set(getattr(args, option)) - set(these):
-            parser.error(f"--{option}: {', '.join(sorted(unknown))}: not one of {', '.join(these)}")
+class Parser(argparse.ArgumentParser):
+    """Of `python -m benchmarks.NAME`; tells what is wrong in one line, without the usage."""
+
+    def __init__(self, name: str, description: str | None) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"python -m benchmarks.{name}", description=description, formatter_class=layout)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def require_known(self, args: argparse.Namespace, **known: Iterable[str]) -> None:
+        """Of options that take several names, those that are known."""
+        for option, these in known.items():
+            if unknown := set(getattr(args, option)) - set(these):
+                self.error(f"--{option}: {', '.join(sorted(unknown))}: not one of {', '.join(these)}")
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

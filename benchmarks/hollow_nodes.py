@@ -3,9 +3,9 @@
     python -m benchmarks.hollow_nodes NAMESPACE JOB NODES [CONTEXT]
 
 A stand-in for NODES kubelets and the worker processes of one job, in one process: it registers the nodes, sees by a watch
-which pods are bound to them, reports these as running, and speaks with the job's master as the agent of each and as the worker that the
-master orders there. It reports their end when they are deleted, when the master tells them to leave, or when somebody else said that they have ended. The nodes
-have a taint, so that nothing else comes to them, and go with the process's end (SIGTERM).
+which pods are bound to them, reports these as running, and speaks with the job's master as the agent of each and as the worker
+that the master orders there. It reports their end when they are deleted, when the master tells them to leave, or when somebody
+else said that they have ended. The nodes have a taint, so that nothing else comes to them, and go with the process's end (SIGTERM).
 """
 
 from __future__ import annotations

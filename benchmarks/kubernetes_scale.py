@@ -27,17 +27,9 @@ import psutil
 from benchmarks import counted_master
 from benchmarks.counted_master import MOUNT, NODES, REQUESTS
 from benchmarks.experiments.lab import Lab, open_lab
-from benchmarks.experiments.options import Options, Parser, add_cluster, read_cluster, run
+from benchmarks.experiments.options import Options, add_cluster, read_cluster, run
 from benchmarks.experiments.training import Followed
-from benchmarks.harness import (
-    Results,
-    add_out,
-    describe_machine,
-    show_summaries,
-    show_table,
-    summarise,
-    summarise_fields,
-)
+from benchmarks.harness import Parser, Results, add_out, show_summaries, show_table, summarise, summarise_fields
 from benchmarks.hollow_nodes import PODS_PER_NODE
 from benchmarks.job import flags_of
 from benchmarks.master_scale import add_sizes, cpu_of, memory_of, repeat
@@ -237,7 +229,6 @@ def measure_all(args: argparse.Namespace) -> None:
     """
     options = Options(**read_cluster(args))
     results = Results("kubernetes_scale", args.out)
-    print(describe_machine(results.machine))
     measured = functools.partial(measure, options=options, steady=args.steady)
     told = "all in a world {:.1f} s after the master's start".format
     runs = repeat(args, results, measured, lambda sample: told(sample.start.world))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, numbers, show_summaries, summarise_fields
+from benchmarks.harness import Parser, Results, add_out, busy_cores, numbers, show_summaries, summarise_fields
 from benchmarks.processes import Failed, Processes, wait_until
 from benchmarks.simulated import LOST_ONE_IN, SOCKET
 from elasticdl.common.errors import ElasticDLError
@@ -80,7 +80,7 @@ def repeat(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("master_scale", __doc__)
     add_sizes(parser, repetitions=3)
     parser.add_argument("--hosts", type=int, default=2, help="processes that the simulated workers share")
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of nothing but heartbeats")
@@ -90,7 +90,6 @@ def main() -> int:
     if min(args.workers) < LOST_ONE_IN:
         parser.error(f"--workers: at least {LOST_ONE_IN}, since a tenth is lost")
     results = Results("master_scale", args.out)
-    print(describe_machine(results.machine))
     measured = functools.partial(measure, args=args)
     runs = repeat(args, results, measured, lambda each: f"formed in {each.form:.2f} s, again in {each.reform:.2f} s")
     report(runs, results)

@@ -5,14 +5,13 @@ python -m benchmarks.plans --samples 100000,10000000 --batch 256
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from benchmarks.harness import Results, add_out, describe_machine, numbers, show_summaries, summarise
+from benchmarks.harness import Parser, Results, add_out, numbers, show_summaries, summarise
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, SampleOrder
 from elasticdl.elastic.core.world import Member, World
@@ -63,7 +62,7 @@ def _seconds(run: Callable[..., Any], *arguments: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__)
+    parser = Parser("plans", __doc__)
     parser.add_argument("--samples", type=numbers, default=[100_000, 10_000_000], help="of an epoch, comma-separated")
     parser.add_argument("--batch", type=int, default=256, help="samples of a global batch")
     add_out(parser)
@@ -78,7 +77,7 @@ def main() -> None:
             parts = (summarise([drawn]), first, step)
             found[f"{samples:,}, {kind}"] = dict(zip(MEASURES, parts, strict=True))
     show_summaries("dividing batches, seconds", found, digits=6)
-    print(f"{describe_machine(results.machine)}; results: {results.path}")
+    print(f"results: {results.path}")
 
 
 if __name__ == "__main__":

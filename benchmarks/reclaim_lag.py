@@ -26,10 +26,10 @@ from typing import Any
 import yaml
 
 from benchmarks.experiments.lab import Lab, open_lab, refusals
-from benchmarks.experiments.options import ClusterKind, Options, Parser, add_cluster, read_cluster, run
+from benchmarks.experiments.options import ClusterKind, Options, add_cluster, read_cluster, run
 from benchmarks.experiments.pods import Fact, PodTimes, Times, gpu_capacity, held_gpus
 from benchmarks.experiments.training import Followed
-from benchmarks.harness import Results, add_out, busy_cores, describe_machine, show_summaries, summarise_fields
+from benchmarks.harness import Parser, Results, add_out, busy_cores, show_summaries, summarise_fields
 from benchmarks.job import flags_of
 from benchmarks.models import LAYERS
 from benchmarks.processes import Failed, Processes, wait_until
@@ -190,7 +190,6 @@ def measure(args: argparse.Namespace) -> None:
     """
     options = Options(**read_cluster(args))
     results = Results("reclaim_lag", args.out)
-    print(describe_machine(results.machine))
     samples: dict[str, list[Any]] = {kind: [] for kind in TITLES}
     rng = random.Random(args.seed)
     try:

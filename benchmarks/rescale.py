@@ -24,13 +24,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 from benchmarks.harness import (
+    Parser,
     Results,
     add_out,
     busy_cores,
-    describe_machine,
     names,
     numbers,
-    require_known,
     show_table,
     summarise,
 )
@@ -200,7 +199,6 @@ class ElasticRun:
 def main() -> int:
     args = parse()
     results = Results("rescale", args.out)
-    print(describe_machine(results.machine))
     changes: dict[Key, list[Change]] = defaultdict(list)
     failures: dict[Key, int] = defaultdict(int)
     measured = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
@@ -212,7 +210,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("rescale", __doc__)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--workers", type=numbers, default=[2, 3, 4, 5])
     parser.add_argument("--models", type=names, default=list(LAYERS), help=",".join(LAYERS))
@@ -225,7 +223,7 @@ def parse() -> argparse.Namespace:
     add_out(parser)
     args = parser.parse_args()
     known = {"events": EVENTS, "models": LAYERS, "frameworks": PROGRAMS, "collectives": COLLECTIVES}
-    require_known(parser, args, known)
+    parser.require_known(args, **known)
     if min(args.workers) < 2:
         parser.error("--workers: at least 2, since one is taken away")
     return args

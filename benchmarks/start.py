@@ -8,7 +8,6 @@ jobs of ten epochs on digits: from typing `elasticdl train` to the first world, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -21,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import (
+    Parser,
     Results,
     add_out,
-    describe_machine,
     names,
-    require_known,
     show_summaries,
     summarise_fields,
 )
@@ -134,13 +132,13 @@ def _cpu_of_children() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
+    parser = Parser("start", __doc__)
     parser.add_argument("--repetitions", type=int, default=10, help="starts of each kind")
     parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help="comma-separated")
     parser.add_argument("--jobs", type=int, default=5, help="whole jobs of each kind")
     add_out(parser)
     args = parser.parse_args()
-    require_known(parser, args, {"frameworks": PROGRAMS})
+    parser.require_known(args, frameworks=PROGRAMS)
     results = Results("start", args.out)
     found = {}
     for framework in args.frameworks if args.repetitions else ():
@@ -156,7 +154,7 @@ def main() -> None:
     for method, summaries in found.items():
         results.add("job", method=method, seconds=summaries)
     show_summaries("10 epochs on digits, seconds from typing", found)
-    print(f"{describe_machine(results.machine)}; results: {results.path}")
+    print(f"results: {results.path}")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from dataclasses import asdict
 
 from benchmarks.experiments.zoo.pace import VARIABLE as PACE
 from benchmarks.harness import (
+    Parser,
     Results,
     Summary,
     add_out,
     busy_cores,
-    describe_machine,
     names,
-    require_known,
     show_table,
     summarise,
 )
@@ -38,7 +37,6 @@ def main() -> int:
     if args.pace:
         os.environ[PACE] = str(args.pace)
     results = Results("throughput", args.out)
-    print(describe_machine(results.machine))
     for ladder in LADDERS:
         if chosen := [name for name in args.loops if name in ladder.loops]:
             for model in args.models:
@@ -51,7 +49,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("throughput", __doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured part of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm_up", type=int, default=30, help="steps before the measured part")
@@ -64,7 +62,7 @@ def parse() -> argparse.Namespace:
     add_out(parser)
     args = parser.parse_args()
     args.loops = list(LOOPS) if args.loops == ["all"] else args.loops
-    require_known(parser, args, {"loops": LOOPS, "models": TORCH_MODELS})
+    parser.require_known(args, loops=LOOPS, models=TORCH_MODELS)
     return args
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from benchmarks.harness import Parser
 from benchmarks.processes import ROOT, Failed
 from elasticdl.cli.signals import Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -47,17 +48,6 @@ class Options:
     @property
     def simulated(self) -> bool:
         return self.seconds_per_sample > 0
-
-
-class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, without the usage."""
-
-    def __init__(self, name: str, description: str | None) -> None:
-        layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(f"python -m benchmarks.{name}", description=description, formatter_class=layout)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

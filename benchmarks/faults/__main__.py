@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.faults.run import BY_NAME, FAULTS, Fault, Finding, failed, find
-from benchmarks.harness import Results, add_out, describe_machine, names, require_known, show_table
+from benchmarks.harness import Parser, Results, add_out, names, show_table
 from benchmarks.processes import Failed, scratch
 
 PROGRESS_TIMEOUT, HEARTBEAT_TIMEOUT = 8.0, 5.0
@@ -24,7 +24,6 @@ PROGRESS_TIMEOUT, HEARTBEAT_TIMEOUT = 8.0, 5.0
 def main() -> int:
     args = parse()
     results = Results("faults", args.out)
-    print(describe_machine(results.machine))
     limits = {"progress_timeout": args.progress_timeout, "heartbeat_timeout": args.heartbeat_timeout}
     findings = [measure(fault, limits, args, results) for fault in FAULTS if fault.name in args.faults]
     columns = ("fault", "after, s", "limit, s", "named", "what was told", "what was done")
@@ -38,9 +37,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     every = [fault.name for fault in FAULTS]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("faults", __doc__)
     parser.add_argument("--faults", type=names, default=every, help=",".join(every))
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--collective", default="auto")
@@ -48,7 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT)
     add_out(parser)
     args = parser.parse_args()
-    require_known(parser, args, {"faults": every})
+    parser.require_known(args, faults=every)
     if args.workers < 2:
         parser.error(f"--workers {args.workers}: at least 2, so that somebody waits")
     return args

@@ -1,7 +1,7 @@
 """A job of some system, which one worker leaves or joins at a time by a seeded schedule, and what is made of it.
 
-Pauses are those of the survivors, from their step logs. *Useful* samples are those of each step once, as it was made last: what is made twice counts once. The *share* is the
-rate under the disturbance, of what the workers that were there would have made undisturbed, at the system's own rate
+Pauses are those of the survivors, from their step logs. *Useful* samples are those of each step once, as it was made last:
+what is made twice counts once. The *share* is the rate under the disturbance, of what the workers that were there would have made undisturbed, at the system's own rate
 before the first event. A worker is there from when it is brought until it is taken, so that the time in which a newcomer
 starts counts against every system.
 """

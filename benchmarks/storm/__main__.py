@@ -20,8 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.experiments.options import Parser
-from benchmarks.harness import RESULTS, add_out
+from benchmarks.harness import RESULTS, Parser, add_out
 from benchmarks.processes import ROOT
 from elasticdl.common.errors import UserError
 from elasticdl.job.folders import require_writable

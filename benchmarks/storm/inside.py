@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.harness import Results, Summary, describe_machine, show_table, summarise
+from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
 from benchmarks.storm.driver import RANGES, Brought, Driver, Line, Story
 from benchmarks.storm.job import LastingJob
@@ -192,7 +192,6 @@ def _wait_until_gone(processes: Processes) -> list[str]:
 
 def main(folder: str, out: str, disturbances: str, seed: str) -> int:
     results = Results("storm", Path(out))
-    print(describe_machine(results.machine), flush=True)
     try:
         holds = Run(Path(folder), results, int(disturbances), int(seed)).run()
     except KeyboardInterrupt:
