@@ -29,7 +29,7 @@ from tests.documents.reading import ROOT
 
 _GROUPS = {"train": OPTION_GROUPS, "run": SCRIPT_GROUPS}
 # What is not this repository's, and is taken as it is.
-_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
+_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd", "kill"}
 
 
 class Wrong(Exception):
