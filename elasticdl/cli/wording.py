@@ -33,7 +33,9 @@ def count_of(done: int, total: int) -> str:
 
 
 def epoch_text(status: pb.JobStatus) -> str:
-    """The epoch as people count, from 1."""
+    """The epoch as people count, from 1; ``-`` of a job of which only the step is known."""
+    if status.step and not (status.epoch or status.total_epochs or status.samples or status.total_steps):
+        return "-"
     return count_of(min(status.epoch + 1, status.total_epochs or status.epoch + 1), status.total_epochs)
 
 
