@@ -139,7 +139,9 @@ def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
     step, path = found.checkpoint
     if not path or step != status.step:
-        return "nothing is kept of it" if found.wants_checkpoint and status.step else ""
+        failed, why = found.no_checkpoint
+        nothing = "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
+        return nothing if found.wants_checkpoint and status.step else ""
     # In the job's own folder it is found by the name.
     named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
     return f"kept in {path}: the same command{named} goes on from there"
