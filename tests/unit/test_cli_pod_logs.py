@@ -42,9 +42,9 @@ LOST = "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: conne
 class LostNode(Pods):
     """Of these pods the logs can't be read."""
 
-    def __init__(self, *logs, lost=("w-1",), error=NoAnswerError(500, LOST)):
+    def __init__(self, *logs, lost=("w-1",), error=None):
         super().__init__(*logs)
-        self._lost, self._error = lost, error
+        self._lost, self._error = lost, error or NoAnswerError(500, LOST)
 
     def log(self, pod, follow=False, timestamps=False):
         if pod in self._lost:
@@ -66,7 +66,7 @@ def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_othe
 def test_who_asks_for_what_is_on_a_lost_node_is_told_that_and_not_that_it_never_was():
     with pytest.raises(UnreachableError, match="the log of w-1 can't be read now: the cluster at c failed"):
         list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 7))
-    with pytest.raises(UnreachableError, match="the log of w-0 .*; the log of w-1 "):
+    with pytest.raises(UnreachableError, match=r"the log of w-0 .*; the log of w-1 "):
         list(pod_logs.read_logs(LostNode(SHARED, SHARED, lost=("w-0", "w-1")), "job", None))
     assert list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 2)) == ["b"]
 
