@@ -1,6 +1,6 @@
 # What a contributor types. `make test` and `make demo` set everything up by themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test test-all coverage lint proto wheel clean
+.PHONY: help setup demo cluster test test-all coverage lint docs proto wheel clean
 
 BIN := .venv/bin
 PROTOC := $(BIN)/python -m grpc_tools.protoc -Ielasticdl/proto=proto
@@ -44,6 +44,17 @@ lint: setup  ## style, types, layers, and whether the generated code is what the
 	for file in "$$fresh"/elasticdl/proto/*; do \
 		diff -u "elasticdl/proto/$${file##*/}" "$$file" || { echo "elasticdl/proto is out of date: make proto"; exit 1; }; \
 	done
+
+# An environment of its own, made in half a minute: it needs no framework.
+build/site-env/made: docs/requirements.txt requirements/lock.txt pyproject.toml
+	rm -rf $(@D)
+	$(or $(PYTHON),python3) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -r docs/requirements.txt -e ".[worker]"
+	touch $@
+
+docs: build/site-env/made  ## the pages of docs/ and the reference as a site, in build/site; fails where a link leads nowhere
+	NO_MKDOCS_2_WARNING=1 build/site-env/bin/python -m mkdocs build --strict
+	@echo "$(CURDIR)/build/site/index.html"
 
 proto: setup  ## generate elasticdl/proto from proto/elasticdl.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. elasticdl/proto/elasticdl.proto

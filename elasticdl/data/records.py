@@ -17,9 +17,10 @@ Batch = Any  # records as columns: an array, or a dict or tuple of arrays, with 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is known of all records; ``column_names`` is None where records have no columns."""
+    """What is known of all records."""
 
     column_names: list[str] | None = None
+    """names of the columns, in order; None where records have no columns"""
 
 
 NO_COLUMNS = Metadata()
@@ -67,8 +68,10 @@ class Records:
     """The records of all files, in the order of the files; empty files are skipped."""
 
     def __init__(self, files: Sequence[RecordFile]) -> None:
-        """Raises:
-        UserError: there is no file, or their columns differ.
+        """Put files one after another.
+
+        Raises:
+            UserError: there is no file, or their columns differ.
         """
         if not files:
             raise UserError("there are no record files; expected at least one")
@@ -87,10 +90,11 @@ class Records:
         return int(self._ends[-1]) if self._files else 0
 
     def read(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> Batch:
-        """The records of these indices, in this order.
+        """The records of these indices, in this order, as columns: an array, or a dict or tuple of arrays, one row a record.
 
         Raises:
             IndexError: an index is not below the number of records.
+            UserError: a record can't be read, or records differ in shape.
         """
         asked = np.asarray(indices, np.int64)
         if not len(asked) or asked.min() < 0 or asked.max() >= len(self):
@@ -140,9 +144,15 @@ def by_column(function: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
 
 
 class Arrays:
-    """Inputs and labels in memory, for model-zoo modules; one row a sample. Either is an array, or inputs are a dict of arrays.
+    """Inputs and labels in memory, for model-zoo modules; one row a sample.
 
-    ``transform(inputs)`` is applied to each batch of inputs that is fetched, for instance to augment images.
+    Args:
+        inputs: an array, or a dict of arrays.
+        labels: an array with as many rows.
+        transform: ``transform(inputs)`` is applied to each batch of inputs that is fetched, for instance to augment images.
+
+    Raises:
+        ValueError: the numbers of rows differ.
     """
 
     def __init__(

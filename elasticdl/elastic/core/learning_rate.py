@@ -24,10 +24,15 @@ Schedule = Callable[[int], float]
 class LearningRate:
     """How the learning rate is to go.
 
-    ``schedule``: a function of the epoch, asked again whenever the world has changed, so that it may use the number of
-    workers; without it the optimizer's own rate holds. ``scaling``: with a fixed batch per worker, multiply by the
-    number of workers (Goyal et al. 2017) or its square root (Krizhevsky 2014). ``ramp_steps``: steps in which the rate
-    moves to its new value after a change of workers.
+    Args:
+        schedule: a function of the epoch, from 0, that returns the rate. It is asked again whenever the world has changed, so
+            that it may use the number of workers; without it the optimizer's own rate holds.
+        scaling: with a fixed batch per worker, multiply by the number of workers (Goyal et al. 2017) or its square root
+            (Krizhevsky 2014).
+        ramp_steps: steps in which the rate moves to its new value after a change of workers; 0: at once.
+
+    Raises:
+        UserError: ``scaling`` is another word, or ``ramp_steps`` is below 0.
     """
 
     schedule: Schedule | None = None

@@ -43,8 +43,13 @@ init, context, rank, size, run = own.init, own.context, own.rank, own.size, own.
 def DataLoader(dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
     """An `ElasticDataLoader` with the batch sizes given to `init`.
 
-    ``dataset``: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
-    ``drop_last``: leave out the last global batch of an epoch if it is smaller.
+    Args:
+        dataset: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
+        shuffle: a new order of samples each epoch, a function of the seed and the epoch; else the data set's own.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
+
+    Raises:
+        UserError: `init` has not been called, the data set is empty, or smaller than a global batch with ``drop_last``.
     """
     return ElasticDataLoader(context(), dataset, shuffle=shuffle, drop_last=drop_last)
 
@@ -58,10 +63,17 @@ def KerasState(
     learning_rate: LearningRate | None = None,
     **values: Any,
 ) -> _State:
-    """The training state of this process; see `elasticdl.elastic.keras.keras_state.KerasState`.
+    """The training state of this process: what survives a change of workers.
 
     Builds the model, if it is not built yet, and traces it on two samples, so that no other worker has to wait for that.
-    ``loss(labels, predictions)``: one of Keras's, or a function that returns the mean or one value per sample.
+
+    Args:
+        model: a ``keras.Model``.
+        optimizer: one of Keras's.
+        loss: ``loss(labels, predictions)``, one of Keras's, or a function that returns the mean or one value per sample.
+        loader: what `DataLoader` has returned.
+        learning_rate: rules by which the learning rate goes; without them the optimizer's own holds.
+        **values: travel along, as attributes of the state.
 
     Raises:
         UserError: model or optimizer are none of Keras's, or the learning rate's rules don't fit the batch sizes.

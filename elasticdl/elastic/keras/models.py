@@ -48,8 +48,10 @@ class Model:
     model: keras.Model
 
     def __init__(self, model: keras.Model) -> None:
-        """Raises:
-        UserError: `init` has not been called, or the model is not built or trains by a way of its own.
+        """Wrap a model.
+
+        Raises:
+            UserError: `init` has not been called, or the model is not built or trains by a way of its own.
         """
         context = own.context()
         if not isinstance(model, keras.Model):
@@ -97,10 +99,16 @@ class Model:
     ) -> keras.callbacks.History:
         """As Keras's, on global batches of ``elasticdl.elastic.global_batch_size``, on each sample once per epoch.
 
-        ``x`` and ``y``: arrays, nested as the model takes them, a ``PyDataset`` (in its own order), or an object with
-        ``__len__`` and ``__getitem__``. The batch sizes are those of `init`, whatever is given here. Logs are over all
-        workers. As with Keras, an epoch of ``steps_per_epoch`` ends early where all samples were trained on, and the next goes
-        on where it has ended. Callbacks that write (ModelCheckpoint, CSVLogger, TensorBoard) run on rank 0 only, others on all.
+        Logs are over all workers. Callbacks that write (ModelCheckpoint, CSVLogger, TensorBoard) run on rank 0 only, others on
+        all. Arguments that are not named here are Keras's.
+
+        Args:
+            x: inputs, arrays, nested as the model takes them; a ``PyDataset`` (in its own order); or an object with ``__len__``
+                and ``__getitem__``.
+            y: labels, one row a sample, if ``x`` does not bring them.
+            batch_size: not looked at: the batch sizes are those of `init`.
+            steps_per_epoch: optimizer steps of an epoch. As with Keras, it ends early where all samples were trained on, and
+                the next goes on where it has ended.
 
         Raises:
             UserError: the data or the arguments can't be used here.

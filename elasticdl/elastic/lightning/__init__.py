@@ -54,3 +54,8 @@ def _register(runtime: ScriptRuntime[ElasticContext]) -> type[Any]:
 
 
 ElasticStrategy = _register(own)
+"""The class behind ``strategy="elastic"``, for ``Trainer(strategy=ElasticStrategy())``; it takes no arguments.
+
+It is made with the package that the script has imported, ``lightning.pytorch`` or ``pytorch_lightning``. What of a
+Trainer can't be had is a `UserError` of one line, raised by ``Trainer(...)`` or ``fit``.
+"""

@@ -78,7 +78,11 @@ def __getattr__(name: str) -> Any:
 
 
 def device() -> torch.device:
-    """Where this worker computes: the GPU it was given, or the CPU."""
+    """Where this worker computes: the GPU it was given, or the CPU.
+
+    Raises:
+        UserError: `init` has not been called.
+    """
     return context().device
 
 
@@ -90,9 +94,17 @@ def DataLoader(
     num_workers: int = 0,
     collate_fn: Collate | None = None,
 ) -> ElasticDataLoader:
-    """An `ElasticDataLoader` with the batch sizes given to `init`.
+    """An `ElasticDataLoader` with the batch sizes given to `init`: it yields one `StepBatch` per step.
 
-    ``drop_last``: leave out the last global batch of an epoch if it is smaller.
+    Args:
+        dataset: with ``len()``, and samples by index.
+        shuffle: a new order of samples each epoch, a function of the seed and the epoch; else the data set's own.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
+        num_workers: processes that load samples ahead; 0: load in this one.
+        collate_fn: makes a micro-batch of a list of samples; None: torch's own.
+
+    Raises:
+        UserError: `init` has not been called, the data set is empty, or smaller than a global batch with ``drop_last``.
     """
     return ElasticDataLoader(
         context(), dataset, shuffle=shuffle, drop_last=drop_last, num_workers=num_workers, collate_fn=collate_fn
@@ -100,8 +112,18 @@ def DataLoader(
 
 
 def Sampler(data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
-    """An `ElasticSampler` over a data set, or over a number of samples, for a ``torch.utils.data.DataLoader`` of your
-    own: ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``."""
+    """An `ElasticSampler` for a ``torch.utils.data.DataLoader`` of your own.
+
+    ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``.
+
+    Args:
+        data: the data set, or the number of its samples.
+        shuffle: a new order of samples each epoch, a function of the seed and the epoch.
+        drop_last: leave out the last global batch of an epoch if it is smaller.
+
+    Raises:
+        UserError: `init` has not been called, the data set is empty, or smaller than a global batch with ``drop_last``.
+    """
     return ElasticSampler(context(), data, shuffle=shuffle, drop_last=drop_last)
 
 
@@ -115,7 +137,18 @@ def TorchState(
     snapshot: bool = False,
     **values: Any,
 ) -> _State:
-    """The training state of this process; see `elasticdl.elastic.torch_kit.pieces.torch_state.TorchState`.
+    """The training state of this process: what survives a change of workers.
+
+    Args:
+        model: the module that is trained.
+        optimizer: one of torch's, unwrapped: its ``step()`` sums the gradients of all workers first.
+        loader: what `DataLoader` has returned.
+        sampler: instead of ``loader``, what `Sampler` has returned.
+        learning_rate: rules by which the learning rate goes; without them the optimizer's own holds.
+        snapshot: each commit copies parameters and the optimizer's state, too, for a loop that changes them otherwise than by
+            ``optimizer.step()``.
+        **values: travel along, as attributes of the state: objects with ``state_dict`` and ``load_state_dict`` by these, others
+            pickled.
 
     Raises:
         UserError: both ``loader`` and ``sampler`` are given, or the learning rate's rules don't fit the batch sizes.

@@ -35,8 +35,10 @@ class Optimizer(optim.Optimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises:
-        UserError: `init` has not been called.
+        """Wrap one of torch's optimizers.
+
+        Raises:
+            UserError: `init` has not been called.
         """
         super().__init__(optimizer, job.numbers.steps)
         self._batch: StepBatch | None = None

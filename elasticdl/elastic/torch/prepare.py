@@ -75,8 +75,17 @@ class PlainLoop:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
-        this worker's part. ``others``: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to
-        workers that come later; the optimizers' schedulers are found, and further modules that they train. Returns all of them, in order. See docs/plain_loop.md.
+        this worker's part. The optimizers' schedulers are found, and further modules that they train. See docs/plain_loop.md.
+
+        Args:
+            model: the ``torch.nn.Module`` that is trained.
+            optimizer: one of torch's, or an `elasticdl.ga.torch.optim.Optimizer` around one.
+            loader: a ``torch.utils.data.DataLoader``, whose batch size is that of the global batch.
+            *others: further optimizers, and objects with ``state_dict``, such as a GradScaler, whose state travels to workers that
+                come later.
+
+        Returns:
+            Model, optimizer, loader and the others, in order, to be used from now on.
 
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
@@ -134,7 +143,14 @@ class PlainLoop:
         """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.
 
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
-        scripts of all workers must call it alike.
+        scripts of all workers must call it alike. Between two epochs it is the mean over the last batch.
+
+        Args:
+            value: a number, or a tensor of one element.
+
+        Raises:
+            UserError: it was called within the loop over micro-batches.
+            WorldBroken: a worker is lost, and the step is torn.
         """
         if self._host is not None:
             return self._host.mean(value)

@@ -75,12 +75,20 @@ class ScriptRuntime(Generic[ContextT]):
         A process that the script itself has started takes no part in the job: the functions answer as for a script that runs
         alone. Where multiprocessing has started it, `run` refuses to train.
 
-        ``global_batch_size`` samples make one optimizer step whatever the number of workers, none of which runs more
-        than ``max_gpu_batch_size`` at once. With ``batch_size_per_worker`` instead, the global batch grows with the
-        workers. ``gpus`` is only looked at by a script that runs alone: on how many its own loop computes; else all.
+        Args:
+            global_batch_size: samples that make one optimizer step, whatever the number of workers.
+            max_gpu_batch_size: most samples that a worker runs through the model at once; more are accumulated. None: no bound.
+            gpus: on how many GPUs the script's own loop computes, if it runs alone; None: all there are.
+            batch_size_per_worker: instead of ``global_batch_size``, samples per step and worker: the global batch grows with
+                the workers.
+            seed: of the order of samples, and of what is drawn in a step; at least 0.
+
+        Returns:
+            This process's part in the job, as `context` returns it.
 
         Raises:
-            UserError: the numbers make no sense, Horovod is missing, or the environment is unusable.
+            ArgumentError: the numbers make no sense.
+            UserError: `init` was called before, Horovod is missing, or the environment is unusable.
         """
         if job.context is not None:  # be it of another framework
             raise UserError(INIT_TWICE)
@@ -148,7 +156,7 @@ class ScriptRuntime(Generic[ContextT]):
         self.context().close()
 
     def context(self) -> ContextT:
-        """This process's part in its job.
+        """This process's part in its job: its rank, the world's size, its device.
 
         Raises:
             UserError: `init` has not been called.
@@ -163,13 +171,23 @@ class ScriptRuntime(Generic[ContextT]):
         return rank_by_launcher(os.environ) if self._context is None else self.context().known_rank
 
     def size(self) -> int:
-        """Number of workers in the present world."""
+        """Number of workers in the present world; 1 before the first.
+
+        Raises:
+            UserError: `init` has not been called.
+        """
         return self.context().size
 
     def run(self, train: Callable[[StateT], Any]) -> Callable[[StateT], Any]:
         """Make a training function elastic: called with the state, it is entered anew in each world until it returns.
 
-        A worker that is told to leave ends its process with status 0 at the next commit.
+        A worker that is told to leave ends its process with status 0 at the next commit. As a decorator: ``@elastic.run``.
+
+        Args:
+            train: takes the state, and trains from where the state stands.
+
+        Returns:
+            The function to call with the state. It returns what ``train`` returns in the last world, and raises what ``train`` raises.
         """
 
         @functools.wraps(train)

@@ -175,7 +175,8 @@ def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None
 def patch(trainer: Any) -> Any:
     """Have this ``transformers.Trainer``, or one of a class derived from it, train elastically. Call it before ``train()``.
 
-    Returns the trainer.
+    Returns:
+        The trainer itself.
 
     Raises:
         UserError: it can't; one line says why.
@@ -230,7 +231,10 @@ class BeforeTraining:
 
 
 class Trainer(BeforeTraining, transformers.Trainer):  # type: ignore[misc]
-    """``transformers.Trainer``, elastically; its arguments are unchanged."""
+    """``transformers.Trainer``, elastically; its arguments are unchanged.
+
+    ``train()`` raises a `UserError` of one line where something of the trainer can't be had; docs/transformers.md lists that.
+    """
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)

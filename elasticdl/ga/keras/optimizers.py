@@ -57,7 +57,17 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     built: bool
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, steps: int, name: str | None = None) -> None:
-        """Raises ArgumentError if ``steps`` or the optimizer cannot be right."""
+        """Wrap one of Keras's optimizers.
+
+        Args:
+            optimizer: steps on the mean gradients.
+            steps: micro-batches per optimizer step, at least 1.
+            name: as Keras's; None: that of the optimizer.
+
+        Raises:
+            ArgumentError: ``steps`` or the optimizer cannot be right.
+            UserError: Keras runs on another backend than TensorFlow, or under ``tf.distribute``.
+        """
         steps = checked_steps(steps)
         optimizer = _checked_optimizer(optimizer)
         # A function, so that there is one learning rate only.
@@ -102,7 +112,14 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     ) -> None:
         """Hand over the gradients of one micro-batch; each ``steps``-th call makes an optimizer step.
 
-        ``samples``: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+        Args:
+            grads: one for each variable.
+            trainable_variables: those that the gradients are of; None: those that the optimizer was built with.
+            samples: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+
+        Raises:
+            ArgumentError: the numbers of gradients and variables differ, or ``samples`` is no number above 0.
+            UserError: the optimizer is not built, or only some micro-batches came with ``samples``.
         """
         gradients = list(grads)
         if not gradients:

@@ -82,7 +82,15 @@ class Optimizer(torch.optim.Optimizer):
     defaults = _of_the_wrapped("defaults")
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        """Raises ArgumentError if ``steps`` or the optimizer cannot be right."""
+        """Wrap one of torch's optimizers.
+
+        Args:
+            optimizer: steps on the mean gradients; it must not evaluate a closure several times, as LBFGS does.
+            steps: micro-batches per optimizer step, at least 1.
+
+        Raises:
+            ArgumentError: ``steps`` or the optimizer cannot be right.
+        """
         # No super().__init__(): groups, state and hooks exist once, in the wrapped optimizer.
         self.optimizer = _checked_optimizer(optimizer)
         self.steps = steps
@@ -108,8 +116,16 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None) -> Any:
         """Hand over the gradient of one micro-batch; each ``steps``-th call makes an optimizer step.
 
-        ``closure``: computes loss and gradient of this micro-batch; called once, its loss is returned.
-        ``samples``: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+        Args:
+            closure: computes loss and gradient of this micro-batch; called once.
+            samples: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            ArgumentError: ``samples`` is no number above 0.
+            UserError: a GradScaler has found no gradients, or `accumulate` was called before a closure.
         """
         self.stepped = False
         loss = self._evaluate(closure)
@@ -128,7 +144,13 @@ class Optimizer(torch.optim.Optimizer):
 
         True: ``p.grad`` holds the mean of the accumulation, and ``step()`` is due. False: ``p.grad`` is None, and
         ``step()`` would do nothing. With a GradScaler call ``unscale_`` before and ``step`` after, each time.
-        ``last``: close the accumulation now, however many micro-batches it has.
+
+        Args:
+            samples: what the mean loss of the micro-batch was divided by, if not the same for all of them.
+            last: close the accumulation now, however many micro-batches it has.
+
+        Raises:
+            UserError: it has returned True, and no ``step()`` followed.
         """
         if self._ready:
             raise UserError("accumulate() has returned True: call step() (or zero_grad(), to drop it) before the next")

@@ -82,7 +82,16 @@ class StepBatch(cursor.StepBatch):
         self._weighed.expect()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
-        """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each."""
+        """The mean loss of the present micro-batch, scaled by its part of the global batch; call it once for each.
+
+        Instead of `backward`, where the backward pass is the script's own, as with a GradScaler.
+
+        Args:
+            loss: a tensor of one element, the mean over the micro-batch.
+
+        Raises:
+            UserError: the batch is over, or the loss is no mean.
+        """
         self.require_present()
         self._weighed.look(loss, self.micro_batch_size)
         self._weighed.require()
@@ -99,7 +108,11 @@ class StepBatch(cursor.StepBatch):
         With the last micro-batch gradients are reduced, while they are made: as with DistributedDataParallel they are the same
         on all workers afterwards.
 
+        Args:
+            loss: a tensor of one element, the mean over the micro-batch.
+
         Raises:
+            UserError: the batch is over, or the loss is no mean.
             WorldBroken: the step is torn; parameters are untouched.
         """
         backward: Callable[[], object] = self.weigh(loss).backward
