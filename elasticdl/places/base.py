@@ -162,7 +162,7 @@ class Starter(Protocol):
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """The workers in these places, which an earlier master has left; called once, first of all.
 
-        Waits a limited time for places that have not said yet what runs in them. Of one that does not say so, the workers count as
+        Waits a limited time for places that have not said yet what runs in them. Of one that does not say so, or is LOST, the workers count as
         found that were there as the earlier master remembered: what became of them is reported when the place says so. Another
         worker that shows itself later, and which this master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
 

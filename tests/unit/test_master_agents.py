@@ -1,6 +1,7 @@
 """The master's desk for agents: what it orders and reports, by lists of what agents say; also of late and silent agents."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -215,6 +216,14 @@ def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_h
         assert desk.told() == [told]
 
     asyncio.run(story(Desk(find_seconds=NEVER)))
+
+
+@desk
+async def test_who_was_in_a_place_that_was_lost_in_the_absence_ends_with_that_places_cause(desk):
+    lost = replace(A, state=PlaceState.LOST)
+    assert await desk.begin(lost, remembered={3: "a", 4: "elsewhere", 5: ""}) == [
+        FoundInPlace("a", FoundWorker(3, "node-a", over=True, node="node-a"))
+    ]
 
 
 @desk

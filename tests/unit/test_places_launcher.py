@@ -374,6 +374,16 @@ def test_another_master_takes_over_what_it_finds():
     assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
 
 
+def test_who_was_in_a_place_that_was_lost_while_there_was_no_master_ends_with_its_cause():
+    scene = Scene()
+    scene.places.left = (Place("a", "n1", state=PlaceState.LOST),)
+    scene.starter.left = (FoundInPlace("a", FoundWorker(3, "n1", over=True)),)
+    assert now(scene.launcher.find({3: "a"})) == [FoundWorker(3, "n1", over=True, doubtful=True, node="n1")]
+    scene.clock.advance(0)
+    scene.places.lose("a", "the container was out of memory", ExitCause.OUT_OF_MEMORY, 137)
+    assert scene.new() == [WorkerExited(3, ExitCause.OUT_OF_MEMORY, 137, "the container was out of memory")]
+
+
 def found_two_in_a_place():
     """The end of one was not told to the earlier master, and another runs in its place."""
     scene = Scene(at_once=False)

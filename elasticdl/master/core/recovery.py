@@ -200,7 +200,9 @@ class Recovery:
         for rank, member in enumerate(world.members):
             lost = f"worker {member.worker_id} was lost while there was no master"
             record = self._records.get(member.worker_id)
-            if record is None:  # one of a world that was saved, and who was not saved with it: the master before has seen its end
+            if (
+                record is None
+            ):  # one of a world that was saved, and who was not saved with it: the master before has seen its end
                 cause = f"worker {member.worker_id} had left the world before" if is_remembered else lost
                 rendezvous.begin(now, broken=True).causes[member.worker_id] = cause
                 continue

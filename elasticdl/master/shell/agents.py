@@ -177,7 +177,10 @@ class Agents:
         heard = [found for each in sorted(held.keys() & self._hellos) for found in self._found(self._hellos[each])]
         silent = held.keys() - self._hellos.keys()
         late = [self._remember(number, held[each]) for number, each in sorted(remembered.items()) if each in silent]
-        return [*heard, *late]
+        # Why those have ended the place says, which was lost while there was no master.
+        lost = {place.id: place for place in places if place.state is PlaceState.LOST}
+        gone = [_gone_with(number, lost[each]) for number, each in sorted(remembered.items()) if each in lost]
+        return [*heard, *late, *gone]
 
     def start(self, worker_id: int, place: Place) -> None:
         if self._closed:
@@ -325,6 +328,10 @@ class Agents:
         self._in_place[tenant.place].discard(tenant.worker_id)
         self._report(exited)
         self._changed.set()
+
+
+def _gone_with(worker_id: int, place: Place) -> FoundInPlace:
+    return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, over=True, node=place.node))
 
 
 def _judge(ended: pb.Ended) -> WorkerExited:
