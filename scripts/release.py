@@ -112,7 +112,7 @@ def bill_of_materials(tree: Path, wheel: Path, core: Path) -> str:
     python = str(core / "bin/python")
     install = [*pip, "--python", python, "install", "--quiet", "-c", str(tree / "requirements/lock.txt"), str(wheel)]
     subprocess.run(install, check=True)
-    options = ["--output-reproducible", "--pyproject", str(tree / "pyproject.toml"), "--mc-type", "framework", "-o", "-"]
+    options = ["--output-reproducible", "--pyproject", str(tree / "pyproject.toml"), "--mc-type", "library", "-o", "-"]
     made = subprocess.run(
         [sys.executable, "-m", "cyclonedx_py", "environment", *options, python], stdout=subprocess.PIPE, check=True
     )
