@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,7 @@ class ReleaseError(Exception):
 def main() -> int:
     epoch = git("log", "-1", "--format=%ct").decode().strip()
     os.environ["SOURCE_DATE_EPOCH"] = epoch
+    os.umask(0o022)  # a wheel has the modes of the files that are written for it
     if git("status", "--porcelain"):
         print("release: what is not committed is not in it", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,7 +104,13 @@ def unpack(sdist: Path, into: Path) -> Path:
 
 def compare(wheel: Path, other: Path) -> None:
     if wheel.name != other.name or wheel.read_bytes() != other.read_bytes():
-        raise ReleaseError(f"the sdist builds another {wheel.name} than the checkout: does MANIFEST.in lack a file?")
+        unlike = ", ".join(sorted({str(name) for name, *_ in entries(wheel) ^ entries(other)}))
+        raise ReleaseError(f"the sdist builds another {wheel.name} than the checkout; these differ: {unlike}")
+
+
+def entries(wheel: Path) -> set[tuple[object, ...]]:
+    with zipfile.ZipFile(wheel) as files:
+        return {(each.filename, each.CRC, each.external_attr, each.date_time) for each in files.infolist()}
 
 
 def bill_of_materials(tree: Path, wheel: Path, core: Path) -> str:
@@ -116,7 +124,10 @@ def bill_of_materials(tree: Path, wheel: Path, core: Path) -> str:
     made = subprocess.run(
         [sys.executable, "-m", "cyclonedx_py", "environment", *options, python], stdout=subprocess.PIPE, check=True
     )
-    return with_plotly(json.loads(made.stdout), (tree / PLOTLY).read_bytes())
+    bill = json.loads(made.stdout)
+    # cyclonedx-py does not know a version that setuptools reads from the package. There is no purl: PyPI's elasticdl is another one.
+    bill["metadata"]["component"]["version"] = wheel.name.split("-")[1]
+    return with_plotly(bill, (tree / PLOTLY).read_bytes())
 
 
 def with_plotly(bill: dict, script: bytes) -> str:
