@@ -50,7 +50,9 @@ def main() -> int:
         compare(wheel, build(unpack(sdist, Path(scratch, "unpacked")), "wheel", Path(scratch, "again")))
         bill = made / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
         bill.write_text(bill_of_materials(tree, wheel, Path(scratch, "core")))
-        sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(made.iterdir()))
+        sums = "".join(
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(made.iterdir())
+        )
         (made / "SHA256SUMS").write_text(sums)
         shutil.rmtree(ROOT / "dist", ignore_errors=True)
         shutil.copytree(made, ROOT / "dist")
@@ -127,7 +129,14 @@ def bill_of_materials(tree: Path, wheel: Path, core: Path) -> str:
     bill = json.loads(made.stdout)
     # cyclonedx-py does not know a version that setuptools reads from the package. There is no purl: PyPI's elasticdl is another one.
     bill["metadata"]["component"]["version"] = wheel.name.split("-")[1]
-    return with_plotly(bill, (tree / PLOTLY).read_bytes())
+    text = with_plotly(bill, (tree / PLOTLY).read_bytes())
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    wrong = JsonStrictValidator(SchemaVersion.from_version(bill["specVersion"])).validate_str(text)
+    if wrong:
+        raise ReleaseError(f"the bill of materials is none of CycloneDX {bill['specVersion']}: {wrong}")
+    return text
 
 
 def with_plotly(bill: dict, script: bytes) -> str:

@@ -368,7 +368,9 @@ def test_the_version(capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}"
     torch = importlib.metadata.version("torch")
-    assert re.fullmatch(rf"collectives: .*torch\.distributed {re.escape(torch)}; frameworks: torch {re.escape(torch)}, .+", second)
+    assert re.fullmatch(
+        rf"collectives: .*torch\.distributed {re.escape(torch)}; frameworks: torch {re.escape(torch)}, .+", second
+    )
 
 
 def test_the_version_where_no_framework_is(capsys, monkeypatch):
