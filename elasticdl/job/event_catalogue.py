@@ -37,9 +37,8 @@ class Kind:
     passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
-    of_worker: Types = field(
-        default_factory=dict
-    )  # the fields that a worker may give; none: only the master makes such entries
+    # The fields that a worker may give; if there are none, only the master makes such entries.
+    of_worker: Types = field(default_factory=dict)
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
 

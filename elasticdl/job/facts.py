@@ -306,9 +306,8 @@ class Facts:
             if (seconds := f.number(entry, part)) is not None:
                 self.pause_times[kind, part].add(seconds)
         if change := self._changing:
-            if (
-                change.use is TimeUse.FAILURE and not change.told
-            ):  # until now all time since the break counted as failure
+            # Until now all time since the break counted as failure.
+            if change.use is TimeUse.FAILURE and not change.told:
                 self._line.relabel(TimeUse.PRODUCTIVE, change.since, now)
             change.told = True
         last = self._pauses.last

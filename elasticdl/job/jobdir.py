@@ -87,6 +87,8 @@ class JobDir:
     journal = PathBelow("journal.jsonl")
     status = PathBelow("status.json")
     state = PathBelow("state.json")
+    # The mark of the master that may write the state: see `elasticdl.master.shell.slurm_keeper.new_mark`.
+    holder = PathBelow("state.holder")
     batch = PathBelow("batch")
     tls = PathBelow("tls")
     logs = PathBelow("logs")

@@ -38,7 +38,7 @@ class FencedConfigMap:
         self._version = ""  # empty: to be asked for
 
     async def claim(self) -> Manifest:
-        """Take it over; returns what is there the moment in which an earlier master can't write any more."""
+        """Take it over. Returns what is there; from then on an earlier master can't write any more."""
         return await self.patch({"metadata": {"annotations": {HOLDER: self._holder}}}, whoever=True)
 
     async def patch(self, change: Manifest, *, whoever: bool = False) -> Manifest:

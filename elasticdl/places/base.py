@@ -162,9 +162,9 @@ class Starter(Protocol):
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         """The workers in these places, which an earlier master has left; called once, first of all.
 
-        Waits a limited time for places that have not said yet what runs in them. Of one that does not say so, the workers count as
-        found that were there as the earlier master remembered: what became of them is reported when the place says so. Another
-        worker that shows itself later, and which this master has not started, is reported as `WorkerPlaced`: the launcher then ends it.
+        Waits a limited time for places that have not said yet what runs in them. In a place that says nothing in that time, those
+        workers count as found that the earlier master remembered there. What became of them is reported when the place says so. Any
+        other worker that shows itself later is reported as `WorkerPlaced`, and the launcher ends it.
 
         Args:
             remembered: The ids of workers, each with that of its place; empty for one whose place is not known.
@@ -242,7 +242,8 @@ class Launcher(Protocol):
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""
 
     async def detach(self) -> None:
-        """This master ends and has not decided that the job does: let workers be that another master could take over.
+        """This master ends and has not decided that the job does: let workers be that another master could take over, and
+        report nothing more of any.
 
         Where there will be no other, it is `close`. Nothing is left to do after `close`.
         """

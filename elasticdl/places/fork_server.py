@@ -109,11 +109,10 @@ class ForkServer:
     async def _ask(
         self, environment: Mapping[str, str], out: int, log: int, is_wanted: Callable[[], bool]
     ) -> ProcessGroup:
-        if (
-            _of_any_worker(environment) != self._environment
-        ):  # the job was scaled: OMP_NUM_THREADS is read during imports
+        common = _of_any_worker(environment)
+        if common != self._environment:  # the job was scaled: OMP_NUM_THREADS is read during imports
             await self._end()
-            self._environment = _of_any_worker(environment)
+            self._environment = common
         if self._channel is None:
             self.start()
         if not self._greeted:

@@ -13,7 +13,8 @@
 | a worker does not start in its place         | after `Seconds.start` its place is given back by force, as if its node was lost |
 | a worker that is killed does not end         | after `KILL_SECONDS` its place is given back by force; at once if it is ENDING |
 | a worker shows itself that nobody launched   | it is killed                                                                 |
-| another master begins                        | the places for which workers waited are kept until the workers are launched  |
+| another master begins                        | the places for which workers waited are kept until the workers are launched; |
+|                                              | who was in a place that is lost since is found, and has ended with it        |
 
 Everything but `find`, `close` and `detach` is a function of what was called and reported. Timers are passed in.
 """
@@ -116,7 +117,11 @@ class PlaceLauncher:
             spots = self._pairing.spots
             self._keeps_waiting = bool(spots)
             found = await self._starter.found([spot.place for spot in spots.values()], remembered)
-            return [self._adopt(spots[each.place_id], each.worker) for each in found]
+            workers = [self._adopt(spots[each.place_id], each.worker) for each in found]
+            for number, place_id in sorted(remembered.items()):
+                if number not in self._known and place_id in spots and spots[place_id].place.state is PlaceState.LOST:
+                    workers.append(self._adopt(spots[place_id], FoundWorker(number, over=True)))
+            return workers
         finally:
             self._busy = False
             self._call_later(0.0, self._work)
@@ -127,7 +132,7 @@ class PlaceLauncher:
         self._pairing.workers[worker.worker_id].placed = True
         self._watch(spot)
         doubtful = worker.doubtful or not spot.is_usable
-        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful)
+        return replace(worker, node=worker.node or spot.place.node, doubtful=doubtful, place=spot.place.id)
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
         if worker_id in self._known:
@@ -169,6 +174,7 @@ class PlaceLauncher:
     async def detach(self) -> None:
         if not self._closed:
             self._shut()
+            self._report = lambda event: None
             await self._starter.detach()
             await self._places.detach()
 
@@ -327,12 +333,12 @@ class PlaceLauncher:
         self._give_up(worker_id, spot, f"it was not started within {self._seconds.start:g} s")
 
     def _is_cut_off(self, worker_id: int, spot: Spot) -> None:
-        """A place that ends in order has ended by now; of the others the worker may be told nothing."""
+        """A place that ends in order is gone by now. In any other nobody may ever tell what became of the worker."""
         if spot.is_ending:
             self._give_up(worker_id, spot, spot.place.reason or "its place ends")
 
     def _give_up(self, worker_id: int, spot: Spot, why: str) -> None:
-        """What has not begun can be elsewhere sooner."""
+        """A worker that has not begun can begin elsewhere sooner."""
         worker = self._pairing.workers.get(worker_id)
         if worker and spot.worker == worker_id and not (worker.placed or spot.held or spot.given_back):
             spot.held = WorkerExited(worker_id, ExitCause.NODE_LOST, -signal.SIGKILL, why)

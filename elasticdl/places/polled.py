@@ -76,7 +76,11 @@ class PolledPlaces:
     async def found(self) -> Sequence[Place]:
         backoff = Backoff(random.Random(), first=self._seconds, longest=LONGEST_DELAY)
         listing = await retry(self._provider.list, "list the places of the job", backoff, FIND_SECONDS)
-        self._places = {place_id: place for place_id, place in listing.items() if isinstance(place, Place)}
+        # What has ended is said to be lost by the next list, as its end may be news.
+        self._places = {
+            place_id: place if isinstance(place, Place) else Place(place_id, state=PlaceState.LOST)
+            for place_id, place in listing.items()
+        }
         self._start(self._keep())
         return tuple(self._places.values())
 
@@ -87,8 +91,10 @@ class PolledPlaces:
         self._changed.set()
 
     def give_back(self, place_id: str, *, at_once: bool) -> None:
-        told_at_once = self._given_back.get(place_id)
-        if place_id in self._places and (told_at_once is None or (at_once and not told_at_once)):
+        told_at_once, place = self._given_back.get(place_id), self._places.get(place_id)
+        if place is None or place.state is PlaceState.LOST:
+            return
+        if told_at_once is None or (at_once and not told_at_once):
             self._given_back[place_id] = at_once
             self._start(self._end(place_id, at_once))
 

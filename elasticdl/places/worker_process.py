@@ -96,7 +96,7 @@ class WorkerRun:
         self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
-        # What is being started for a worker that is over: whoever ends waits for it.
+        # The worker is over, and its process is still being started: whoever ends waits until that is undone.
         self.left: asyncio.Task[None] | None = None
         self._unwanted = asyncio.Event()  # killed before it was started
         self._killing: asyncio.TimerHandle | None = None
@@ -145,7 +145,11 @@ class WorkerRun:
                 return -signal.SIGKILL
             self.process, self.was_started = process, True
             placed(process.pid)
-            return await process.wait()
+            try:
+                return await process.wait()
+            except OSError:  # as when this process has no more file descriptors: it must not run on unwatched
+                await asyncio.to_thread(process.end)
+                raise
         finally:
             self.process = None
             if self._killing is not None:

@@ -12,6 +12,7 @@ from elasticdl.cli.cluster import namespace_job
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.api_error import ApiError, NotDoneError
 from elasticdl.kube.manifests.pod import worker_pod
+from elasticdl.master.shell import cluster_master
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import WorkerPodApi, WorkerPods
@@ -169,6 +170,13 @@ def test_the_group_is_over_by_the_pods_that_kueue_keeps():
     cluster = Cluster(managed(0), managed(1), replaced, single)
     WorkerPodApi(cluster, JOB).end_group()
     assert cluster.annotated() == NAMES[:2]
+
+
+def test_the_group_is_over_also_where_a_master_gives_the_job_up():
+    """It has no launcher, which would see to that."""
+    pods = Pods(FakeObjects(), FakeObjects())
+    asyncio.run(cluster_master.end_workers(pods))
+    assert pods.calls == [("end_group",), ("delete_all", 1)]
 
 
 def test_where_pods_may_not_be_changed_a_line_in_the_log_says_what_helps(caplog):

@@ -152,6 +152,14 @@ def test_what_we_had_ended_is_told_at_once():
     assert not ledger.tell(0)
 
 
+def test_what_we_had_ended_is_not_taken_for_anothers_though_nobody_has_seen_it():
+    """The answer to the request for it was lost, and it is gone before the watch has told of it."""
+    ledger = asked(2)
+    assert ledger.tell(0)
+    assert causes(ledger.gone(0)) == [ExitCause.KILLED]
+    assert causes(ledger.gone(1)) == [ExitCause.DELETED]
+
+
 def test_events_of_a_pod_that_had_the_name_before_mean_nothing():
     ledger = asked()
     ledger.seen(LEAVING)

@@ -6,6 +6,9 @@ import pytest
 
 from elasticdl.master.shell import agents as module
 from elasticdl.master.shell.agents import Agents
+from elasticdl.master.shell.loop import Mailbox
+from elasticdl.master.shell.servicer import Servicer
+from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -369,3 +372,29 @@ async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
     desk.says(line, A, ended=ended(0))
     assert await orders(desk.comes(A, ended(0))) == ["end of stream"]
     assert desk.told() == []
+
+
+def test_a_mistake_about_an_agent_is_seen_and_ends_its_stream(monkeypatch):
+    """Else nobody would listen to the agent, which would never open another stream."""
+
+    class Context:
+        async def write(self, message):
+            pass
+
+    async def says():
+        yield pb.AgentMessage(hello=pb.AgentHello(place="a"))
+        await asyncio.Event().wait()
+
+    def wrong(*given):
+        raise ZeroDivisionError("a mistake")
+
+    async def whole():
+        agents = Agents()
+        agents.begun.set()
+        monkeypatch.setattr(agents, "greet", wrong)
+        parts = (None, None, asyncio.Event(), None, pb.Welcome, lambda workers: "")
+        async with asyncio.timeout(20):
+            await Servicer(Mailbox(), Sessions(), *parts, agents).Attend(says(), Context())
+
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        asyncio.run(whole())

@@ -262,6 +262,15 @@ def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_ne
     assert "waits for workers" in cluster.job.view().reason
 
 
+def test_where_a_worker_was_found_the_next_master_knows_though_the_one_before_had_not_saved_it():
+    there = WorkerSnapshot(0, WorkerState.MEMBER, "", world_version=1)
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=1), next_id=1, workers=(there,))
+    job = Job(Settings(memory.limits), memory)
+    job.step(e.WorkersFound((e.FoundWorker(0, "host", 1, place="pod-0"),)), 0.0)
+    job.step(e.WorkerConnected(0, "host", 1), 0.1)
+    assert [worker.place for worker in job.snapshot().workers] == ["pod-0"]
+
+
 def test_one_that_left_in_the_absence_counts_as_no_crash():
     cluster = train()
     for worker_id in (3, 4, 5, 6):

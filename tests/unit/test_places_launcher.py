@@ -358,7 +358,10 @@ def test_another_master_takes_over_what_it_finds():
         FoundInPlace(place, FoundWorker(worker_id, "host", 1)) for place, worker_id in (("a", 3), ("b", 4))
     )
     found = now(scene.launcher.find({}))
-    assert found == [FoundWorker(3, "host", 1, node="n1"), FoundWorker(4, "host", 1, doubtful=True, node="n2")]
+    assert found == [
+        FoundWorker(3, "host", 1, node="n1", place="a"),
+        FoundWorker(4, "host", 1, doubtful=True, node="n2", place="b"),
+    ]
     with pytest.raises(ValueError, match="4"):
         scene.launch(4)
     scene.clock.advance(0)
@@ -372,6 +375,19 @@ def test_another_master_takes_over_what_it_finds():
     scene.new()
     scene.places.lose("b", "drained", ExitCause.EVICTED, 143)
     assert scene.new() == [WorkerExited(4, ExitCause.EVICTED, 143, "drained")]
+
+
+def test_of_a_worker_whose_place_was_lost_in_the_absence_the_next_master_hears_why():
+    scene = Scene()
+    scene.places.left = (Place("a", "n1", state=PlaceState.LOST), Place("b", "n1", state=PlaceState.LOST))
+    assert now(scene.launcher.find({3: "a", 4: "", 5: "gone without a trace"})) == [
+        FoundWorker(3, over=True, doubtful=True, node="n1", place="a")
+    ]
+    scene.places.lose("a", "for another job", ExitCause.PREEMPTED, -9)
+    scene.places.lose("b", "as told", ExitCause.KILLED, -9)
+    scene.clock.advance(0)
+    assert scene.new() == [WorkerExited(3, ExitCause.PREEMPTED, -9, "for another job")]
+    assert scene.places.given_back == {}
 
 
 def found_two_in_a_place():
@@ -414,6 +430,20 @@ def test_a_master_that_leaves_ends_nobody():
 
 
 NODES = st.sampled_from(["n1", "n2"])
+
+
+def test_what_becomes_of_workers_after_a_master_has_left_is_for_the_next_to_tell():
+    """Else the master would save it, with replacements that nobody has launched."""
+    scene = Scene()
+    scene.launch(0)
+    scene.ready(0)
+    scene.new()
+    now(scene.launcher.detach())
+    scene.launch(1)
+    scene.places.lose("place-0", "for another job", ExitCause.PREEMPTED, -9)
+    assert scene.new() == []
+
+
 CAUSES = st.sampled_from([ExitCause.PREEMPTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCause.CRASHED])
 
 

@@ -109,6 +109,22 @@ async def test_to_end_a_place_is_tried_until_it_is_gone(places, queue, reports):
     assert queue.ended == [("7", False)] * 2
 
 
+def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why():
+    async def whole():
+        reports = asyncio.Queue()
+        queue = Queue()
+        queue.places["7"] = End(ExitCause.PREEMPTED, -9, "for another job")
+        places = PolledPlaces(queue, reports.put_nowait, OFTEN)
+        assert list(await places.found()) == [Place("7", state=PlaceState.LOST)]
+        places.want(0, frozenset())
+        async with asyncio.timeout(20):
+            assert await reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
+            await places.close()
+        assert (reports.empty(), queue.ended) == (True, [])
+
+    asyncio.run(whole())
+
+
 def test_a_mistake_while_places_are_watched_is_told():
     class Wrong(Queue):
         async def ask(self, avoid):

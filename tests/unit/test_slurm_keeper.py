@@ -16,7 +16,7 @@ from elasticdl.job.journal import read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell import slurm_keeper, slurm_master
 from elasticdl.master.shell.serve import RelievedError
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, MOST_CRASHES, Keeper, new_mark
 
 WORKERS = "scancel --quiet --me --name=elasticdl-mine-7-worker"
 
@@ -80,6 +80,12 @@ def test_a_master_that_is_killed_is_followed_by_another(bench):
     assert (bench.starts, bench.calls()) == (3, [])
 
 
+def test_a_folder_that_refuses_something_ends_no_keeper(bench):
+    bench.job.master.mkdir()
+    assert bench.keep(f"if start < 2: {KILLED}", "(job / 'status.json').write_text('{}')") == 0
+    assert bench.starts == 2
+
+
 def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n')
     assert bench.keep(KILLED) == 1
@@ -94,6 +100,12 @@ def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
     assert (last["event"], last["phase"], last["reason"]) == ("job_finished", "failed", status["reason"])
 
 
+def test_the_end_is_told_though_the_masters_last_line_was_cut_off(bench):
+    bench.job.journal.write_text('{"time": 1.0, "event": "resumed", "step": 5}\n{"time": 2.0, "ev')
+    assert bench.keep("sys.exit(2)") == 1
+    assert [entry["event"] for entry in read_journal(bench.job.journal)] == ["resumed", "job_finished"]
+
+
 def test_crashes_of_masters_that_ran_long_do_not_add_up(bench, monkeypatch):
     monkeypatch.setattr(slurm_keeper, "SOON_SECONDS", -1.0)
     ended = "(job / 'status.json').write_text('{}')"
@@ -105,6 +117,28 @@ def test_what_broke_the_masters_is_told(bench):
     bench.job.master_log.write_text("Traceback\nValueError: a mistake\n\n")
     bench.keep(f"sys.exit({EXIT_AGAIN})")
     assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: ValueError: a mistake"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_where_slurm_has_started_the_job_again_no_other_master_takes_it_back(bench, before):
+    """Its node was cut off: the next one runs elsewhere, in the same batch job, and the master here has died."""
+    bench.job.master.write_text("of the next one")
+    bench.job.holder.write_text(new_mark(1 if before else 0))
+    script = (KILLED,) if before else (f"(job / 'state.holder').write_text('{new_mark(1)}')", KILLED)
+    if before:
+        bench.job.path.joinpath("starts").touch()
+    assert bench.keep(*script) == EXIT_LEFT
+    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (0 if before else 1, [], False)
+    assert bench.job.master.read_text() == "of the next one"
+
+
+def test_a_master_that_can_not_be_started_is_one_that_broke(bench):
+    """As when memory is short: who keeps the masters says so, and does not end without a word."""
+    bench.job.master_log.write_text("can't start a master\n")
+    keeper = Keeper(bench.job, [str(bench.job.path / "nothing")], "7", 0, Backoff(first=0.0, longest=0.0))
+    assert asyncio.run(keeper.run()) == 1
+    assert bench.status()["reason"] == f"its master broke, the {MOST_CRASHES}th in a row: can't start a master"
+    assert bench.calls() == [WORKERS]
 
 
 def test_the_users_mistake_is_told_and_no_other_master_is_started(bench):

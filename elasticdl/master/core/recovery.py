@@ -45,7 +45,11 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
     record = WorkerRecord(found.worker_id, reason, state, found.host, found.node, found.pid)
     record.unheard, record.ready = True, known.ready
     record.quiet_since = now if found.host and state in (WorkerState.STARTING, WorkerState.INITIALIZING) else None
-    record.world_version, record.failure, record.place_id = known.world_version, known.failure, known.place
+    record.world_version, record.failure, record.place_id = (
+        known.world_version,
+        known.failure,
+        found.place or known.place,
+    )
     own = settings.own_program and state is WorkerState.STARTING  # it may never connect
     if state in LEAVING:
         record.deadline = now + settings.stop_grace

@@ -34,7 +34,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
 FIND_SECONDS = 30.0
-# For those that need not be waited for: nobody can be in their places but who was there already. Most of the others have come then.
+# For the agents of the other places: who is in these the earlier master has remembered. By then most agents have come.
 SOON_SECONDS = 3.0
 CLOSE_SECONDS = 15.0
 # So long an agent may take to come without anybody being told.
@@ -85,9 +85,9 @@ class Agents:
         self._tenants: dict[int, Tenant] = {}
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
-        # At workers' stacks, and at what they print (True); each ends when nothing has come of it.
+        # Open questions, by worker, for its stacks or for what it has printed (True). The timer reports that nobody has answered.
         self._looks: dict[tuple[int, bool], asyncio.TimerHandle] = {}
-        self._untaken: dict[int, Line] = {}  # ends of workers that their agents have to keep yet
+        self._untaken: dict[int, Line] = {}  # by worker: its end is told, and the agent keeps it until it may forget it
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
         self._closed = self._detached = False
@@ -168,7 +168,7 @@ class Agents:
     async def found(self, places: Sequence[Place], remembered: Mapping[int, str]) -> Sequence[FoundInPlace]:
         held = {place.id: place for place in places if place.state in (PlaceState.READY, PlaceState.ENDING)}
         known = set(remembered.values())
-        # In which a worker may be of whom only the agent knows that.
+        # Places in which there may be a worker of which only the agent knows.
         unsure = {each.id for each in held.values() if each.state is PlaceState.READY and "" in known} - known
         await until(lambda: unsure <= self._hellos.keys(), self._changed, self._find_seconds)
         soon = min(SOON_SECONDS, self._find_seconds)
@@ -249,7 +249,7 @@ class Agents:
         return FoundInPlace(hello.place, FoundWorker(worker_id, hello.host, pid, over=over, node=hello.node))
 
     def _remember(self, worker_id: int, place: Place) -> FoundInPlace:
-        """Its agent is late; whether it still runs the agent will say, if it comes."""
+        """The agent of its place is late. Whether the worker still runs, the agent will say when it comes."""
         self._add(Tenant(worker_id, place.id, ordered=True))
         return FoundInPlace(place.id, FoundWorker(worker_id, place.node or place.id, node=place.node))
 

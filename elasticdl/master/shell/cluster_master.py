@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -150,11 +151,21 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
                 failed = pb.JobStatus(job_name=name, phase=str(Phase.FAILED), reason=str(error), time_left=-1)
                 await state.claim()
-                await request(partial(WorkerPodApi(client, name).delete_all, KILL_GRACE), "end the workers")
+                await end_workers(WorkerPodApi(client, name))
                 await state.finish(json_format.MessageToJson(failed), Phase.FAILED)
                 raise
         await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+async def end_workers(api: WorkerPodApi) -> None:
+    """
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+    with contextlib.suppress(UnreachableError):  # the pods are to go in any case
+        await request(api.end_group, "end the gang")
+    await request(partial(api.delete_all, KILL_GRACE), "end the workers")
 
 
 def exit_code(phase: Phase) -> int:

@@ -123,9 +123,9 @@ class Servicer(pb_grpc.MasterServicer):
         line.put(pb.AgentOrder(welcome=self.welcome()))
 
         async def listen() -> None:
-            await agents.begun.wait()
-            agents.greet(line, first.hello)
             try:
+                await agents.begun.wait()
+                agents.greet(line, first.hello)
                 async for message in messages:
                     agents.hear(line, place, message)
             finally:
@@ -137,6 +137,8 @@ class Servicer(pb_grpc.MasterServicer):
                 await context.write(order)
             if line.replaced:
                 await context.abort(grpc.StatusCode.ABORTED, f"a newer agent of place {place} has come")
+            if listening.done() and not listening.cancelled():
+                listening.result()  # a mistake here is not to pass unseen
         finally:
             listening.cancel()
             agents.closed(line, place)

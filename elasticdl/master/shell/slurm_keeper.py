@@ -1,6 +1,6 @@
-"""`python -m elasticdl.master.shell.slurm_keeper --job_dir DIR`: the batch job of a master on a Slurm cluster, in which it keeps one running.
+"""`python -m elasticdl.master.shell.slurm_keeper --job_dir DIR`: the batch job of a master on a Slurm cluster. It keeps a master running.
 
-It is a process of its own, as the kernel kills the largest one when memory is short. It imports next to nothing.
+The keeper is a process apart from the master, as the kernel kills the largest process when memory is short. It imports next to nothing.
 
 | how the master ends                                  | what follows                                                     |
 | ---------------------------------------------------- | ---------------------------------------------------------------- |
@@ -8,6 +8,7 @@ It is a process of its own, as the kernel kills the largest one when memory is s
 | it crashed, was killed, or could not begin (75)      | the next one starts after a delay that grows                     |
 | the same `MOST_CRASHES` times in a row               | the job has failed: its status says why, the workers are ended   |
 | it ended without a word, as with the user's mistake  | the same                                                         |
+| somehow, and Slurm has started the next one elsewhere | this start of the batch job ends (143); the job goes on there   |
 
 A master that ran for `SOON_SECONDS` was able to work: the next crash is counted as the first. SIGTERM and SIGINT are passed on to the master.
 """
@@ -23,6 +24,7 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +47,11 @@ _MEMORY = ": if memory was short, ask for more, as by --slurm_master_args=--mem=
 _log = logging.getLogger("elasticdl.master.shell.slurm_keeper")
 
 
+def new_mark(restarts: int) -> str:
+    """Of a master (`JobDir.holder`). ``restarts``: how often Slurm has started its batch job again."""
+    return f"{restarts}-{uuid.uuid4().hex}"
+
+
 class Keeper:
     """``command``: starts a master. ``backoff``: before the next one."""
 
@@ -60,11 +67,11 @@ class Keeper:
         """Until no other master is to be started here; returns the exit code of the batch job."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._tell)
-        while True:
+        while not self._is_replaced():
             began = time.monotonic()
             code = await self._run_master()
-            if code == EXIT_LEFT:
-                return code
+            if code == EXIT_LEFT or self._is_replaced():
+                return EXIT_LEFT
             if self._job.status.exists():
                 if code < 0 or code == EXIT_AGAIN:  # while it closed its places
                     await self._end_workers()
@@ -73,7 +80,8 @@ class Keeper:
                 phase = _PHASES.get(code, "failed")
                 return await self._give_up(f"its master ended with exit code {code}{self._last_line()}", phase)
             if not self._told.is_set():
-                self._job.master.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the folder may be away for a while, too
+                    self._job.master.unlink()
                 if time.monotonic() - began > SOON_SECONDS:
                     self._backoff.reset()
                 delay, crashes = self._backoff.delay(), self._backoff.failures
@@ -90,6 +98,15 @@ class Keeper:
                 if await runs_again(self._number, self._restarts):
                     return EXIT_LEFT
                 return await self._give_up("the master's batch job was cancelled while no master ran", phase="stopped")
+        return EXIT_LEFT
+
+    def _is_replaced(self) -> bool:
+        """Whether Slurm has started the batch job again elsewhere, as this node was cut off, and a master has begun there."""
+        try:
+            restarts = self._job.holder.read_text().partition("-")[0]
+        except OSError:
+            return False
+        return restarts.isdecimal() and int(restarts) > self._restarts
 
     def _tell(self) -> None:
         self._told.set()
@@ -98,7 +115,11 @@ class Keeper:
                 self._master.terminate()
 
     async def _run_master(self) -> int:
-        self._master = await asyncio.create_subprocess_exec(*self._command)
+        try:
+            self._master = await asyncio.create_subprocess_exec(*self._command)
+        except OSError as error:  # as of a machine that is short of memory
+            _log.error("can't start a master: %s", error.strerror)
+            return EXIT_AGAIN
         if self._told.is_set():  # while it was started
             self._tell()
         code = await self._master.wait()
@@ -145,11 +166,13 @@ def _write_end(job: JobDir, phase: str, why: str) -> None:
     from elasticdl.job.journal import dump_entry
     from elasticdl.proto import elasticdl_pb2 as pb
 
-    with job.journal.open("a+", errors="replace") as journal:
+    with job.journal.open("ab+") as journal:
+        journal.seek(max(0, journal.tell() - 1))
+        begin = "\n" if journal.read() not in (b"", b"\n") else ""  # the master may have been killed within a line
         journal.seek(0)
-        found = Facts.of(journal).result()
+        found = Facts.of(line.decode(errors="replace") for line in journal).result()
         ended = {"event": "job_finished", "phase": phase, "reason": why, "steps": found.step}
-        journal.write(dump_entry({"time": time.time(), **ended}) + "\n")
+        journal.write(f"{begin}{dump_entry({'time': time.time(), **ended})}\n".encode())
     status = pb.JobStatus(job_name=job.name, phase=phase, reason=why, step=found.step, time_left=-1)
     status.elapsed = found.until - found.began
     write_aside(job.status, json_format.MessageToJson(status, preserving_proto_field_name=True))

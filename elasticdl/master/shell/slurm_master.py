@@ -23,7 +23,6 @@ import shlex
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -51,7 +50,7 @@ from elasticdl.master.shell.serve import (
     serve_unless_relieved,
 )
 from elasticdl.master.shell.servicer import Server
-from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT
+from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, new_mark
 from elasticdl.master.shell.state_file import FileState
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob
@@ -106,7 +105,8 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
         if not relieved.done():
             relieved.set_result(reason)
 
-    state = FileState(job_dir, uuid.uuid4().hex, partial(relieve, "it has taken over"))
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    state = FileState(job_dir, new_mark(restarts), partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
@@ -116,7 +116,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     @asynccontextmanager
     async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
         async def end() -> None:
-            if await runs_again(os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+            if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
                 relieve("Slurm starts the batch job again")
             else:
                 post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))

@@ -31,7 +31,7 @@ class FileState(SnapshotStore):
 
     def __init__(self, job: JobDir, holder: str, replaced: Callable[[], None]) -> None:
         self._path, self._journal = job.state, job.journal
-        self._mark = job.state.with_suffix(".holder")
+        self._mark = job.holder
         self._holder, self._replaced = holder, replaced
 
     async def load(self) -> Snapshot | None:

@@ -152,9 +152,8 @@ class Rendezvous:
             return "waits for a worker that leaves: it may be writing the state"
         # Those who have asked, and whose session is lost; if they do not come back they are given up.
         absent = [r for r in self._records.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
-        absent += [
-            r for r in self._records.of(_S.INITIALIZING) if r.ready
-        ]  # asked an earlier master, and will ask this one
+        # Those who have asked an earlier master, and will ask this one.
+        absent += [r for r in self._records.of(_S.INITIALIZING) if r.ready]
         if newest is None and (self._records.of(_S.EXCLUDED) or absent):
             return "waits for a worker that was cut off: it may have the state"
         if newest and any(record.connected and record.advance > newest for record in leaving):

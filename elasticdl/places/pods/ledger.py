@@ -100,7 +100,7 @@ class Ledger:
         number, place = number_of(pod), Place(self._name(number_of(pod)))
         match judge(pod, (), told=False):
             case Ended():
-                place = replace(place, state=PlaceState.LOST)
+                place = replace(place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
             case Running() as running:
                 place = _running(place, running, pod)
                 self.ever_placed = True
@@ -160,7 +160,8 @@ class Ledger:
             return []
         entry.pod, entry.gone = pod or entry.pod, True
         if entry.pod is None:
-            return self._end(number, Ended(ExitCause.DELETED, -9, "its pod is not there any more"))
+            cause = ExitCause.KILLED if entry.told else ExitCause.DELETED
+            return self._end(number, Ended(cause, -9, "its pod is not there any more"))
         return self._close(number, entry, self._judge_end(entry))
 
     def created(self, pod: Object) -> Reports:
