@@ -89,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         if error.errno not in FULL:
-            raise
+            if error.filename is None:
+                raise
+            print(f"{who}: {error.filename} can't be used: {error.strerror}", file=sys.stderr)
+            return 1
         print_no_more()
         with contextlib.suppress(OSError):  # it may be there that nothing can be written
             print(f"{who}: {error.strerror}: neither what it prints nor its files can be written", file=sys.stderr)

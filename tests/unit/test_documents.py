@@ -27,7 +27,7 @@ PROGRAMS = (
     "python examples/",
 )
 # Where every option that is mentioned is one of `elasticdl`'s.
-OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/data.md", "docs/library.md", "docs/runai.md")
+OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/queues.md", "docs/data.md", "docs/library.md", "docs/runai.md")
 MIGRATION = {"elastic": "elasticdl.elastic.torch"}
 
 
