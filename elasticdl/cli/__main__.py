@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import click
 
-import elasticdl
 from elasticdl.cli.parsing import Commands
 from elasticdl.cli.signals import CAUGHT, Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -40,7 +39,20 @@ TABLE = {
 }
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 COMMANDS = Commands("elasticdl", TABLE)
-click.version_option(elasticdl.__version__, message="elasticdl %(version)s")(COMMANDS)
+
+
+def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from elasticdl.cli.installed import version_text
+
+        click.echo(version_text())
+        ctx.exit()
+
+
+_IS_ASKED = "show the versions of elasticdl, Python, collectives and frameworks"
+click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_IS_ASKED)(
+    COMMANDS
+)
 
 
 def dispatch(argv: Sequence[str]) -> int:

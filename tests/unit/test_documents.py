@@ -149,6 +149,8 @@ def test_code_in_tables_is_found(document):
         ("make nothing", "nothing is no target"),
         ('pip install ".[nothing]"', "nothing is no extra"),
         ('pip install "elasticdl[kubernetes]"', "another project's package"),
+        ('pip install --extra-index-url URL "elasticdl[torch]"', "another project's package"),
+        ('pip install --index-url URL "elasticdl[nothing]"', "nothing is no extra"),
         ("docker build -f docker/Dockerfile.nothing .", "there is no docker/Dockerfile.nothing"),
         ("benchmarks/nothing.sh", "there is no benchmarks/nothing.sh"),
         ("nothing at all", "nothing is no program"),
