@@ -59,9 +59,14 @@ docs: build/site-env/made  ## the pages of docs/ and the reference as a site, in
 proto: setup  ## generate elasticdl/proto from proto/elasticdl.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. elasticdl/proto/elasticdl.proto
 
-wheel:  ## dist/elasticdl-VERSION-py3-none-any.whl, which pip installs anywhere; PYTHON=... names a Python that has pip
-	rm -rf build/lib  # else what was deleted since would be in it
-	$(or $(PYTHON),python3) -m pip wheel --no-deps -w dist .
+build/release-env/made: requirements/release.txt requirements/lock.txt
+	rm -rf $(@D)
+	$(or $(PYTHON),python3) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -c requirements/lock.txt -r requirements/release.txt
+	touch $@
+
+wheel: build/release-env/made  ## of this commit: wheel, sdist, bill of materials and their SHA-256 sums, in dist; twice the same bytes
+	build/release-env/bin/python scripts/release.py
 
 clean:  ## remove what setup and the tools made here; the Horovod wheel stays in the user's cache
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

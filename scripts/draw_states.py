@@ -3,7 +3,7 @@
 They are in `elasticdl.master.core.transitions` and `elasticdl.elastic.core.lifecycle`; that of a job's phases in
 `elasticdl.master.state.states`.
 
-`docs/architecture.md` has the output; a test compares them.
+`docs/architecture.md` and `docs/worker_side.md` have the output; a test compares them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 import click
 
-import elasticdl
 from elasticdl.cli.parsing import Commands
 from elasticdl.cli.signals import CAUGHT, Interrupted, caught, interrupt
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -40,7 +39,20 @@ TABLE = {
 }
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 COMMANDS = Commands("elasticdl", TABLE)
-click.version_option(elasticdl.__version__, message="elasticdl %(version)s")(COMMANDS)
+
+
+def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from elasticdl.cli.installed import version_text
+
+        click.echo(version_text())
+        ctx.exit()
+
+
+_IS_ASKED = "show the versions of elasticdl, Python, collectives and frameworks"
+click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_IS_ASKED)(
+    COMMANDS
+)
 
 
 def dispatch(argv: Sequence[str]) -> int:
@@ -77,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         if error.errno not in FULL:
-            raise
+            if error.filename is None:
+                raise
+            print(f"{who}: {error.filename} can't be used: {error.strerror}", file=sys.stderr)
+            return 1
         print_no_more()
         with contextlib.suppress(OSError):  # it may be there that nothing can be written
             print(f"{who}: {error.strerror}: neither what it prints nor its files can be written", file=sys.stderr)

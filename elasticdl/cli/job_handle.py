@@ -181,8 +181,12 @@ class JobHandle(Protocol):
         """
         if absence := self.absence():
             end = self.end()
-            how = f"it has {end.phase}" if end else self.over() or absence
-            raise UserError(f"job {self.name} is not running: {how}")
+            if how := f"it has {end.phase}" if end else self.over():
+                raise UserError(f"job {self.name} is not running: {how}")
+            # Its workers may train on meanwhile.
+            raise UserError(
+                f"job {self.name} has no master at the moment: {absence}; `elasticdl status {self.name}{self.flags}` tells when it has"
+            )
         with self.reached() as master:
             yield master
 

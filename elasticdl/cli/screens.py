@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -225,6 +225,25 @@ class LiveScreen(Screen):
         return Group(*lines, panel) if lines else panel
 
 
+class _GoneOrNot:
+    """The terminal of this process, which may go while the job goes on: what can't be written then is no matter."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+
 class _AsItIs:
     """Text whose colours, and whatever else it has for the terminal, are its own."""
 
@@ -237,7 +256,7 @@ class _AsItIs:
 
 @contextmanager
 def open_screen(log_loss_steps: int, outlets: Iterable[Outlet] = ()) -> Iterator[Screen]:
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=cast(TextIO, _GoneOrNot(sys.stderr)), highlight=False)
     is_live = console.is_terminal
     screen = LiveScreen(console, outlets=outlets) if is_live else PlainScreen(tell, log_loss_steps, outlets=outlets)
     try:

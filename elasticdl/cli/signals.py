@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import collections
+import math
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# One wish that comes twice: the kernel and the shell both send SIGHUP when a terminal closes; `timeout` signals a process and its group.
+ECHO_SECONDS = 1.0
 
 
 class Interrupted(BaseException):
@@ -29,21 +33,27 @@ def interrupt(number: int) -> None:
 
 
 class SignalLog:
-    """A handler that only records signals; the loops that wait take them."""
+    """A handler that only records signals; the loops that wait take them. Only Ctrl-C can be meant twice within `ECHO_SECONDS`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._pending: collections.deque[int] = collections.deque()
+        self._last = -math.inf  # when the last signal came
         self.first: int | None = None
 
-    def add(self, number: int) -> None:
+    def add(self, number: int) -> bool:
+        """Returns whether the signal is a wish of its own."""
+        before, self._last = self._last, self._clock()
+        if number != signal.SIGINT and self._last - before < ECHO_SECONDS:
+            return False
         self.first = self.first or number
         self._pending.append(number)
+        return True
 
     def add_or_raise(self, number: int) -> None:
         """The first lets the present request finish, as nobody would know what it did; the second breaks it off."""
         impatient = self.first is not None
-        self.add(number)
-        if impatient:
+        if self.add(number) and impatient:
             raise Interrupted(number)
 
     def raise_first(self) -> None:
@@ -60,7 +70,7 @@ class SignalLog:
 
 
 @contextmanager
-def caught(handler: Callable[[int], None]) -> Iterator[None]:
+def caught(handler: Callable[[int], object]) -> Iterator[None]:
     """Call the handler for each signal. A SIGHUP that was ignored from the start, as by nohup, stays so.
 
     A shell has a job that it starts with ``&`` ignore SIGINT: whoever sends it one means it.

@@ -33,7 +33,9 @@ def count_of(done: int, total: int) -> str:
 
 
 def epoch_text(status: pb.JobStatus) -> str:
-    """The epoch as people count, from 1."""
+    """The epoch as people count, from 1; ``-`` of a job of which only the step is known."""
+    if status.step and not (status.epoch or status.total_epochs or status.samples or status.total_steps):
+        return "-"
     return count_of(min(status.epoch + 1, status.total_epochs or status.epoch + 1), status.total_epochs)
 
 
@@ -137,7 +139,9 @@ def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
     step, path = found.checkpoint
     if not path or step != status.step:
-        return "nothing is kept of it" if found.wants_checkpoint and status.step else ""
+        failed, why = found.no_checkpoint
+        nothing = "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
+        return nothing if found.wants_checkpoint and status.step else ""
     # In the job's own folder it is found by the name.
     named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
     return f"kept in {path}: the same command{named} goes on from there"

@@ -10,6 +10,7 @@ outlive the template, and the launcher reaps them as it reaps any child. Imports
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib.machinery
@@ -105,12 +106,19 @@ def _prepare(modules: list[str]) -> str:
     # What was imported stays to the end: workers needn't look through it for garbage, again and again and half a second long
     # when they end, nor copy the memory that looking writes to.
     gc.freeze()
+    if _counts_leaks():
+        atexit.register(gc.unfreeze)
     # OpenBLAS ends its threads before a fork, and starts them where they are used.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     return _unsafe()
+
+
+def _counts_leaks() -> bool:
+    """Whether a library complains, in fifty lines, about what is still there when a worker ends: nanobind, of triton since 3.9."""
+    return any(each.__module__ == "nanobind" for each in type.__subclasses__(type))
 
 
 def _unsafe() -> str:

@@ -31,6 +31,7 @@ class JobFacts:
     compared: tuple[int, int] = (0, 0)  # the step after which states were compared last, and how many workers were one
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     checkpoint: tuple[int, str] = (0, "")  # the last: its step and path
+    no_checkpoint: tuple[int, str] = (0, "")  # the last that failed: its step, and why
     wants_checkpoint: bool = False  # it was stopped, and is to be kept
     advice: str = ""
     speedup: tuple[tuple[float, float, float, float], ...] = ()  # workers, speedup, low, high
@@ -56,6 +57,8 @@ class JobFacts:
                 self.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
             case "checkpoint":
                 self.checkpoint = (f.count(entry, "step"), f.text(entry, "path"))
+            case "checkpoint_failed":
+                self.no_checkpoint = (f.count(entry, "step"), f.text(entry, "reason"))
             case "stop_requested":
                 self.wants_checkpoint = entry.get("checkpoint") is True
             case "advice":

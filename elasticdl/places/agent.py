@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.common.channel import own_address
-from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, WORKER_ID, WorkerEnvironment
+from elasticdl.common.environment import HOST, LOGS, MASTER, NODE, PLACE, STACKS, WORKER_ID, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import HASH_SEED, RUN_MODULE, python_path
 from elasticdl.places.agent_link import Link
+from elasticdl.places.left_behind import end_left_behind
 from elasticdl.places.memory_kills import MemoryKills
 from elasticdl.places.worker_output import InFile, PassedOn
 from elasticdl.places.worker_process import Spawner, WorkerRun, what_failed
@@ -142,6 +143,8 @@ class Agent:
                 # In a log that all workers share: what follows is its own.
                 _log.info("starting worker %d", run.worker_id)
                 code = await run.to_its_end(lambda: self._spawner, environment, partial(self._placed, run))
+                # The place outlives the worker, and what is left in it may hold the GPU of the next.
+                await asyncio.to_thread(end_left_behind, f"{STACKS}={run.dump}")
                 text = await asyncio.to_thread(run.output.all) if run.was_started else ""
                 ended = pb.Ended(code=code, output=text, out_of_memory=self._memory_kills.happened())
             except OSError as error:

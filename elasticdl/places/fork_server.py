@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -96,6 +97,9 @@ class ForkServer:
                     self._killed += was_killed
                     if not was_killed or self._killed == MOST_KILLED:  # another would do no better
                         self._refusal = self._refusal or reason
+                elif not self._refusal:  # the next worker need not wait for all of its imports
+                    with contextlib.suppress(OSError):
+                        self.start()
                 raise CannotFork(reason) from None
 
     async def close(self) -> None:

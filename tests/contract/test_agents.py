@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from agent_kit import DEADLINE, LOGS, TOKEN, end_of, place, play
 
@@ -37,10 +38,13 @@ def test_workers_start_end_and_start_again_in_one_place(tmp_path):
         assert "is forked: True" in exited.output
 
         began = time.perf_counter()
-        killed = await master.start_worker(1)
+        killed = await master.start_worker(1, DAEMON="1")
         print(f"started again after {time.perf_counter() - began:.3f} s")
+        await scene.up(1)
+        daemon = int((tmp_path / "1.daemon").read_text())
         os.kill(killed.pid, signal.SIGKILL)
         assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
+        assert not psutil.pid_exists(daemon), "the next worker may need what it holds"
 
         await master.start_worker(2)
         await scene.up(2)

@@ -92,6 +92,27 @@ def test_what_a_hook_of_the_user_s_does_at_start_up_is_the_same(tmp_path, caplog
     assert (forked, forked_exited.code) == (plain, exited.code)
 
 
+COUNTS = """
+import os
+
+class Counted:
+    def __del__(self):
+        os.write(1, b"collected")
+
+counted = Counted()
+counted.itself = counted
+"""
+
+
+@pytest.mark.parametrize(("library", "printed"), [("nanobind", "collected"), ("another", "")])
+def test_a_library_that_counts_what_is_left_at_the_end_finds_nothing(tmp_path, monkeypatch, library, printed):
+    written(tmp_path, f"{COUNTS}\nBound = type('nb_type_0', (type,), {{'__module__': {library!r}}})", "counting.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    text, exited = run_one([sys.executable, "-c", "import counting"], tmp_path / "forked", ("counting",), environ)
+    assert (text, exited.code) == (printed, 0)
+
+
 def compare(plain, forked):
     expected, seen = json.loads(plain), json.loads(forked)
     # What was imported is no garbage: looking for it takes half a second at the end of each worker with PyTorch.

@@ -34,9 +34,9 @@ def test_workers_outlive_the_process_they_were_forked_from_and_another_takes_its
             await asyncio.to_thread(psutil.wait_procs, [first], DEADLINE)
             await launcher.launch(1)  # nobody had noticed
             await next_of(reports, WorkerPlaced)
+            assert template_of(launcher).pid != first.pid, "it imports before the next worker is launched"
             await launcher.launch(2)
             await next_of(reports, WorkerPlaced)
-            assert template_of(launcher).pid != first.pid
             assert worker.is_running()
             while not (tmp_path / "2.log").read_text().endswith("\n"):
                 await asyncio.sleep(0.02)

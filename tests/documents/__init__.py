@@ -9,8 +9,9 @@ What a reader sees decides what is done:
   *yours* ("train.py is yours") marks it: it is not run, and only checked for words that do not exist. So it is with the commands
   below a line that is such a comment, to the end of the block.
 - A block with `--image local/host` is run on the tests' own cluster.
-- Below "In another terminal, while it runs" are commands that are typed while the one before them runs.
+- Below "In another terminal, while it runs", or "In the second terminal:", are commands that are typed while the one before them runs.
 - A Python block below a paragraph that ends with the name of a file is that file.
+- docs/tutorial.md is typed by a test of its own, which also waits for what its `text` blocks show, and makes the change of its `diff` block.
 
 `python -m tests.documents` prints all commands, and what is done with each.
 """

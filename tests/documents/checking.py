@@ -29,7 +29,7 @@ from tests.documents.reading import ROOT
 
 _GROUPS = {"train": OPTION_GROUPS, "run": SCRIPT_GROUPS}
 # What is not this repository's, and is taken as it is.
-_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd"}
+_FOREIGN = {"docker", "buildah", "mmdebstrap", "kubectl", "apt-get", "sudo", "git", "source", "export", "cd", "kill"}
 
 
 class Wrong(Exception):
@@ -158,9 +158,9 @@ def _nothing_done(owner: type[argparse.ArgumentParser], method: str) -> Iterator
 def _check_extras(words: list[str]) -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in words:
-        if re.match(r"elasticdl\b(?!-)", word):
+        if re.match(r"elasticdl\b(?!-)", word) and "--index-url" not in words:  # a site's own index may have it
             raise Wrong(f"{word} is another project's package on PyPI: `.` in a checkout, or a wheel's file")
-        found = re.fullmatch(r"(?:\.|\S+\.whl)\[([\w,]+)\]", word)
+        found = re.fullmatch(r"(?:\.|elasticdl|\S+\.whl)\[([\w,]+)\]", word)
         for extra in found[1].split(",") if found else ():
             _require("extra of pyproject.toml", extra, known)
 

@@ -14,13 +14,13 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"mermaid", "python", "text", "yaml"}
+LANGUAGES = {"diff", "mermaid", "python", "text", "yaml"}
 
 _MARK = re.compile(r"\bneeds\b.*|\btakes\b.*|\S+ (is|are) yours\b.*")
 _COMMENT = re.compile(r"(?:^|\s+)# (.*)$")
 _NAMED_FILE = re.compile(r"`([\w./-]+\.py)`\)?:$")
 _OWN_CLUSTER = "--image local/host"
-_MEANWHILE = "In another terminal, while it runs"
+_MEANWHILE = re.compile("In another terminal, while it runs|In the second terminal:")
 
 
 class How(enum.Enum):
@@ -62,6 +62,21 @@ class PythonBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What a terminal shows (`text`), or how a file changes (`diff`)."""
+
+    document: str
+    line: int
+    language: str
+    text: str
+    before: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Code within a sentence or a table."""
 
@@ -77,7 +92,7 @@ class Span:
 @dataclass(slots=True)
 class Document:
     name: str
-    steps: list[Command | PythonBlock] = field(default_factory=list)
+    steps: list[Command | PythonBlock | Shown] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -117,10 +132,12 @@ def _read_fence(document: Document, line: int, token: Token, before: str) -> Non
     elif language == "python":
         named = _NAMED_FILE.search(before)
         document.steps.append(PythonBlock(document.name, line, token.content, named[1] if named else ""))
+    elif language in ("diff", "text"):
+        document.steps.append(Shown(document.name, line, language, token.content, before))
 
 
 def _commands(document: str, first: int, block: str, before: str) -> Iterator[Command]:
-    usual = How.ON_CLUSTER if _OWN_CLUSTER in block else How.MEANWHILE if _MEANWHILE in before else How.RUN
+    usual = How.ON_CLUSTER if _OWN_CLUSTER in block else How.MEANWHILE if _MEANWHILE.search(before) else How.RUN
     standing = ""
     for number, line in _whole_lines(block):
         comment = _COMMENT.search(line)

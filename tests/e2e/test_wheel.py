@@ -1,37 +1,75 @@
 """The wheel, installed in an environment of its own."""
 
 import importlib.metadata
+import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+
+import elasticdl
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MOST_BYTES = 60_000_000
+EPOCH = "1700000000"  # 2023-11-14 22:13:20
 
 
-def run(*command):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+LINE = """
+import torch
+
+custom_model = lambda: torch.nn.Linear(1, 1)
+loss = lambda labels, predictions: torch.nn.functional.mse_loss(predictions, labels)
+optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+dataset = lambda mode, path: torch.utils.data.TensorDataset(torch.ones(32, 1), torch.ones(32, 1))
+"""
+
+
+def run(*command, **settings):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def release_script():
+    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts/release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RELEASE = release_script()
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    source = tmp_path_factory.mktemp("source")  # setuptools leaves folders in the tree that it builds from
-    for name in ("pyproject.toml", "README.md", "setup.py"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "elasticdl", source / "elasticdl", ignore=shutil.ignore_patterns("__pycache__"))
-    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "-w", str(source / "dist"))
-    run(sys.executable, "-m", "pip", "wheel", *options, str(source))
-    (made,) = (source / "dist").iterdir()
-    return made
+def source(tmp_path_factory):
+    """What of the checkout a release is built from, uncommitted changes included."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "setup.py"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "elasticdl", folder / "elasticdl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tests", "model_zoo", "elasticdl/__pycache__"):  # as they are in a checkout
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+    (folder / "elasticdl/__pycache__/entry.cpython-311.pyc").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", EPOCH)
+        return RELEASE.build(source, "wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +96,8 @@ def environment(wheel, tmp_path_factory):
 
 
 def test_the_command_runs(environment):
+    version = run(str(environment / "bin/elasticdl"), "--version")
+    assert version.startswith(f"elasticdl {elasticdl.__version__}, Python 3.")
     assert run(str(environment / "bin/elasticdl"), "--help").startswith("usage: elasticdl COMMAND")
     assert "--num_workers" in run(str(environment / "bin/elasticdl"), "train", "--help")
 
@@ -71,17 +111,56 @@ def test_a_page_is_made_of_what_the_wheel_holds(environment):
     assert "plotly.js" in run(str(environment / "bin/python"), "-I", "-c", code)
 
 
-def test_the_licence_of_what_is_not_ours_is_in_the_wheel(wheel):
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_it_trains(environment, tmp_path):
+    (tmp_path / "line.py").write_text(LINE)
+    options = "--model_zoo . --model_def line --collective torch --num_workers 1 --global_batch_size 8 --max_step 3 --output out"
+    env = {**os.environ, "ELASTICDL_HOME": str(tmp_path), "PYTHONPATH": ""}
+    program = str(environment / "bin/elasticdl")
+    run(program, "train", "--job_name", "small", *options.split(), cwd=tmp_path, env=env)
+    ended = json.loads(run(program, "events", "small", "--json", cwd=tmp_path, env=env).splitlines()[-1])
+    assert (ended["event"], ended["phase"], ended["steps"]) == ("job_finished", "succeeded", 3)
+
+
+def test_what_is_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as files:
-        (licence,) = [name for name in files.namelist() if "/licenses/" in name]
-        assert files.read(licence).startswith(b"MIT License")
+        names = files.namelist()
+        times = {each.date_time for each in files.infolist()}
+        info = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"
+        metadata = Metadata.from_email(files.read(f"{info}/METADATA"), validate=True)
+        kind = files.read(f"{info}/WHEEL").decode()
+        licences = [files.read(f"{info}/licenses/{name}").split()[:2] for name in metadata.license_files]
+    assert "Root-Is-Purelib: true\nTag: py3-none-any\n" in kind
+    assert times == {(2023, 11, 14, 22, 13, 20)}
+    assert {name.split("/")[0] for name in names} == {"elasticdl", info}
+    assert "elasticdl/py.typed" in names
+    assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
+    assert licences == [[b"Apache", b"License"], [b"MIT", b"License"]]
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text()
+    assert metadata.provides_extra == list(PROJECT["optional-dependencies"])
+    assert (metadata.name, str(metadata.version)) == ("elasticdl", elasticdl.__version__)
+
+
+def test_the_sdist_builds_the_same_wheel_and_has_nothing_of_its_builder(source, wheel, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
+    sdist = RELEASE.build(source, "sdist", tmp_path)
+    RELEASE.normalise(sdist, int(EPOCH))
+    with tarfile.open(sdist) as files:
+        members = files.getmembers()
+    assert {(each.mtime, each.uid, each.uname) for each in members} == {(int(EPOCH), 0, "")}
+    assert {each.mode for each in members} == {0o644, 0o755}
+    assert sdist.read_bytes()[4:8] == int(EPOCH).to_bytes(4, "little")
+    assert [each.name for each in members if "/tests" in each.name or "/model_zoo" in each.name] == []
+    tree = RELEASE.unpack(sdist, tmp_path / "unpacked")
+    RELEASE.compare(wheel, RELEASE.build(tree, "wheel", tmp_path / "again"))
 
 
 def test_the_core_is_small(environment):
     """Without a framework: everything that `pip install` brings, compiled modules included."""
     (packages,) = environment.glob("lib/python*/site-packages")
     sizes = {"elasticdl": sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())}
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = list(PROJECT["dependencies"])
     while wanted:
         name = re.match(r"[\w.-]+", wanted.pop())[0].lower().replace("_", "-")
         if name not in sizes:

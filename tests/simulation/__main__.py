@@ -54,7 +54,7 @@ def show(plan: Plan, *, shrinks: bool, traces: bool, steps: bool) -> int:
 
 
 def show_planted(first: int, most: int) -> int:
-    """A table for docs/reliability.md."""
+    """A table for docs/reliability_tests.md."""
     missed = 0
     for fault in PLANTED:
         found = find(fault, range(first, first + most))

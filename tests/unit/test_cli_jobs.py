@@ -326,7 +326,7 @@ def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(caps
     steps = [{"time": 100.0 + n, "event": "steps", "step": 10 * n, "steps": 10} for n in range(1, 2000)]
     entries = [{"time": 100.0, "event": "job_started"}, *steps, {"time": 3000.0, "event": "worker_stuck"}]
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"half')
-    assert "step 19,990, elapsed 0:48:20" in run(capsys, "status", "gone")[1]
+    assert "\nepoch -, step 19,990, elapsed 0:48:20\n" in run(capsys, "status", "gone")[1]
 
 
 def follow(*argv: str) -> subprocess.Popen[str]:
@@ -436,6 +436,25 @@ def test_a_job_whose_masters_file_is_damaged_has_no_master(damaged):
     job.master.write_text(damaged)
     os.utime(job.path, (1e9, 1e9))
     assert handle_of(job).life() is Life.LOST
+
+
+@pytest.mark.parametrize("name", ["status.json", "master.json", "journal.jsonl"])
+def test_a_file_that_can_not_be_read_is_one_line_and_hides_no_other_job(capsys, name):
+    """As one of a file server that fails, or of another user."""
+    ended_job("good")
+    (new_job("bad").path / name).mkdir()
+    code, _, err = run(capsys, "report", "bad")
+    path = jobs_root() / "bad" / name
+    assert (code, err) == (1, f"elasticdl report: {path} can't be used: Is a directory\n")
+    code, out, _ = run(capsys, "status")
+    assert (code, "good" in out, "bad" in out) == (0, True, True)
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_logs_that_somebody_has_removed_are_none(capsys, follow):
+    (ended_job("done").logs).rmdir()
+    assert run(capsys, "logs", "done", *follow) == (0, "", "")
+    assert "it has logs of nobody" in run(capsys, "logs", "done", "--worker", "1")[2]
 
 
 @pytest.mark.parametrize("follow", [(), ("--follow",)])

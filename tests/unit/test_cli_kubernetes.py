@@ -492,7 +492,7 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     assert main(["status", "digits"]) == 2
-    line = f"there is no job digits (there are none on this machine); the kubeconfig {tmp_path}/config"
+    line = f"on this machine there is no job digits (there are none on this machine); the kubeconfig {tmp_path}/config"
     assert line in capsys.readouterr().err
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import importlib.metadata
+import platform
+import re
 import signal
 import typing
 from pathlib import Path
@@ -362,7 +365,21 @@ def test_without_a_command_the_commands_are_shown(argv, capsys):
 
 def test_the_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"elasticdl {elasticdl.__version__}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}"
+    torch = importlib.metadata.version("torch")
+    assert re.fullmatch(
+        rf"collectives: .*torch\.distributed {re.escape(torch)}; frameworks: torch {re.escape(torch)}, .+", second
+    )
+
+
+def test_the_version_where_no_framework_is(capsys, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith("\ncollectives: none; frameworks: none\n")
 
 
 def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch):

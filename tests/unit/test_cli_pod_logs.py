@@ -8,6 +8,7 @@ from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
+from elasticdl.kube.api_error import NoAnswerError, NotDoneError
 from elasticdl.kube.manifests.packed_state import JOURNAL, pack
 
 
@@ -33,6 +34,47 @@ def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
         list(pod_logs.read_logs(Pods(SHARED), "job", 7))
     shown = shown_of(Pods(SHARED), "0", (1.0, [0]), (5.5, [2]))
     assert shown.texts[OUT] == "a\nb\n"
+
+
+LOST = "the cluster at c failed: Get https://10.0.0.3:10250/containerLogs: connect: connection refused"
+
+
+class LostNode(Pods):
+    """Of these pods the logs can't be read."""
+
+    def __init__(self, *logs, lost=("w-1",), error=None):
+        super().__init__(*logs)
+        self._lost, self._error = lost, error or NoAnswerError(500, LOST)
+
+    def log(self, pod, follow=False, timestamps=False):
+        if pod in self._lost:
+            raise self._error
+        return super().log(pod, follow, timestamps)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_of_a_pod_on_a_lost_node_it_is_told_that_it_can_not_be_read_and_the_others_are_shown(capsys, follow):
+    pods = LostNode(SHARED, SHARED)
+    if follow:
+        lines = list(pod_logs.follow_logs(pods, "job", None, lambda: True))
+    else:
+        lines = list(pod_logs.read_logs(pods, "job", None))
+    assert {line[-1] for line in lines if line.startswith("worker")} == {"a", "b"}
+    assert capsys.readouterr().err == f"the log of w-1 can't be read now: {LOST}\n"
+
+
+def test_who_asks_for_what_is_on_a_lost_node_is_told_that_and_not_that_it_never_was():
+    with pytest.raises(UnreachableError, match="the log of w-1 can't be read now: the cluster at c failed"):
+        list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 7))
+    with pytest.raises(UnreachableError, match=r"the log of w-0 .*; the log of w-1 "):
+        list(pod_logs.read_logs(LostNode(SHARED, SHARED, lost=("w-0", "w-1")), "job", None))
+    assert list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 2)) == ["b"]
+
+
+def test_who_follows_logs_and_may_not_read_them_is_told_so():
+    refused = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot get resource "pods/log"')
+    with pytest.raises(UserError, match="you may not read the log"):
+        list(pod_logs.follow_logs(LostNode(SHARED, SHARED, error=refused), "job", None, lambda: True))
 
 
 class JobPods(Pods):

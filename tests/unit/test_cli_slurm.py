@@ -58,7 +58,8 @@ def test_what_is_trained_is_not_given_up_while_the_next_master_waits(slurm, job,
     slurm.says("squeue", "echo 'PENDING|None'")
     job.journal.write_text('{"time": 1.0, "event": "steps", "step": 5}\n')
     assert main(["stop", "mine"]) == 2
-    assert "job mine is not running: its master waits in Slurm's queue\n" in capsys.readouterr().err
+    waits = "job mine has no master at the moment: its master waits in Slurm's queue; `elasticdl status mine` tells when it has\n"
+    assert waits in capsys.readouterr().err
     assert slurm.calls("scancel") == []
     assert main(["stop", "mine", "--now"]) == 0
     assert capsys.readouterr().out == "job mine stopped at step 5\n"

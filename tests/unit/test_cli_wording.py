@@ -254,6 +254,7 @@ def test_between_two_worlds_no_number_of_workers_is_told():
 
 STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
 KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
+UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
 
 
 @pytest.mark.parametrize(
@@ -266,6 +267,8 @@ KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brav
         ([STOPPED, {**KEPT, "path": "s3://a/b"}], "kept in s3://a/b: the same command goes on from there"),
         ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it"),
         ([STOPPED], "nothing is kept of it"),
+        ([STOPPED, {**UNKEPT, "step": 1000}], "nothing is kept of it"),
+        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
         ([{**STOPPED, "checkpoint": False}], ""),
         ([], ""),
     ],

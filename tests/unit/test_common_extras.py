@@ -44,9 +44,17 @@ def test_what_a_job_of_slurm_lacks_is_one_line(monkeypatch):
         slurm_run.run_job(JobSpec(), detach=True)
 
 
-def test_no_message_names_the_package_of_another_project():
-    texts = {path: path.read_text() for path in (ROOT / "elasticdl").rglob("*.py")}
-    assert [path for path, text in texts.items() if re.search(r"pip install .?elasticdl", text)] == []
+def test_nothing_tells_to_install_the_package_of_another_project():
+    """In messages, examples, images and requirements; the documents' commands are looked at in test_documents.py."""
+    folders = ("elasticdl", "model_zoo", "examples", "benchmarks", "docker", "requirements", "scripts")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in (".pyc", ".gz")]
+    texts = {path: path.read_text(errors="replace") for path in paths if path.is_file()}
+    assert ROOT / "docker/Dockerfile.cpu" in texts
+    wrong = r"pip3? install (-\S+ )*['\"]?elasticdl\b(?!-)"
+    assert [path for path, text in texts.items() if re.search(wrong, text)] == []
+    required = r"^elasticdl\b"
+    lists = [path for path in texts if path.name.endswith(".txt")]
+    assert [path for path in lists if re.search(required, texts[path], re.MULTILINE)] == []
 
 
 def test_what_a_worker_lacks_is_one_line_before_the_job_starts():

@@ -27,7 +27,7 @@ PROGRAMS = (
     "python examples/",
 )
 # Where every option that is mentioned is one of `elasticdl`'s.
-OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/data.md", "docs/library.md", "docs/runai.md")
+OURS = ("docs/cli.md", "docs/kubernetes.md", "docs/queues.md", "docs/data.md", "docs/library.md", "docs/runai.md")
 MIGRATION = {"elastic": "elasticdl.elastic.torch"}
 
 
@@ -126,7 +126,7 @@ def test_python_blocks_and_their_files(document):
     found = document("`a/b.py`:\n\n```python\nx = 1\n```\n\nThen:\n\n```python\ny = 2\n```\n\n```\nwhat?\n```\n")
     assert found.python == [PythonBlock("a.md", 3, "x = 1\n", "a/b.py"), PythonBlock("a.md", 9, "y = 2\n", "")]
     assert found.complaints == [
-        "a.md:13: a fenced block says one of mermaid, python, text, yaml; commands are indented"
+        "a.md:13: a fenced block says one of diff, mermaid, python, text, yaml; commands are indented"
     ]
 
 
@@ -149,6 +149,8 @@ def test_code_in_tables_is_found(document):
         ("make nothing", "nothing is no target"),
         ('pip install ".[nothing]"', "nothing is no extra"),
         ('pip install "elasticdl[kubernetes]"', "another project's package"),
+        ('pip install --extra-index-url URL "elasticdl[torch]"', "another project's package"),
+        ('pip install --index-url URL "elasticdl[nothing]"', "nothing is no extra"),
         ("docker build -f docker/Dockerfile.nothing .", "there is no docker/Dockerfile.nothing"),
         ("benchmarks/nothing.sh", "there is no benchmarks/nothing.sh"),
         ("nothing at all", "nothing is no program"),

@@ -1,5 +1,7 @@
 """What a stopped training is kept as, and which other training goes on from it."""
 
+import os
+
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data
@@ -15,6 +17,7 @@ from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
+from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
 WORLD = World(1, (Member(3, "h", 0, False),), 0)
@@ -119,6 +122,19 @@ def test_what_can_not_be_kept_is_told_and_what_was_there_stays(tmp_path):
     assert (failed["step"], "--checkpoint_dir names another place" in failed["reason"]) == (2, True)
     assert names(tmp_path) == ["stopped-0000000001.state"]
     assert (kept / "stopped-0000000001.state").read_bytes() == before
+
+
+def test_in_a_pod_nothing_is_kept_without_a_folder_that_all_see(tmp_path):
+    """Its folder is there, but the next pod's is another one."""
+    job = Job("")
+    job.context.kept = KeptState.of(JobSpec(image="i", job_name="j"), tmp_path)
+    job.train(stop_after=2)
+    (failed,) = job.told("checkpoint_failed")
+    assert failed["reason"] == "pods share no folder; --checkpoint_dir names another place"
+    job = Job("")
+    job.context.kept = KeptState.of(JobSpec(image="i", job_name="j", checkpoint_dir=str(tmp_path / "kept")), tmp_path)
+    job.train(stop_after=2)
+    assert (names(tmp_path), os.listdir(tmp_path)) == (["stopped-0000000002.state"], ["kept"])
 
 
 def resume(job):

@@ -460,6 +460,16 @@ def test_the_only_worker_waits_for_its_replacement_unless_there_is_no_place_for_
     assert told.worker_id == 0
 
 
+def test_a_job_none_of_whose_workers_has_a_place_says_what_they_wait_for_until_one_starts():
+    r = Run()
+    r.post(e.Tick())
+    assert r.job.view().reason == "workers are starting"
+    r.post(*(e.WorkerPending(worker_id, "every GPU is taken (2)") for worker_id in range(3)))
+    assert (r.phase, r.job.view().reason) == (Phase.PENDING, "every GPU is taken (2)")
+    r.post(e.WorkerPlaced(1, "h", 1))
+    assert r.job.view().reason == "workers are starting"
+
+
 def test_a_worker_that_waits_for_its_replacement_is_stopped_with_the_job():
     r = Run(minimum=1, maximum=1)
     r.train()

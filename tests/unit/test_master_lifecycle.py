@@ -9,13 +9,16 @@ from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.states import JOB, LIVE, Condition, WorkerState
 from scripts.draw_states import draw_job, draw_worker_core, draw_workers
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 GONE = (WorkerState.COMPLETED, WorkerState.GONE)
 
 
-@pytest.mark.parametrize("picture", [draw_workers(), draw_job(), draw_worker_core()])
-def test_the_documents_show_the_tables(picture):
-    assert f"```mermaid\n{picture}\n```" in DOCS.read_text(), "run scripts/draw_states.py, and put it there"
+@pytest.mark.parametrize(
+    ("page", "picture"),
+    [("architecture.md", draw_workers()), ("architecture.md", draw_job()), ("worker_side.md", draw_worker_core())],
+)
+def test_the_documents_show_the_tables(page, picture):
+    assert f"```mermaid\n{picture}\n```" in (DOCS / page).read_text(), "run scripts/draw_states.py, and put it there"
 
 
 def test_no_row_contradicts_another():

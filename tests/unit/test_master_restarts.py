@@ -283,6 +283,16 @@ def test_one_that_left_in_the_absence_counts_as_no_crash():
     assert {(r["cause"], r["reason"]) for r in left} == {("drained", "left while there was no master")}
 
 
+def test_of_a_member_that_had_left_before_it_is_not_said_that_it_was_lost_in_the_absence():
+    cluster = train(2, 2)
+    cluster.leave(1)
+    cluster.restart()
+    cluster.live(6)
+    assert members(cluster) == {0, 2}
+    reasons = [r.fields["reason"] for r in of(i.Record, cluster) if r.event in ("world_broken", "world_formed")]
+    assert reasons[1:] == ["worker 1 had left the world before"] * 2
+
+
 def test_the_account_of_crashes_goes_on():
     cluster = Cluster(1, 1)
     cluster.post(e.WorkersFound(()))

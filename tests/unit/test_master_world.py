@@ -142,7 +142,7 @@ def test_a_draining_member_that_dies_before_the_others_have_left_breaks_their_wo
     version = m.world_of(0, 1, 2)
     m.drain(1)
     m.ask(0, step=5, left=version)
-    assert m.remove(1) == [BreakWorld((2,), version, "worker 1 told to")]
+    assert m.remove(1) == [BreakWorld((2,), version, "worker 1 leaves: told to")]
 
 
 def test_a_loss_during_a_planned_change_breaks_the_world_for_those_who_have_not_left():

@@ -96,6 +96,7 @@ def test_the_command_line_imports_no_framework():
     ("argv", "heavy"),
     [
         (["--help"], ["pydantic", "rich", "grpc", "kubernetes", "yaml"]),
+        (["--version"], ["pydantic", "rich", "grpc", "yaml", "torch", "horovod", "tensorflow"]),
         (["zoo", "--help"], ["pydantic", "grpc", "kubernetes", "yaml"]),
         (["train", "--help"], ["kubernetes"]),
         (["status", "--help"], ["kubernetes"]),

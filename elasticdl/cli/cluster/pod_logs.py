@@ -20,7 +20,7 @@ import urllib3
 
 from elasticdl.cli.job_handle import Lines
 from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
-from elasticdl.cli.screens import Screen, Stream
+from elasticdl.cli.screens import Screen, Stream, tell
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry
@@ -42,19 +42,21 @@ _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError
 
 
 def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") -> Lines:
-    """What there is, in the order of time, which the nodes tell of each line.
+    """What there is, in the order of time, which the nodes tell of each line. A pod whose node does not answer is told of.
 
     Args:
         pod_name: Of that in which the worker is or was; empty if nobody knows.
 
     Raises:
         UserError: there is no such worker.
+        UnreachableError: nothing that was asked for can be read.
     """
     all_pods = find_pods(client, job)
     its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
     pods = its_own or all_pods
     written: dict[str, list[tuple[str, str]]] = {}
     datings: dict[str, Dating] = {}
+    failures: list[str] = []
     for pod in pods:
         writers, name = Writers(pod), pod["metadata"]["name"]
         try:
@@ -68,9 +70,15 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
         except NotDoneError as error:  # else its container has not begun yet
             if error.by_rights:
                 raise
+        except UnreachableError as error:
+            failures.append(_unread(name, error))
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise UnreachableError(f"the log of {name} broke off: {error}") from error
+            failures.append(f"the log of {name} broke off: {error}")
+    if failures and not (written if worker is None else f"worker-{worker}" in written):
+        raise UnreachableError("; ".join(failures))
     if worker is None:
+        for failure in failures:
+            tell(failure)
         yield from merged(written[writer] for writer in by_writer(written))
     elif lines := written.get(f"worker-{worker}"):
         yield from merged([lines])
@@ -80,13 +88,21 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
         raise UserError(f"job {job} has no logs of worker {worker}; {has}")
 
 
+def _unread(name: str, error: UnreachableError) -> str:
+    return f"the log of {name} can't be read now: {error}"
+
+
 def follow_logs(
     client: Client, job: str, worker: int | None, has_ended: Callable[[], object], pod_name: str = ""
 ) -> Lines:
-    """All lines that are there and come, until the job has ended. ``pod_name``: as of `read_logs`."""
+    """All lines that are there and come, until the job has ended. ``pod_name``: as of `read_logs`.
+
+    Raises:
+        UserError: the user may not read logs.
+    """
     pod_name = pod_name if _named(pod_name, find_pods(client, job)) else ""  # who may not is told now
     with contextlib.closing(LogReaders(client)) as readers:
-        ended = False
+        ended, told = False, set[str]()
 
         def shown(lines: Iterator[LogLine]) -> Iterator[str]:
             if worker is None:
@@ -98,6 +114,11 @@ def follow_logs(
                 ended = bool(has_ended())  # asked first, so that no pod is missed
                 readers.take_up(_named(pod_name, find_pods(client, job)))
             yield from shown(readers.rest() if ended else readers.lines(LOOK_SECONDS))
+            if readers.refusal:
+                raise UserError(readers.refusal)
+            for name in set(readers.unread) - told:
+                tell(readers.unread[name])
+                told.add(name)
         with contextlib.suppress(UnreachableError):
             readers.take_up(_named(pod_name, find_pods(client, job)))  # those that broke off meanwhile
         yield from shown(readers.rest())
@@ -124,6 +145,7 @@ class LogReaders:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.refusal = ""  # why a log may not be read
+        self.unread: dict[str, str] = {}  # by pod: why its log could not be read
         self._closed = False
         self._inbox: queue.Queue[LogLine] = queue.Queue(WAITING_LINES)
         self._threads: dict[str, threading.Thread] = {}  # the newest of each pod, by its uid
@@ -172,6 +194,10 @@ class LogReaders:
                 response = self._client.log(pod["metadata"]["name"], follow=True, timestamps=True)
             except NotDoneError as error:
                 self.refusal = str(error) if error.by_rights else ""
+                raise
+            except UnreachableError as error:
+                name = pod["metadata"]["name"]
+                self.unread[name] = _unread(name, error)
                 raise
             self._open.add(response)
             with contextlib.closing(response):

@@ -68,7 +68,7 @@ def find(name: str | None, given: Given) -> JobHandle:
         try:
             elsewhere = _find_on_cluster(name)
         except ElasticDLError as error:
-            raise UserError(f"{not_here}; {error}") from None
+            raise UserError(f"on this machine {not_here}; {error}") from None
         if elsewhere is None:
             raise
         return elsewhere

@@ -65,7 +65,7 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
 def facts(job: JobHandle) -> dict[str, str]:
     try:
         return wording.facts(job.status())
-    except ElasticDLError as error:
+    except (ElasticDLError, OSError) as error:  # what is wrong with one job hides no other
         return {**dict.fromkeys(wording.facts(pb.JobStatus()), ""), "phase": "unreachable", "reason": str(error)}
 
 

@@ -133,7 +133,7 @@ class FolderJob(JobHandle):
         logs = LocalLogs(self.folder, worker)
         if worker is not None and not follow and not logs.exist():
             known = ", ".join(by_writer({path.stem for path in self.folder.logs.glob("*.log")}))
-            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {known}")
+            raise UserError(f"job {self.name} has no worker {worker}; it has logs of {known or 'nobody'}")
         is_last = False
         while not is_last:
             is_last = not follow or bool(self.over())  # asked first: what came meanwhile is read once more

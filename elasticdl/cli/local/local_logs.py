@@ -43,7 +43,10 @@ class LocalLogs:
 
     def _names(self) -> list[str]:
         """Of the files that there are."""
-        there = {path.name for path in self._job.logs.iterdir()}
+        try:
+            there = set(os.listdir(self._job.logs))
+        except FileNotFoundError:  # somebody has removed the folder, perhaps with the job
+            return []
         logs = {name.removesuffix(".log") for name in there if name.endswith(".log")}
         writers = [self._only] if self._only else by_writer(logs)
         return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]

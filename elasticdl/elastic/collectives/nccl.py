@@ -189,7 +189,8 @@ def open_group(store: WorldStore, rank: int, size: int, is_given_up: Callable[[]
 def _event_after(work: Any, stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Is reached when the work is done on its device. The present stream does not wait for it."""
     with torch.cuda.stream(stream):
-        work.synchronize()
+        # The same by two names: the second warns that it is deprecated, and older versions of torch have no other.
+        (work.block_current_stream if hasattr(work, "block_current_stream") else work.synchronize)()
         event: torch.cuda.Event = stream.record_event(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
         return event
 

@@ -107,7 +107,7 @@ class JobContext(Steps):
         context.least_workers, context.most_workers = workers.minimum, workers.maximum
         folder = Path(environment.job_spec).parent
         context.handover = Handover(folder)
-        context.kept = KeptState(link.spec.checkpoint_dir or str(folder), resume=link.spec.resume)
+        context.kept = KeptState.of(link.spec, folder)
         if record := link.spec.sample_record:
             context.record = SampleRecord(Path(record), environment.worker_id)
             context._closers.callback(context.record.close)

@@ -1,7 +1,7 @@
 """The state of a training that was stopped, kept for the next job that is to go on from it.
 
 It is kept where all workers see it: in ``--checkpoint_dir``, or in the job's own folder, whose kept state the next job of that
-name is given. It goes when a training that went on from it is complete.
+name is given; pods have no such folder. It goes when a training that went on from it is complete.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.training.carried import Carried
 from elasticdl.job.jobdir import STOPPED
+from elasticdl.job.spec import JobSpec
 
 if TYPE_CHECKING:
     from elasticdl.elastic.training.checkpoint_store import Checkpoint, CheckpointStore
@@ -25,11 +27,16 @@ REMEDY = "give --no_resume to begin anew"
 
 
 class KeptState:
-    """``place``: a folder, or a URL. ``resume``: whether training may go on from what is there."""
+    """``place``: a folder, or a URL; empty if there is none. ``resume``: whether training may go on from what is there."""
 
     def __init__(self, place: str, *, resume: bool = True) -> None:
         self._place = place
         self._resume = resume
+
+    @classmethod
+    def of(cls, spec: JobSpec, folder: Path) -> Self:
+        """``folder``: in which the job's specification is. In a pod that is a read-only mount of the pod's own."""
+        return cls(spec.checkpoint_dir or ("" if spec.image else str(folder)), resume=spec.resume)
 
     def write(self, state: Carried, learnt: str) -> str:
         """Keep this state, and no earlier one, or none of a training that this one has not gone on from; returns where.
@@ -37,6 +44,8 @@ class KeptState:
         Raises:
             Exception: whatever may go wrong; what was there before is untouched.
         """
+        if not self._place:
+            raise UserError("pods share no folder")
         store = self._store()
         about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin, "learnt": learnt}
         store.write(state.step, lambda file: state.write(file, **{KEPT: about}))

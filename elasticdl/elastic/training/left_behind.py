@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Protocol
 
+from elasticdl.common.errors import UserError
 from elasticdl.common.reason import one_line
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.link.session import Session
@@ -85,7 +86,8 @@ def _keep(job: Leaving, state: Carried) -> None:
     try:
         path = job.kept.write(state, job.session.learnt)
     except Exception as error:  # noqa: BLE001  as of `_hand_over`
-        why = f"{one_line(error.__context__ or error)}; --checkpoint_dir names another place"
+        cause = str(error) if isinstance(error, UserError) else one_line(error.__context__ or error)
+        why = f"{cause}; --checkpoint_dir names another place"
         job.session.notify("checkpoint_failed", step=state.step, reason=why)
         return
     seconds = time.monotonic() - began

@@ -161,6 +161,12 @@ class Fleet:
         return 0 < self._records.count(WorkerState.PENDING) == self._records.live
 
     @property
+    def awaited(self) -> str:
+        """Why no worker starts, if every one waits for a place: the reason of the first that has one."""
+        waiting = self._records.of(WorkerState.PENDING) if self.nobody_comes else []
+        return next((record.reason for record in waiting if record.reason), "")
+
+    @property
     def holding(self) -> bool:
         """Whether a replacement is in back-off, as of the latest plan."""
         return self._paced or self._held(self._now) > 0

@@ -171,7 +171,7 @@ class Job:
         if self._settings.own_program and any(record.pid for record in workers.records.values()):
             return (Condition.PROGRAMS_RUN,), rendezvous.shortage or "no worker has joined yet"
         condition = Condition.TOO_FEW if rendezvous.version else Condition.NO_WORLD
-        return (condition,), rendezvous.shortage or "workers are starting"
+        return (condition,), rendezvous.shortage or workers.fleet.awaited or "workers are starting"
 
     def _durable(self) -> JobSnapshot:
         """The part of the snapshot that must not be lost."""

@@ -200,11 +200,15 @@ class Recovery:
         rendezvous, fleet = self._workers.rendezvous, self._workers.fleet
         rendezvous.adopt(world)
         fleet.crashes = fleet.crashes.after_world()
+        is_remembered = self._past.world is not None and self._past.world.version == world.version
         for rank, member in enumerate(world.members):
             lost = f"worker {member.worker_id} was lost while there was no master"
             record = self._records.get(member.worker_id)
-            if record is None:
-                rendezvous.begin(now, broken=True).causes[member.worker_id] = lost
+            if (
+                record is None
+            ):  # one of a world that was saved, and who was not saved with it: the master before has seen its end
+                cause = f"worker {member.worker_id} had left the world before" if is_remembered else lost
+                rendezvous.begin(now, broken=True).causes[member.worker_id] = cause
                 continue
             record.world_version, record.rank, record.ready = world.version, rank, True
             record.step, record.epoch, record.has_state = member.step, member.epoch, True

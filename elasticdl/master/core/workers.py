@@ -165,7 +165,8 @@ class Workers:
         if warning:
             out.append(Record("warning", {"message": warning}))
         record.node = record.node or event.node  # one that is refused by a node was never placed
-        gone = f"worker {event.worker_id} {reason}"
+        told_why = reason == record.reason and record.state is _S.DRAINING  # a sentence of its own
+        gone = f"worker {event.worker_id} {'leaves: ' if told_why else ''}{reason}"
         context = TransitionContext(now, reason, gone, lost=cause, clean=event.code == 0)
         out += self._fire(record, Trigger.EXIT, context)
         if fatal:
