@@ -65,10 +65,8 @@ class Processes:
         self._started.append((name, process))
         return process
 
-    def start_module(
-        self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        return self.start(name, [sys.executable, "-m", module, *arguments], env)
+    def start_module(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.start(name, [sys.executable, "-m", module, *arguments])
 
     @property
     def pids(self) -> list[int]:
