@@ -1,0 +1,90 @@
+"""What becomes of a training when that is killed on which its workers rely to find each other.
+
+    python -m benchmarks.coordinator --systems torchrun,horovodrun,torchft      # takes 8 minutes
+
+Three workers train. Then SIGKILL goes to torchrun's oldest agent (it serves the store; its worker goes, too, as with a lost machine), to
+horovodrun, or to torchft's lighthouse. For ``--watch`` seconds, which are more than any timeout of theirs, it is counted who makes steps.
+elasticdl's masters are killed on a cluster and on Slurm by tests (`tests/e2e/test_kubernetes.py`, `test_slurm.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.harness import Parser, Results, add_out, names, show_table
+from benchmarks.peers.systems import SYSTEMS
+from benchmarks.processes import Failed, Processes, wait_until
+from benchmarks.steps import StepLogs
+
+PEERS = ("torchrun", "horovodrun", "torchft")
+WORKERS = 3
+STEPS = 10  # that each worker has made before
+START_SECONDS = 180.0
+
+
+def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
+    """
+    Raises:
+        Failed: it did not come to train.
+    """
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        SYSTEMS[system]().start(model, WORKERS, processes)
+        logs, began = StepLogs(Path(folder)), time.monotonic()
+
+        def trains() -> bool:
+            return len(logs.active(WORKERS, began, STEPS)) == WORKERS
+
+        wait_until(trains, START_SECONDS, f"{WORKERS} workers of {system}")
+        workers = logs.active(WORKERS, began, STEPS)
+        coordinator = psutil.Process(processes.pids[0])
+        agents_worker = coordinator.children(recursive=True) if system == "torchrun" else []
+        victims = [coordinator, *agents_worker]
+        for victim in victims:
+            victim.kill()
+        killed = time.monotonic()
+        time.sleep(seconds)
+        after = {pid: [step for step in steps if step.time > killed] for pid, steps in logs.read().items()}
+        made = [step for steps in after.values() for step in steps]
+        left = workers - {victim.pid for victim in victims}
+        return {
+            "trained_for": round(max((step.time for step in made), default=killed) - killed, 1),
+            "steps_after": len({step.number for step in made}),
+            "workers_left": sum(psutil.pid_exists(pid) for pid in left),
+            "workers_new": len(after.keys() - workers),
+        }
+
+
+def main() -> int:
+    parser = Parser("coordinator", __doc__)
+    parser.add_argument("--systems", type=names, default=list(PEERS), help="which, separated by commas")
+    parser.add_argument("--watch", type=float, default=120.0, help="seconds after the kill")
+    parser.add_argument("--model", default="1m")
+    add_out(parser)
+    args = parser.parse_args()
+    parser.require_known(args, systems=PEERS)
+    results, rows = Results("coordinator", args.out), []
+    for system in args.systems:
+        if missing := SYSTEMS[system]().missing():
+            print(f"{system} is left out: {missing}", file=sys.stderr)
+            continue
+        try:
+            found = watch(system, args.watch, args.model)
+        except Failed as error:
+            print(f"{system}: {error}", file=sys.stderr)
+            continue
+        versions = SYSTEMS[system]().versions()
+        results.add("coordinator killed", system=system, watched=args.watch, versions=versions, **found)
+        rows.append((system, *map(str, found.values())))
+    columns = ("system", "trains on for, s", "steps", "workers left of those not killed", "new workers")
+    show_table(f"{WORKERS} workers, {args.watch:g} s after the kill", columns, rows)
+    print(f"in {results.path}")
+    return 0 if rows else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
