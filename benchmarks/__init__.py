@@ -1,4 +1,4 @@
-"""Measurements, each a command `python -m benchmarks.NAME`; docs/benchmarks.md says what they have found.
+"""Measurements, each a command `python -m benchmarks.NAME`; docs/benchmarks.md and docs/experiments.md say what they have found.
 
 harness      summaries, facts about the machine, results as JSON lines, tables, and the parser of all commands
 processes    processes that a benchmark starts, and what it waits for

@@ -4,7 +4,7 @@
     python -m benchmarks.experiment1 --cluster kubeconfig --image IMAGE --volume ... --training_data ... --steps 5000
 
 Two trainings of ResNet20, the second submitted 120 s (by the scale) after the first. Gang: four workers or none. Elastic:
-one to four. --help lists all options; docs/benchmarks.md has the results.
+one to four. --help lists all options; docs/experiments.md has the results.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 An inference service, a Deployment of high priority with one GPU a replica, is scaled by its request rate, which rises and falls
 as in the published experiment. A training job of low priority has up to six workers. --help lists all options;
-docs/benchmarks.md has the results. The image has TensorFlow, too, and with --cluster kubeconfig this has to run where
+docs/experiments.md has the results. The image has TensorFlow, too, and with --cluster kubeconfig this has to run where
 pods' addresses can be reached, such as in a pod: the load goes to the replicas directly.
 """
 

@@ -4,7 +4,7 @@
 
 The jobs come one after the other, drawn from a seed, and are the same under each policy: fixed sizes, everybody takes what is
 free, AdaptDL's published rule by a scheduler above the jobs, and jobs that share by themselves (`--share_queue`).
---help lists all options; docs/benchmarks.md has the results.
+--help lists all options; docs/experiments.md has the results.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from elasticdl.elastic.torch_kit.flat import aligned, by_kind, flat_views, strid
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook
 
 STEP = "elasticdl.step"  # one name for all steps: a worker that makes one meets another that has ended
-BUCKET_BYTES = 4 << 20  # docs/benchmarks.md says why
+BUCKET_BYTES = 4 << 20  # benchmarks/results/HISTORY.md says why
 
 
 class _Bucket:
