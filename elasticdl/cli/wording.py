@@ -163,15 +163,20 @@ def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
         failed, why = found.no_checkpoint
         nothing = "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
         return nothing if found.wants_checkpoint and status.step else ""
-    # In the job's own folder it is found by the name.
-    named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
-    return f"kept in {path}: the same command{named} goes on from there"
+    return f"kept in {path}: {_same_command(status, path)} goes on from there"
+
+
+def _same_command(status: pb.JobStatus, path: str) -> str:
+    """In the job's own folder what was kept is found by the name, which may have been drawn."""
+    is_in_own_folder = f"/{status.job_name}/{STOPPED.stem}-" in path
+    return f"the same command{f', with --job_name {status.job_name},' if is_in_own_folder else ''}"
 
 
 def stopped_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Who or what has stopped the job, and whether it can go on."""
     by = f" by `{STOP}`" if status.reason == STOP else status.reason and f" ({status.reason})"
-    goes_on = "; the same command trains on" if kept_text(status, found).startswith("kept") else ""
+    is_kept = kept_text(status, found).startswith("kept")
+    goes_on = f"; {_same_command(status, found.checkpoint[1])} trains on" if is_kept else ""
     return f"job {status.job_name} was stopped{by}{goes_on}"
 
 

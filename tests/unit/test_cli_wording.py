@@ -304,7 +304,16 @@ def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
 @pytest.mark.parametrize(
     ("reason", "journal", "told"),
     [
-        ("elasticdl stop", [STOPPED, KEPT], "was stopped by `elasticdl stop`; the same command trains on"),
+        (
+            "elasticdl stop",
+            [STOPPED, KEPT],
+            "was stopped by `elasticdl stop`; the same command, with --job_name brave-otter-42, trains on",
+        ),
+        (
+            "elasticdl stop",
+            [STOPPED, {**KEPT, "path": "s3://a/b"}],
+            "was stopped by `elasticdl stop`; the same command trains on",
+        ),
         ("elasticdl stop", [{**STOPPED, "checkpoint": False}], "was stopped by `elasticdl stop`"),
         ("the master got SIGTERM", [STOPPED, UNKEPT], "was stopped (the master got SIGTERM)"),
     ],
