@@ -12,7 +12,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import summary_lines
+from elasticdl.cli.wording import stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
@@ -76,9 +76,11 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     if status.phase == "failed" and status.traceback and not prints.has_shown(status.traceback.strip()):
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
-        tell("\n".join(summary_lines(status, Facts.of(job.journal()).result(), spec.output)))
+        found = Facts.of(job.journal()).result()
+        tell("\n".join(summary_lines(status, found, spec.output)))
     if status.phase == "stopped":
         noted.raise_first()
+        raise JobFailedError(stopped_text(status, found))
     if status.phase != "succeeded":
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")

@@ -281,14 +281,16 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
     parts: list[RenderableType] = [facts, bar, *map(Text, newest)]
-    if not wording.is_over(status):
+    if not wording.is_over(status) and status.max_workers:  # else no status has come yet
         parts.append(workers_table(status))
     if status.last_change:
         parts.append(Text(f"last change: {status.last_change}", style="dim"))
     parts += [Text(said, style="dim") for said in wording.finding_lines(status)]
     if status.reason:
         parts.append(Text(status.reason, style="yellow"))
-    return Panel(Group(*parts), title=Text(f"{status.job_name} · {status.phase}"), title_align="left")
+    return Panel(
+        Group(*parts), title=Text(" · ".join(filter(None, (status.job_name, status.phase)))), title_align="left"
+    )
 
 
 def workers_table(status: pb.JobStatus) -> Table:
@@ -298,7 +300,9 @@ def workers_table(status: pb.JobStatus) -> Table:
     training = {worker.worker_id for worker in wording.members(status)}
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
-        table.add_row(str(worker.worker_id), worker.state, rank, Text(worker.host), pid, Text(wording.why(worker)))
+        table.add_row(
+            str(worker.worker_id), wording.state_text(worker), rank, Text(worker.host), pid, Text(wording.why(worker))
+        )
     by = f", gradients by {status.collective}" if status.collective else ""
     table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train{by}"
     table.caption_justify = "left"

@@ -16,6 +16,7 @@ from elasticdl.job.journal import Entry
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
+STOP = "elasticdl stop"  # why a job is stopped, as that command tells the master
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
@@ -37,6 +38,21 @@ def epoch_text(status: pb.JobStatus) -> str:
     if status.step and not (status.epoch or status.total_epochs or status.samples or status.total_steps):
         return "-"
     return count_of(min(status.epoch + 1, status.total_epochs or status.epoch + 1), status.total_epochs)
+
+
+_STATES = {"member": "trains", "standby": "ready", "draining": "leaves"}  # other states are words that people know
+
+
+def state_text(worker: pb.WorkerStatus) -> str:
+    return _STATES.get(worker.state, worker.state)
+
+
+def worker_line(worker: pb.WorkerStatus) -> str:
+    """A worker, for output that is not a terminal."""
+    rank = f", rank {worker.rank}" if worker.rank >= 0 else ""
+    process = f", pid {worker.pid}{f' on {worker.host}' if worker.host else ''}" if worker.pid > 0 else ""
+    because = why(worker)
+    return f"worker {worker.worker_id}: {state_text(worker)}{rank}{process}{f': {because}' if because else ''}"
 
 
 def members(status: pb.JobStatus) -> list[pb.WorkerStatus]:
@@ -62,7 +78,7 @@ def finding_lines(status: pb.JobStatus) -> list[str]:
     """How the job scales, and what follows from it; when the workers' states were last seen to be one."""
     lines = [f"scaling: {said}" for said in (status.advice, status.decision) if said]
     if workers := status.compared_workers:
-        lines.append(f"state last compared after step {status.compared_step:,}: the same on {workers} workers")
+        lines.append(f"all {workers} workers held the same state after step {status.compared_step:,}")
     return lines
 
 
@@ -130,9 +146,14 @@ def _value(value: object) -> str:
 def pauses_text(found: History) -> str:
     """How often training paused and for how long at most; survivors of one change report one pause each."""
     if not found.pauses:
-        return "none"
+        return "training never paused"
     count = max(found.counts["pauses"], len(found.pauses))
-    return f"{count:,}, the longest {max(pause.total for pause in found.pauses):.2f} s"
+    longest = max(pause.total for pause in found.pauses)
+    return (
+        f"training paused once, {longest:.2f} s"
+        if count == 1
+        else f"training paused {count:,} times, {longest:.2f} s at most"
+    )
 
 
 def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
@@ -142,9 +163,21 @@ def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
         failed, why = found.no_checkpoint
         nothing = "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
         return nothing if found.wants_checkpoint and status.step else ""
-    # In the job's own folder it is found by the name.
-    named = f", with --job_name {status.job_name}," if f"/{status.job_name}/{STOPPED.stem}-" in path else ""
-    return f"kept in {path}: the same command{named} goes on from there"
+    return f"kept in {path}: {_same_command(status, path)} goes on from there"
+
+
+def _same_command(status: pb.JobStatus, path: str) -> str:
+    """In the job's own folder what was kept is found by the name, which may have been drawn."""
+    is_in_own_folder = f"/{status.job_name}/{STOPPED.stem}-" in path
+    return f"the same command{f', with --job_name {status.job_name},' if is_in_own_folder else ''}"
+
+
+def stopped_text(status: pb.JobStatus, found: JobFacts) -> str:
+    """Who or what has stopped the job, and whether it can go on."""
+    by = f" by `{STOP}`" if status.reason == STOP else status.reason and f" ({status.reason})"
+    is_kept = kept_text(status, found).startswith("kept")
+    goes_on = f"; {_same_command(status, found.checkpoint[1])} trains on" if is_kept else ""
+    return f"job {status.job_name} was stopped{by}{goes_on}"
 
 
 def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str]:
@@ -156,7 +189,7 @@ def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str
         lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
-    lines.append(f"  pauses   {pauses_text(found)}")
+    lines.append(f"  {pauses_text(found)}")
     if status.phase == "stopped" and (kept := kept_text(status, found)):
         lines.append(f"  {kept}")
     if output:

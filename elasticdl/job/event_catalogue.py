@@ -147,7 +147,7 @@ _KINDS = (
     Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", of_worker={"message": str}),
     Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",
          "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
-         said="epoch {counted} finished: step {step}, loss {loss}", passing=True, marked=True),
+         said="epoch {counted} finished: step {step}, mean loss {loss}", passing=True, marked=True),
     Kind("scale_requested", {"workers": "asked for from now on"}, said="asked for {wanted}", marked=True),
     Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]"},
          said="scaling: {text}"),

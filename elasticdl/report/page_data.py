@@ -40,7 +40,7 @@ def page_data(history: History) -> dict[str, Any]:
             "worlds": f"{history.counts.get('world_formed', 0):,}",
             "pauses": f"{history.counts.get('pauses', 0):,}",
             "collective": history.collective,
-            "compared after step": f"{step:,}: one state on {workers} workers" if workers else "",
+            "same state": f"on all {workers} workers after step {step:,}" if workers else "",
             "training": percent(history.spent.productive),
             "training, by worker": percent(history.spent.utilized),
             **{f"evaluated {name}": f"{value:.4g}" for name, value in history.metrics.items() if value is not None},

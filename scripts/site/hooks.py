@@ -13,10 +13,7 @@ from mkdocs.structure.files import File, Files
 
 from scripts.site import library, pages, reference
 
-HEADS = {
-    "index.md": "---\nhide: [navigation]\n---\n",
-    "changelog.md": "---\nsearch: {exclude: true}\n---\n",  # it has every word
-}
+HEADS = {"index.md": "---\nhide: [navigation]\n---\n"}
 
 
 def on_files(files: Files, config: Any) -> Files:

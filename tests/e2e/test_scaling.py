@@ -26,7 +26,7 @@ def test_a_job_stays_where_it_pays_and_one_that_goes_on_from_its_checkpoint_know
         job.wait_for_world(size=2)
         job.wait_for("the decision to stay", lambda: stays(job))
         shown = run_cli(tmp_path, "status", "first").stdout.splitlines()
-        assert [line for line in shown if line.startswith("scaling: 2 workers: 1.")]
+        assert [line for line in shown if line.startswith("scaling: 2 workers do 1.")]
         assert [line for line in shown if line.startswith("scaling: stays at 2")]
         job.wait_for_step(job.steps_recorded() + 15)  # a checkpoint with all that
         run_cli(tmp_path, "stop", "first")

@@ -18,8 +18,9 @@ from tests.documents.reading import ROOT, Command, How, PythonBlock, Shown, read
 pytestmark = pytest.mark.slow
 
 DEADLINE = 120.0
-PID = re.compile(r"pid=(\d+)")
-NUMBERS = re.compile(r"(?<!worker=)\d[\d.,: -]*")
+AGAIN = 10.0  # a command that looks at the job takes less
+PID = re.compile(r"pid (\d+)")
+NUMBERS = re.compile(r"(?<!worker )\d[\d.,: -]*")
 
 
 class Terminal:
@@ -48,9 +49,13 @@ class Terminal:
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{text}\n")
 
-    def wait_for(self, line: str) -> str:
-        """The first line, of those after what was waited for last, that begins as this one; but for a worker's, numbers may differ."""
+    def wait_for(self, line: str, again: str = "") -> str:
+        """The first line, of those after what was waited for last, that begins as this one; but for a worker's, numbers may differ.
+
+        ``again``: what is typed again and again meanwhile.
+        """
         deadline = time.monotonic() + DEADLINE
+        due = time.monotonic() + AGAIN
         while True:
             lines = self.screen().splitlines()
             for number, shown in enumerate(lines[self._seen :], start=self._seen):
@@ -58,6 +63,9 @@ class Terminal:
                     self._seen = number
                     return shown
             assert time.monotonic() < deadline, f"`{line}` is not on the screen:\n{self.screen()}"
+            if again and time.monotonic() > due:
+                self.type(again)
+                due = time.monotonic() + AGAIN
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -66,7 +74,7 @@ class Terminal:
 
 
 def without_numbers(line: str) -> str:
-    """Of `worker=3` the number stays: workers start in no certain order."""
+    """Of `worker 3` the number stays: workers start in no certain order."""
     return " ".join(NUMBERS.sub("# ", line).split())
 
 
@@ -84,6 +92,7 @@ class Reader:
         self.first.type("source digits/.venv/bin/activate")
         self._at = self.first
         self._file = Path()
+        self._typed = ""
         self._own: dict[str, str] = {}  # numbers of the page, and those of this reader's screen
 
     def follow(self, step: Command | PythonBlock | Shown) -> None:
@@ -107,13 +116,14 @@ class Reader:
         else:
             self._at = self.second if command.how is How.MEANWHILE else self.first
         self._at.type(text)
+        self._typed = text
 
     def _look(self, shown: Shown) -> None:
         if "first terminal" in shown.before.splitlines()[-1]:
             self._at = self.first
         for line in shown.text.splitlines():
             line = line.replace("/home/you", str(self.folder))
-            own = self._at.wait_for(line)
+            own = self._at.wait_for(line, again=self._typed if PID.search(line) else "")
             self._own.update(zip(PID.findall(line), PID.findall(own), strict=True))
 
     def leave(self) -> None:

@@ -399,7 +399,10 @@ def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running
         running.end()
         rest = process.stderr.read()
         assert process.wait(DEADLINE) == 0
-    assert rest == "epoch 1, step 100/100, elapsed 0:00:09\njob live succeeded: 100 steps, 0:00:09\n  pauses   none\n"
+    assert (
+        rest
+        == "epoch 1, step 100/100, elapsed 0:00:09\njob live succeeded: 100 steps, 0:00:09\n  training never paused\n"
+    )
 
 
 def test_following_logs_takes_up_new_workers(running):
@@ -417,10 +420,12 @@ def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(c
     failed, stopped = ended_job("bad", phase="failed", reason="out of luck"), ended_job("cut", phase="stopped")
     lost = new_job("gone")
     lost.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
-    for job, said in ((failed, "failed: out of luck"), (stopped, "stopped: "), (lost, f"lost: {LOST}")):
+    for job, said in ((failed, "failed: out of luck"), (lost, f"lost: {LOST}")):
         code, _, err = run(capsys, "status", "--follow", job.name)
         assert code == 1
         assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
+    code, _, err = run(capsys, "status", "--follow", stopped.name)
+    assert (code, err.splitlines()[-1]) == (1, "elasticdl status: job cut was stopped")
 
 
 def test_a_job_with_a_damaged_status_has_a_report(capsys, tmp_path):

@@ -65,6 +65,25 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
         assert part in shown
 
 
+def test_a_worker_is_shown_with_its_process_and_that_it_trains():
+    slow = pb.WorkerStatus(
+        worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x the others"
+    )
+    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x the others"
+    waiting = pb.WorkerStatus(worker_id=3, state="pending", rank=-1, reason="no slot is free")
+    assert wording.worker_line(waiting) == "worker 3: pending: no slot is free"
+    row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
+    assert row[1:6] == ["0", "trains", "1", "here", "10"]
+
+
+def test_before_the_first_status_the_panel_makes_up_no_workers():
+    screen = LiveScreen(console := Console(width=100, file=io.StringIO(), record=True), clock=lambda: 0.0)
+    console.print(screen)
+    shown = console.export_text()
+    assert "─ pending ─" in shown
+    assert "workers" not in shown
+
+
 def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
     lines: list[str] = []
     screen = PlainScreen(lines.append, log_loss_steps=100)
@@ -196,8 +215,9 @@ def test_pauses_are_counted_by_change_and_not_by_survivor():
         {"time": 3, "event": "checkpoint", "step": 1},
         {"time": 4, "event": "pause", "kind": "failure", "world": 3, "worker": 0, "total": 0.1},
     ]
-    assert wording.pauses_text(found(journal)) == "2, the longest 0.31 s"
-    assert wording.pauses_text(found([])) == "none"
+    assert wording.pauses_text(found(journal)) == "training paused 2 times, 0.31 s at most"
+    assert wording.pauses_text(found(journal[3:])) == "training paused once, 0.10 s"
+    assert wording.pauses_text(found([])) == "training never paused"
 
 
 def test_the_summary():
@@ -205,7 +225,7 @@ def test_the_summary():
     assert wording.summary_lines(status, found([]), "/out") == [
         "job brave-otter-42 succeeded: 5,000 steps, epoch 4/4, 0:01:35",
         "  metrics  accuracy 0.9722",
-        "  pauses   none",
+        "  training never paused",
         "  output   /out",
     ]
 
@@ -213,13 +233,15 @@ def test_the_summary():
 def test_when_the_states_were_last_compared_is_shown():
     status = status_of(compared_step=1280, compared_workers=3)
     (line,) = wording.finding_lines(status)
-    assert line == "state last compared after step 1,280: the same on 3 workers"
+    assert line == "all 3 workers held the same state after step 1,280"
     assert line in drawn(status)
     assert wording.finding_lines(status_of()) == []
 
 
 def test_how_a_job_scales_is_shown_and_what_follows_from_it():
-    status = status_of(advice="2 workers: 1.3x of one (1.2-1.4)", decision="stays at 2: --num_workers allows no more")
+    status = status_of(
+        advice="2 workers do 1.3 times the work of one", decision="stays at 2: --num_workers allows no more"
+    )
     lines = wording.finding_lines(status)
     assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
     assert all(line in drawn(status) for line in lines)
@@ -277,6 +299,28 @@ def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
     status = status_of(phase="stopped")
     assert wording.kept_text(status, found(journal)) == told
     assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {told}") is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("reason", "journal", "told"),
+    [
+        (
+            "elasticdl stop",
+            [STOPPED, KEPT],
+            "was stopped by `elasticdl stop`; the same command, with --job_name brave-otter-42, trains on",
+        ),
+        (
+            "elasticdl stop",
+            [STOPPED, {**KEPT, "path": "s3://a/b"}],
+            "was stopped by `elasticdl stop`; the same command trains on",
+        ),
+        ("elasticdl stop", [{**STOPPED, "checkpoint": False}], "was stopped by `elasticdl stop`"),
+        ("the master got SIGTERM", [STOPPED, UNKEPT], "was stopped (the master got SIGTERM)"),
+    ],
+)
+def test_who_stopped_a_job_is_said_to_whoever_follows_it(reason, journal, told):
+    status = status_of(phase="stopped", reason=reason)
+    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {told}"
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():

@@ -51,13 +51,23 @@ def records(cluster, event):
 def test_the_advice_is_a_sentence():
     curve = Curve((Point(1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), Point(2, 1.84, 1.7, 1.9, 0.84, 0.7, 0.9)))
     third = Curve((*curve.points, Point(3, 2.6, 2.4, 2.71, 0.76, 0.6, 0.9), Point(4, 2.9, 2.7, 3.1, 0.3, -0.01, 0.5)))
-    assert curve.advice(1) == "1 worker: a 2nd would add 0.8x (0.7 to 0.9)"
-    assert curve.advice(2) == "2 workers: 1.8x of one (1.7-1.9)"
-    assert third.advice(3) == "3 workers: 2.6x of one (2.4-2.7); a 4th would add 0.3x (0.0 to 0.5)"
+    assert curve.advice(1) == "a 2nd would add 0.8 (80 % interval 0.7 to 0.9)"
+    assert curve.advice(2) == "2 workers do 1.8 times the work of one (80 % interval 1.7 to 1.9)"
+    assert third.advice(3) == (
+        "3 workers do 2.6 times the work of one (80 % interval 2.4 to 2.7); a 4th would add 0.3 (80 % interval 0.0 to 0.5)"
+    )
     assert (
         Curve(third.points, noise=500.0).advice(3).endswith(", counting that samples of larger batches are worth less")
     )
     assert curve.advice(7) == Curve().advice(1) == ""
+    for gain, high, said in (
+        (0.04, 0.1, "a 3rd would add nothing that can be measured"),
+        (-0.4, -0.3, "a 3rd would make the job slower"),
+    ):
+        more = Curve((*curve.points, Point(3, 1.84, 1.7, 1.9, gain, -0.5, high)))
+        assert more.advice(2).endswith(f"; {said}")
+    eighth = Curve((Point(7, 5.0, 4.0, 6.0, 0.5, 0.4, 0.6), Point(8, 5.5, 5.0, 6.0, 0.5, 0.4, 0.6)))
+    assert "; an 8th would add 0.5 " in eighth.advice(7)
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == [
         "1st",
         "2nd",
@@ -75,15 +85,17 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     cluster.live(3)
     cluster.post(learnt(2, 1.0, 0.9, 0.8))
     (first,) = records(cluster, "advice")
-    assert first["text"] == "2 workers: 1.8x of one (1.7-1.9); a 3rd would add 0.5x (0.4 to 0.6)"
+    assert first["text"] == (
+        "2 workers do 1.8 times the work of one (80 % interval 1.7 to 1.9); a 3rd would add 0.5 (80 % interval 0.4 to 0.6)"
+    )
     assert first["curve"][1] == {"workers": 2, "speedup": 1.8, "low": 1.746, "high": 1.854, "gain": 0.5}
     json.dumps(first)
     cluster.live(40)
     cluster.post(learnt(2, 1.0, 0.88, 0.8))
     assert len(records(cluster, "advice")) == 1
-    assert cluster.job.view().advice.startswith("2 workers: 1.8x")
+    assert cluster.job.view().advice.startswith("2 workers do 1.8 times")
     cluster.post(learnt(2, 1.0, 0.7, 0.5))
-    assert [each["text"][:15] for each in records(cluster, "advice")] == ["2 workers: 1.8x", "2 workers: 1.4x"]
+    assert [each["text"][:16] for each in records(cluster, "advice")] == ["2 workers do 1.8", "2 workers do 1.4"]
     cluster.post(learnt(2, 1.0, 0.9, 0.8))
     assert len(records(cluster, "advice")) == 2, "not often"
     status = to_status("job", cluster.job, cluster.now, 1.0)

@@ -163,6 +163,18 @@ def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_br
     assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].worker_ids == (2,)
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
     assert m.job.view().last_change == "worker 1 lost its connection"
+    m.remove(1)
+    assert m.job.view().last_change == "worker 1 killed", "which is known only now"
+
+
+def test_of_a_worker_whose_connection_and_process_are_gone_the_kill_is_told():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.post(e.WorkerDisconnected(1))
+    m.ask(0, step=5, left=version, broken=True, reason="peer closed")
+    m.remove(1)
+    (world,) = [it.world for it in m.ask(2, step=5, left=version, broken=True) if isinstance(it, PublishWorld)]
+    assert world.reason == "worker 1 killed"
 
 
 def test_a_member_that_reconnects_is_told_what_it_missed():

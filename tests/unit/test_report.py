@@ -105,8 +105,8 @@ def test_a_large_job_makes_a_small_page():
 
 def test_when_the_states_were_last_compared_is_a_fact():
     told = line(40, "epoch_finished", epoch=0, step=1300, loss=0.5, compared=1280, compared_workers=3)
-    assert page_data(read([*disturbed(), told]))["facts"]["compared after step"] == "1,280: one state on 3 workers"
-    assert page_data(read(disturbed()))["facts"]["compared after step"] == ""
+    assert page_data(read([*disturbed(), told]))["facts"]["same state"] == "on all 3 workers after step 1,280"
+    assert page_data(read(disturbed()))["facts"]["same state"] == ""
 
 
 def test_a_world_that_broke_has_no_workers():

@@ -79,9 +79,7 @@ def show_one(console: Console, job: JobHandle) -> None:
         for line in wording.finding_lines(status):
             print(line)
         for worker in status.workers:
-            rank = f" rank {worker.rank}" if worker.rank >= 0 else ""
-            why = wording.why(worker)
-            print(f"worker {worker.worker_id}: {worker.state}{rank}{f': {why}' if why else ''}")
+            print(wording.worker_line(worker))
     if status.metrics:
         print(f"metrics: {metrics_text(status.metrics)}")
     print(job.whereabouts)
@@ -170,7 +168,7 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} {became}")
         return 0
     with handle.master() as master:
-        master.stop("elasticdl stop", checkpoint=not (no_checkpoint or now), now=now)
+        master.stop(wording.STOP, checkpoint=not (no_checkpoint or now), now=now)
     status = handle.wait_until_over(patience)
     if status is None:
         print(f"job {handle.name} is gone")

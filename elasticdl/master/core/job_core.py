@@ -124,7 +124,7 @@ class Job:
 
     def view(self) -> JobView:
         workers = self._workers
-        world, outcome = workers.rendezvous.world, workers.ending.outcome
+        outcome = workers.ending.outcome
         _, reason = self._assess()
         if problem := workers.liveness.save_problem:
             reason = f"waits until the job's state is saved: {problem}"
@@ -138,7 +138,7 @@ class Job:
             reason=reason,
             traceback=outcome.traceback if outcome else "",
             world_version=workers.rendezvous.version,
-            last_change=world.reason if world else "",
+            last_change=workers.rendezvous.why_changed,
             limits=workers.limits,
             advice=workers.sizing.advice,
             decision="" if outcome else workers.sizing.decision,

@@ -176,10 +176,12 @@ class Transitions:
             self.explain(record, context)
 
     def explain(self, record: WorkerRecord, context: TransitionContext) -> None:
-        """If it is why a new world is formed, say now what became of it."""
-        change = self._rendezvous.change
+        """If it is why a new world is formed, or was just formed, say now what became of it."""
+        change, last = self._rendezvous.change, self._rendezvous.last_change
         if change and record.worker_id in change.causes and not context.clean:
             change.causes[record.worker_id] = context.cause
+        elif last and record.queued_at <= last.since and record.worker_id in last.causes and not context.clean:
+            last.causes[record.worker_id] = context.cause  # it has not come back since then
 
     def repeat_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
         """Publish the present world to it again, unless it knows it."""

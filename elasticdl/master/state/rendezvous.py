@@ -65,6 +65,7 @@ class Rendezvous:
         self.together = past.together  # one said that all members of its world have finished
         self.world: World | None = None
         self.change: Change | None = None  # none is under way
+        self.last_change: Change | None = None  # by which this master has formed the present world
         self.shortage = ""  # why no world can be formed, if so
 
     # ---- what is so ----
@@ -221,7 +222,14 @@ class Rendezvous:
     def adopt(self, world: World) -> None:
         """This is the present world."""
         self.world, self.version = world, max(self.version, world.version)
-        self.change, self.shortage = None, ""
+        self.change, self.last_change, self.shortage = None, self.change, ""
+
+    @property
+    def why_changed(self) -> str:
+        """As it is known by now: a worker that had lost its connection may turn out to have been killed."""
+        if self.last_change:
+            return self.last_change.reason
+        return self.world.reason if self.world else ""
 
     def _was_in(self, record: WorkerRecord) -> bool:
         """Whether the last world it was in is the present one."""

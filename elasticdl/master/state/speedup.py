@@ -84,12 +84,28 @@ class Curve:
         here, more = self.at(present), self.at(present + 1)
         if here is None:
             return ""
-        said = [f"{_short(here.speedup)}x of one ({_short(here.low)}-{_short(here.high)})"] if present > 1 else []
+        said = []
+        if present > 1:
+            interval = _interval(here.low, here.high)
+            said.append(f"{present} workers do {_short(here.speedup)} times the work of one {interval}")
         if more is not None:
-            adds = f"{_short(more.gain)}x ({_short(more.gain_low)} to {_short(more.gain_high)})"
-            said.append(f"a {ordinal(present + 1)} would add {adds}")
+            said.append(f"{_article(present + 1)} {ordinal(present + 1)} {_brings(more)}")
         worth = ", counting that samples of larger batches are worth less" if self.noise else ""
-        return f"{present} worker{'s' if present > 1 else ''}: {'; '.join(said)}{worth}" if said else ""
+        return f"{'; '.join(said)}{worth}" if said else ""
+
+
+def _brings(more: Point) -> str:
+    if round(more.gain, 1) > 0:
+        return f"would add {_short(more.gain)} {_interval(more.gain_low, more.gain_high)}"
+    return "would make the job slower" if round(more.gain_high, 1) < 0 else "would add nothing that can be measured"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"(80 % interval {_short(low)} to {_short(high)})"
+
+
+def _article(number: int) -> str:
+    return "an" if number in (11, 18) or str(number).startswith("8") else "a"
 
 
 def ordinal(number: int) -> str:
