@@ -240,9 +240,13 @@ def test_a_sampler_of_nobody_says_what_to_do():
         next(sampler.steps([]))
 
 
-def test_a_sampler_over_nothing_is_refused():
+def test_a_sampler_over_nothing_or_a_stream_is_refused():
     with pytest.raises(UserError, match="has 0 samples"):
         ElasticSampler(alone().context, [])
+    with pytest.raises(
+        UserError, match=r"is a generator without len\(\), and what is only iterated over can't be divided"
+    ):
+        ElasticSampler(alone().context, (each for each in range(3)))
 
 
 @pytest.mark.parametrize("own_loader", [None, {}])

@@ -86,6 +86,17 @@ class StepBatch:
             yield sample
 
 
+def _length(data: Sized) -> int:
+    """Of what may be a stream, which has none."""
+    try:
+        return len(data)
+    except TypeError:
+        raise UserError(
+            f"the data set is a {type(data).__name__} without len(), and what is only iterated over can't be divided among workers that come "
+            "and go: give a data set with __len__ and __getitem__"
+        ) from None
+
+
 class Ordered:
     """A cursor in an order of ours: each sample once per epoch. It is moved on by steps, and not by iterating."""
 
@@ -102,14 +113,14 @@ class Ordered:
         """``data``: the data set, or the number of its samples. ``steps_per_epoch``, ``first_epoch``: see `SampleOrder`.
 
         Raises:
-            UserError: there are no samples, or fewer than a step takes; or an epoch's steps depend on the workers.
+            UserError: the data set has no length, or no samples, or fewer than a step takes; or an epoch's steps depend on the workers.
         """
         if steps_per_epoch and not job.policy.fixed:
             raise UserError(
                 "steps_per_epoch: with a batch size per worker the samples of a step depend on the number of workers: give "
                 "elastic.init() a global batch size"
             )
-        samples = data if isinstance(data, int) else len(data)
+        samples = data if isinstance(data, int) else _length(data)
         if samples < 1:
             raise UserError(f"the data set has {samples} samples; expected at least one")
         self.order = SampleOrder(samples, job.policy, job.seed, shuffle, drop_last, steps_per_epoch, first_epoch)
