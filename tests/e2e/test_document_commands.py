@@ -94,16 +94,17 @@ class Reader:
             typed.process.kill()
             typed.process.wait(timeout=DEADLINE)
 
-    def wait_for_a_world(self, job: Typed) -> None:
+    def wait_for_a_world(self, job: Typed, before: int) -> None:
+        """One more than there were ``before``, of jobs that ran earlier."""
         deadline = time.monotonic() + DEADLINE
-        while not self._world_formed():
+        while self.worlds() <= before:
             assert job.process.poll() is None, f"`{job.text}` has ended:\n{job.printed()}"
             assert time.monotonic() < deadline, f"no world in {DEADLINE:.0f} s:\n{job.printed()}"
             time.sleep(0.1)
 
-    def _world_formed(self) -> bool:
+    def worlds(self) -> int:
         journals = (self.home / "jobs").glob("*/journal.jsonl")
-        return any(entry["event"] == "world_formed" for path in journals for entry in read_journal(path))
+        return sum(entry["event"] == "world_formed" for path in journals for entry in read_journal(path))
 
     def write(self, block: PythonBlock) -> None:
         """A block that is a file: the one that the checkout has, but for its docstring, or a new one."""
@@ -131,8 +132,9 @@ def check(command: Command, printed: str) -> None:
 
 def type_with_others(reader: Reader, command: Command, others: list[Command]) -> None:
     """Type ``others`` in another terminal while the command runs."""
+    before = reader.worlds()
     job = reader.start(command.text)
-    reader.wait_for_a_world(job)
+    reader.wait_for_a_world(job, before)
     followers = []
     for other in others:
         typed = reader.start(other.text)
