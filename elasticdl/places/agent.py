@@ -130,6 +130,8 @@ class Agent:
         else:
             output = InFile(self._logs / f"worker-{worker_id}.log") if self._logs else PassedOn()
             run = self._runs[worker_id] = WorkerRun(worker_id, output)
+            if not self._spawner.done():
+                _log.info("worker %d starts when what it needs is imported", worker_id)
             self._track(self._live(run, {**self._environment, **order.environment}))
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:

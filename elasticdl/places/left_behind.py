@@ -15,9 +15,10 @@ END_SECONDS = 5.0
 def end_left_behind(entry: str) -> None:
     """Kill all processes that were started with this entry, NAME=VALUE, in their environment; the children among them are reaped."""
     deadline = time.monotonic() + END_SECONDS
-    while (
-        found := list(_started_with(entry.encode()))
-    ) and time.monotonic() < deadline:  # they may start others meanwhile
+    while time.monotonic() < deadline:  # they may start others meanwhile
+        found = list(_started_with(entry.encode()))
+        if not found:
+            return
         for _, descriptor in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)

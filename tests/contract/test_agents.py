@@ -126,8 +126,8 @@ def test_an_agent_that_does_not_get_ready_lets_its_worker_be_ended_and_leaves(tm
         master.agents.start(0, place("place-0"))
         assert "has not come" in (await master.next(WorkerPending)).reason
         async with asyncio.timeout(DEADLINE):
-            while not master.agents._tenants[0].ordered:
-                await asyncio.sleep(0.01)
+            while b"starts when what it needs is imported" not in await agent.stderr.readline():
+                pass
         if by_master:
             master.agents.end(0, None)
             assert (await master.next(WorkerExited)).cause is ExitCause.KILLED
