@@ -24,7 +24,7 @@ Measured = tuple[float, list[float], list[float]]
 
 def world_of(version: int) -> World:
     """Of two or three workers, in turn."""
-    return World(version, tuple(Member(each, "host", 0, True) for each in range(2 + version % 2)), 1)
+    return World.of(version, tuple(Member(each, "host", 0, True) for each in range(2 + version % 2)), 1)
 
 
 def measure_ordered(samples: int, batch: int) -> Measured:

@@ -89,7 +89,7 @@ class Worker:
                 self._interval = message.welcome.heartbeat_interval
             case "world":
                 self._world = message.world.version
-                self._note(self._world, len(message.world.members))
+                self._note(self._world, message.world.size)
             case "change":
                 self._leave(message.change.world_version, broken=False)
             case "broken":

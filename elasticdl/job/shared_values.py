@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,16 @@ class Member:
     has_state: bool
     epoch: int = 0
     synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
+
+    def stands_with(self, root: Member) -> bool:
+        """Whether both hold the same state. Two worlds may each have made a step of the same number."""
+        place = (self.step, self.epoch, self.synced_in)
+        return self.has_state and root.has_state and place == (root.step, root.epoch, root.synced_in)
+
+
+def standing(members: Sequence[Member]) -> int:
+    """Of ``members`` in rank order, how many stand with rank 0; they come first. 0: nobody holds any state."""
+    return sum(1 for _ in takewhile(lambda member: member.stands_with(members[0]), members))
 
 
 @dataclass(frozen=True, slots=True)

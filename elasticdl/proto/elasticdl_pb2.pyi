@@ -34,20 +34,22 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., kv_put: _Optional[_Union[KvPut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "host", "pid", "world_version", "step", "members")
+    __slots__ = ("worker_id", "host", "pid", "world_version", "step", "rank", "size")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     host: str
     pid: int
     world_version: int
     step: int
-    members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    rank: int
+    size: int
+    def __init__(self, worker_id: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., world_version: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("world_version", "step", "progress", "waiting", "times", "ending")
@@ -303,14 +305,22 @@ class Broken(_message.Message):
     def __init__(self, world_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class World(_message.Message):
-    __slots__ = ("version", "members", "reason")
+    __slots__ = ("version", "reason", "size", "rank", "standing", "root", "own")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     version: int
-    members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
-    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    size: int
+    rank: int
+    standing: int
+    root: Member
+    own: Member
+    def __init__(self, version: _Optional[int] = ..., reason: _Optional[str] = ..., size: _Optional[int] = ..., rank: _Optional[int] = ..., standing: _Optional[int] = ..., root: _Optional[_Union[Member, _Mapping]] = ..., own: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker_id", "host", "step", "has_state", "epoch", "synced_in")

@@ -316,7 +316,7 @@ class Group:
         self.version += 1
         made = tuple(Member(member.number, "127.0.0.1", 0, True) for member in members)
         for rank, member in enumerate(members):
-            member.tell(how, World(self.version, made, rank))
+            member.tell(how, World.of(self.version, made, rank))
         return self.version
 
     def form(self, members: list[MemberProcess]) -> None:

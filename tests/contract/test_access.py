@@ -280,7 +280,7 @@ class Listening:
         self.heard = queue.SimpleQueue()
 
     def greet(self, unsent):
-        return [m.Hello(0, 0, ()), *unsent]
+        return [m.Hello(0, 0), *unsent]
 
     def receive(self, message):
         self.heard.put(message.WhichOneof("body"))
@@ -375,7 +375,7 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, tmp_path):
         has_last_word = True
 
         def greet(self, unsent):
-            return [m.Hello(0, 0, ()), m.Finished(5, 1, {}, together=True)]
+            return [m.Hello(0, 0), m.Finished(5, 1, {}, together=True)]
 
     access, journal, worker, listening = (
         *(TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal", roles[Role.WORKER], Ending()),

@@ -35,7 +35,7 @@ def plan(step):
 def count(session, world, broken, steps):
     """In one world; returns what the worker is to do then."""
     core = session.core
-    newest = max([core.position.progress.step, *(each.step for each in world.members if each.has_state)])
+    newest = max(core.position.progress.step, 0 if world.is_first else world.root.step)
     core.synced(plan(newest).after if newest else Progress())
     session.post(p.Trigger.SYNCED)
     core.reporting.totals = steps, steps // EPOCH

@@ -48,7 +48,7 @@ class SimulatedWorker:
         with self.lock:
             if kind == "world":
                 self.world = message.world
-                self.step = max([member.step for member in message.world.members if member.has_state], default=0)
+                self.step = message.world.root.step if message.world.standing else 0
                 put = pb.KvPut(world_version=self.world.version, scope="global", key=str(self.environment.worker_id))
                 self.out.put(pb.WorkerMessage(kv_put=put))
             elif kind == "kv_entry":
@@ -87,7 +87,7 @@ class SimulatedWorker:
             self.end(pb.WorkerMessage(finished=done))
 
     def report(self) -> None:
-        if self.world.members[0].worker_id == self.environment.worker_id:
+        if self.world.rank == 0:
             step = pb.StepReport(
                 step=self.step,
                 loss=1 / self.step,

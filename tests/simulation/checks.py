@@ -173,7 +173,7 @@ class Checks:
                 self._head = model
 
         self._refuse_to_stay(process)
-        if process.worker_id == world.members[0].worker_id and world.size < self._site.most:
+        if process.worker_id == world.root.worker_id and world.size < self._site.most:
             self._refuse_to_keep_out(world)
 
     def _refuse_to_keep_out(self, world: World) -> None:

@@ -44,7 +44,8 @@ class _Operation:
 class _Ring:
     """The collective of one world, as it was first published."""
 
-    members: tuple[int, ...]
+    root: int
+    size: int
     broken: bool = False
     to_be_torn: bool = False  # at the next result
     made: dict[int, int] = field(default_factory=dict)  # operations that each member has begun
@@ -52,7 +53,7 @@ class _Ring:
 
     def never_fails(self, kind: str) -> bool:
         """Who is alone sums nothing."""
-        return len(self.members) == 1 and kind == "step"
+        return self.size == 1 and kind == "step"
 
 
 class Collectives:
@@ -65,10 +66,9 @@ class Collectives:
         self, member: Member, ticket: int, world: World, kind: str, given: Any, combine: Callable[[dict[int, Any]], Any]
     ) -> None:
         """The member is resumed with the combined inputs of all, or with `FAILED`."""
-        ids = tuple(each.worker_id for each in world.members)
         ring = self._rings.get(world.version)
-        if ring is None or ring.members != ids:
-            ring = self._rings[world.version] = _Ring(ids)
+        if ring is None or (ring.root, ring.size) != (world.root.worker_id, world.size):
+            ring = self._rings[world.version] = _Ring(world.root.worker_id, world.size)
         number = ring.made.get(member.worker_id, 0)
         ring.made[member.worker_id] = number + 1
         if ring.broken and not ring.never_fails(kind):
@@ -80,7 +80,7 @@ class Collectives:
             raise Violation(SAME_COLLECTIVE, text)
         operation.inputs[member.worker_id] = given
         operation.waiting[member.worker_id] = (member, ticket)
-        if len(operation.inputs) == len(ring.members):
+        if len(operation.inputs) == ring.size:
             operation.result, operation.complete = combine(operation.inputs), True
             self._spread(ring, operation)
             ring.operations.pop(number - 1, None)

@@ -129,7 +129,7 @@ class Session:
         if parsed.WhichOneof("body") == "kv_entry":
             entry = parsed.kv_entry
             self._process.entry_came(entry.world_version, entry.key)
-        elif (event := to_event(parsed, self._process.worker_id)) is not None:
+        elif (event := to_event(parsed)) is not None:
             self._process.tell(event)
 
     def lose(self, stream: Stream) -> None:

@@ -18,7 +18,7 @@ from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.lost_workers import Losses
 from elasticdl.master.state import events as e
@@ -154,8 +154,7 @@ def _synced_at_zero(position: Position, progress: Progress, world_version: int, 
     _REAL_SYNCED(position, progress if position.has_state else Progress(), world_version, alone=alone)
 
 
-def _by_step_alone(world: World, rank: int) -> bool:
-    root, member = world.members[0], world.members[rank]
+def _by_step_alone(member: Member, root: Member) -> bool:
     return member.has_state and (member.step, member.epoch) == (root.step, root.epoch)
 
 
@@ -251,7 +250,7 @@ PLANTED = (
     PlantedFault("nobody is sent another's state", _method(World, "needs_sync", False), range(100)),
     PlantedFault(
         "two at one step are taken to hold one model",
-        _method(World, "stands_with_root", _by_step_alone),
+        _method(Member, "stands_with", _by_step_alone),
         range(1000, 2500),
         slow=True,
     ),

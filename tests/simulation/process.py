@@ -96,7 +96,7 @@ class Process:
         self.frozen = False
         now = self.site.clock.now
         for each in self.site.cluster.processes:  # the others of its world could make no step without it, nor leave
-            waited = each is self or self.worker_id in (member.worker_id for member in each.core.world.members)
+            waited = each is self or self.core.world.version == each.core.world.version > 0
             if waited and each.told_at is not None:
                 each.told_at += min(seconds, now - each.told_at)
         held, self._held = self._held, []

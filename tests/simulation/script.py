@@ -113,7 +113,7 @@ def _synchronize(process: Process, world: World) -> Steps:
         yield from _refuse(process, "what was kept is of other data")
     facts = facts_of(process.worker_id, process.order)
     if world.needs_sync and world.size > 1:
-        root = world.members[0].worker_id
+        root = world.root.worker_id
         given = Broadcast(process.state.copy(), core.position.progress, facts)
         received = yield from _collective(process, world, "broadcast", given, lambda inputs: inputs[root])
         if received is FAILED:
@@ -310,7 +310,7 @@ def _reduce(process: Process, world: World, given: Given) -> Generator[None, Any
 
 def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Reduced:
     """All members' gradients have arrived: what they add up to is what the model becomes."""
-    inputs = {member.worker_id: inputs[member.worker_id] for member in world.members}
+    inputs = dict(sorted(inputs.items(), key=lambda item: item[0] != world.root.worker_id))
     members, checks = list(inputs.values()), process.site.checks
     first, vote = members[0], vote_of(members)
     if not vote.one_batch and not vote.ended:

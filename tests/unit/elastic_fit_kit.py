@@ -56,7 +56,7 @@ class Fitting:
         """``members``: as they stood when they asked for this world; without them nobody has a state."""
         self.collective.enter(rank, board)
         if members is not None:
-            self.collective.world = World(1, members, rank)
+            self.collective.world = World.of(1, members, rank)
         context = self.context
         world = self.collective.world
 

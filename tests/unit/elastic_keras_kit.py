@@ -103,7 +103,7 @@ class SumOfThreads(HorovodCollective):
     def enter(self, rank, board):
         self.board = board
         self.sums = 0
-        self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
+        self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
 
     def sum(self, tensor, name):
         self.sums += 1

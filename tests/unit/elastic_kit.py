@@ -45,7 +45,7 @@ class SumOfThreads(HorovodCollective):
 
     def __init__(self, rank, board):
         super().__init__(TorchTensors())
-        self.world = World(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
+        self.world = World.of(1, tuple(Member(i, "h", 0, False) for i in range(board.size)), rank)
         self._board = board
 
     def sum_(self, tensors, name):

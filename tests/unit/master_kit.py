@@ -141,7 +141,7 @@ class Cluster:
         worker = self.workers.get(worker_id)
         if worker and worker.connected and worker.asked and worker.world < world.version:
             worker.asked, worker.world, worker.has_state = False, world.version, True
-            worker.members = world.members
+            worker.place = world.worker_ids.index(worker_id), len(world.members)
             worker.step = max(member.step for member in world.members)
             worker.orders.clear()
 
@@ -194,8 +194,8 @@ class Cluster:
     def connect(self, worker):
         """With its session a worker says again what is still true."""
         worker.connected, inside = True, not worker.asked and worker.world
-        version, members = (worker.world, worker.members) if inside else (0, ())
-        self.post(e.WorkerConnected(worker.worker_id, "h", 1, version, worker.step, members))
+        place = worker.place if inside else (0, 0)
+        self.post(e.WorkerConnected(worker.worker_id, "h", 1, worker.world if inside else 0, worker.step, *place))
         if worker.asked:
             self.ask(worker, broken=False)
         if worker.leaving is not None:

@@ -93,7 +93,7 @@ class Worker:
             lose_world(context)
             members = tuple(InWorld(i, "h", state.step, True) for i in range(board.next.size))
             version = context.session.core.world.version + 1
-            collective._board, collective.world = board.next, World(version, members, rank)
+            collective._board, collective.world = board.next, World.of(version, members, rank)
             enter(context, collective.world)
             state.sync(collective.world)
             for part in p.SaveScope:

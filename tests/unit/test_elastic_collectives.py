@@ -48,7 +48,7 @@ class FakeHorovod:
 
 def two_workers(hvd):
     collective = HorovodCollective(TorchTensors(), hvd)
-    collective.world = World(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
+    collective.world = World.of(4, (Member(0, "h", 0, False), Member(1, "h", 0, False)), 0)
     return collective
 
 
@@ -136,10 +136,10 @@ def test_a_state_larger_than_the_buffer_arrives_in_pieces(monkeypatch):
             "text": "x",
         },
     }
-    standing = (Member(0, "h", 9, True), Member(1, "h", 0, False), Member(2, "h", 9, True))
-    root, newcomer, survivor = broadcast(state, [World(3, standing, rank) for rank in range(3)])
+    standing = (Member(0, "h", 9, True), Member(2, "h", 9, True), Member(1, "h", 0, False))
+    root, survivor, newcomer = broadcast(state, [World.of(3, standing, rank) for rank in range(3)])
     assert root is state
-    assert survivor == {"own": 2}  # it stands with rank 0: nothing is kept of what it received
+    assert survivor == {"own": 1}  # it stands with rank 0: nothing is kept of what it received
     assert newcomer["values"].pop("text") == state["values"].pop("text")
     torch.testing.assert_close(newcomer, state, rtol=0, atol=0, check_stride=True)
 
@@ -147,7 +147,7 @@ def test_a_state_larger_than_the_buffer_arrives_in_pieces(monkeypatch):
 def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
     monkeypatch.setattr(transfer.np, "empty", lambda *_: exec("raise MemoryError"))
     collective = SumOfThreads(0, Board(1))
-    collective.world = World(3, (Member(0, "h", 9, True), Member(1, "h", 0, False)), 0)
+    collective.world = World.of(3, (Member(0, "h", 9, True), Member(1, "h", 0, False)), 0)
     collective.broadcast_bytes = lambda data, name: data
     with pytest.raises(ShortOfMemoryError, match="too little memory for the training state"):
         broadcast_state({"model": torch.ones(2)}, collective)
@@ -166,7 +166,7 @@ def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
 
 class TestHostsThatHaveDifferentLibraries:
     def world(self, rank):
-        return World(3, tuple(Member(i, f"host-{i}", 0, False) for i in range(2)), rank)
+        return World.of(3, tuple(Member(i, f"host-{i}", 0, False) for i in range(2)), rank)
 
     def store(self, told=None):
         published = []

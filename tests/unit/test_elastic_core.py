@@ -26,7 +26,7 @@ ORDER = SampleOrder(50, BatchPolicy(GLOBAL_BATCH, None))
 def world(version, size=2, rank=0):
     ids = [OTHER] * size
     ids[rank] = ME
-    return World(version, tuple(Member(each, "h", 0, False) for each in ids), rank)
+    return World.of(version, tuple(Member(each, "h", 0, False) for each in ids), rank)
 
 
 def plan(step):

@@ -167,7 +167,7 @@ def test_how_the_order_is_made_is_compared_too():
 def world_of(rank, *, trained):
     """Rank 0 has trained, or nobody has; rank 1 comes in."""
     root = Member(3, "h", 5 if trained else 0, trained, synced_in=1 if trained else 0)
-    return World(2, (root, Member(4, "h", 0, False)), rank)
+    return World.of(2, (root, Member(4, "h", 0, False)), rank)
 
 
 @pytest.mark.parametrize("trained", [True, False])

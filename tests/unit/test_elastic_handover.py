@@ -18,7 +18,7 @@ from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 POLICY = BatchPolicy(20, None, 10)
 
 
-WORLD = World(1, (Member(3, "h", 0, False),), 0)
+WORLD = World.of(1, (Member(3, "h", 0, False),), 0)
 
 
 def trainee(folder, session=None):

@@ -195,7 +195,7 @@ class FakeHorovod:
 
 
 def make_world(version, step=0, size=2):
-    return World(version, tuple(Member(i, "h", step, has_state=step > 0) for i in range(size)), 0)
+    return World.of(version, tuple(Member(i, "h", step, has_state=step > 0) for i in range(size)), 0)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
-WORLD = World(1, (Member(3, "h", 0, False),), 0)
+WORLD = World.of(1, (Member(3, "h", 0, False),), 0)
 STOP = Stopped("elasticdl stop", checkpoint=True)
 
 

@@ -259,7 +259,7 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     root.train(steps=3)
     root.enter(0, board)
     root.state.values["best"] = {"step": 7}
-    world = World(2, (Member(0, "h", 3, True), Member(1, "h", 0, False)), 0)
+    world = World.of(2, (Member(0, "h", 3, True), Member(1, "h", 0, False)), 0)
     run_all((root, newcomer), lambda each: each.state.sync(replace(world, rank=each.context.rank)))
     assert newcomer.state.progress == root.state.progress
     assert newcomer.state.best == {"step": 7}
@@ -269,7 +269,7 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
 
 def test_nothing_is_sent_when_all_stand_after_the_same_step():
     member = alone()
-    world = World(2, (Member(0, "h", 3, True), Member(1, "h", 3, True)), 0)
+    world = World.of(2, (Member(0, "h", 3, True), Member(1, "h", 3, True)), 0)
     member.state.sync(world)
     assert member.collective.board.names == []
 

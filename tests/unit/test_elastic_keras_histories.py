@@ -72,7 +72,7 @@ class History:
         )
         for rank, member in enumerate(self.members):
             member.collective.enter(rank, board)
-            member.collective.world = World(self.worlds, standing, rank)
+            member.collective.world = World.of(self.worlds, standing, rank)
         run_all(self.members, lambda member: member.state.sync(member.collective.world))
         for member in self.members:
             enter(member.context, member.collective.world)

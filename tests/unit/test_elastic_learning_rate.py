@@ -24,7 +24,7 @@ PER_WORKER = BatchPolicy(None, 8)
 
 
 def world(workers, version=1, rank=0):
-    return World(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
+    return World.of(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
 
 
 def walk(control, workers, first, last, version=1):
@@ -180,7 +180,7 @@ def test_all_members_agree_on_the_rate_whoever_comes():
     board = Board(2)
     newcomer = follower(rank=1, board=board)
     enter(root, 2, 2, board)
-    joined = World(2, (Member(0, "h", 2, True), Member(1, "h", 0, False)), 0)
+    joined = World.of(2, (Member(0, "h", 2, True), Member(1, "h", 0, False)), 0)
     with ThreadPoolExecutor(2) as pool:
         members = (root, newcomer)
         list(pool.map(lambda each: each.state.sync(replace(joined, rank=each.context.rank)), members, timeout=30))

@@ -152,7 +152,7 @@ def test_one_worker_at_most_is_the_first_before_there_is_a_world(worker_id, plac
     core.under_master, core.worker_id = True, worker_id
     job.session.jobs_place = lambda: place
     members = tuple(Member(number, "h", 0, False) for number in range(2))
-    job.collective.world = World(version, members, rank) if version else ALONE
+    job.collective.world = World.of(version, members, rank) if version else ALONE
     assert job.known_rank == expected
     runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
     runtime._context = job

@@ -64,7 +64,7 @@ class Member:
         context = self.script.context
         session = context.session
         lose_world(context)
-        context.collective.world = World(session.core.world.version + 1, context.world.members[:1], 0)
+        context.collective.world = World.of(session.core.world.version + 1, (context.world.root,), 0)
         enter(context, context.collective.world)
 
     def loss(self, x, y):

@@ -10,8 +10,11 @@ from elasticdl.elastic.link.session import rank_entry
 
 
 def world(hosts, rank=0, **kwargs):
-    members = tuple(Member(worker_id=10 + i, host=host, step=5, has_state=True) for i, host in enumerate(hosts))
-    return World(version=1, members=members, rank=rank, **kwargs)
+    return World.of(version=1, members=standing(hosts), rank=rank, **kwargs)
+
+
+def standing(hosts):
+    return [Member(worker_id=10 + i, host=host, step=5, has_state=True) for i, host in enumerate(hosts)]
 
 
 def test_each_worker_is_a_host_of_its_own_to_horovod():
@@ -26,8 +29,8 @@ def test_a_world_needs_no_sync_when_all_stand_after_the_same_step():
     behind = Member(3, "a", 4, has_state=True)
     elsewhere = Member(3, "a", 5, has_state=True, synced_in=1)  # its world has made another step of this number
     for member in (newcomer, behind, elsewhere):
-        assert World(2, (*world(["a"]).members, member), 0).needs_sync
-    assert World(2, (newcomer,), 0).is_first
+        assert World.of(2, (*standing(["a"]), member), 0).needs_sync
+    assert World.of(2, (newcomer,), 0).is_first
     assert not world(["a"]).is_first
 
 

@@ -256,7 +256,7 @@ class TestInAWorld:
     def collective(self, monkeypatch, opened):
         monkeypatch.setattr(TorchDistributed, "_open_groups", lambda made, *_, **__: (object(), opened(made)))
         made = TorchDistributed(TorchTensors(), Endpoint(store(), "lo"), by_nccl=True)
-        self.world = World(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
+        self.world = World.of(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
         return made
 
     def test_tensors_of_a_device_travel_by_its_group_which_is_aborted_at_the_end(self, monkeypatch, group):
@@ -399,7 +399,7 @@ class TestHorovodWithoutNccl:
 
     def member(self, hvd):
         made = HorovodCollective(TorchTensors(), hvd)
-        made.start(World(3, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
+        made.start(World.of(3, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
         return made
 
     def test_each_begins_once_it_has_come_in_the_order_in_which_they_left(self, hvd):
@@ -418,7 +418,7 @@ class TestHorovodWithoutNccl:
     def test_what_a_torn_step_has_not_begun_is_not_begun_in_the_next_world(self, hvd):
         made = self.member(hvd)
         made.begin_sum(torch.ones(2, device="meta"), "torn")
-        made.start(World(4, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
+        made.start(World.of(4, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
         made.sum_([torch.ones(2)], "next")
         assert hvd.begun == ["next.0"]
 

@@ -44,7 +44,7 @@ def meet(members, has_state):
 
     def enter(rank):
         collective = SumOfThreads(rank, board)
-        collective.world = World(7, listed, rank)
+        collective.world = World.of(7, listed, rank)
         try:
             members[rank].meet(collective)
         except (StageSuperseded, WorldChanged, JobFailedError) as error:

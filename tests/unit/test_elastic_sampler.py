@@ -91,7 +91,7 @@ def make_sampler(samples, policy, seed=3, drop_last=False):
 
 
 def at(version, rank, workers):
-    return World(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
+    return World.of(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
 
 
 policies = st.one_of(

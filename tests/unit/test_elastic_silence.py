@@ -156,7 +156,7 @@ class Listening:
         self.heard = queue.SimpleQueue()
 
     def greet(self, unsent):
-        return [m.Hello(0, 0, ())]
+        return [m.Hello(0, 0)]
 
     def receive(self, message):
         self.heard.put(message.WhichOneof("body"))

@@ -318,7 +318,7 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     solo = alone()
     solo.train()
     root.state.load_state_dict(solo.state.state_dict())
-    world = World(2, (Member(0, "h", root.state.step, True), Member(1, "h", 0, False)), 0)
+    world = World.of(2, (Member(0, "h", root.state.step, True), Member(1, "h", 0, False)), 0)
     with ThreadPoolExecutor(2) as pool:
         list(
             pool.map(lambda each: each.state.sync(replace(world, rank=each.context.rank)), (root, newcomer), timeout=30)

@@ -89,7 +89,7 @@ class Town:
         self.launched = []
         self.masters = 0
         self.reporting, self.kept = Reporting(), Kept()
-        self.reporting.enter(World(1, (Member(0, "h", 0, False),), 0, ""))
+        self.reporting.enter(World.of(1, (Member(0, "h", 0, False),), 0, ""))
         self.step = 0
         self.said = []
 

@@ -269,7 +269,7 @@ def test_a_newcomer_has_what_the_callbacks_of_rank_0_keep(make_spec):
     mine, theirs = (job.learner.callbacks[-1] for job in (new, old))
     members = (Member(0, "h", 8, True), Member(1, "h", 0, False))
     sender = BreakingCollective()
-    sender.world, new.context.collective.world = World(2, members, 0), World(2, members, 1)
+    sender.world, new.context.collective.world = World.of(2, members, 0), World.of(2, members, 1)
     sender.broadcast_bytes = lambda data, name: setattr(new.context.collective, "root_bytes", data) or data
     old.context.collective = sender
     theirs.agree(entering=True)

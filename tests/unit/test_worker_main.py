@@ -137,7 +137,7 @@ def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(work, 
     monkeypatch.setattr(torch_pieces, "broadcast_state", broadcast)
     monkeypatch.setattr(training_state, "require_same", lambda *_: None)  # which asks rank 0
     master = Script()
-    master.answer = lambda request: World(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1)
+    master.answer = lambda request: World.of(1, (Member(0, "here", 9, True), Member(1, "here", 0, False)), 1)
     assert work(master) == 1
     assert not failure(master).users
     assert failure(master).message.endswith(

@@ -98,7 +98,7 @@ class Script(FakeMaster):
         self.worlds += 1
         has_state = request.has_state or self.size > 1  # others are there already
         members = tuple(Member(i, "here", request.step, has_state) for i in range(self.size))
-        return World(self.worlds, members, self.rank)
+        return World.of(self.worlds, members, self.rank)
 
     def _stopping(self, step):
         return 0 < self.stop_after <= step

@@ -66,18 +66,18 @@ class Asked:
             return
         mine = self._number if self._world is world else 0
         with contextlib.suppress(Refusal):  # the world is broken, which is told elsewhere
-            for rank, member in enumerate(world.members):
+            for rank in range(world.size):
                 entry = self._store.get((SCOPE, str(rank)), 0.0, world.version)
-                number, after, what = (entry or b"0 0 ").decode().split(" ", 2)
+                number, after, worker, what = (entry or b"0 0 0 ").decode().split(" ", 3)
                 if int(number) > mine and int(after) < begun:
-                    own = world.members[world.rank].worker_id
                     raise UserError(
-                        f"worker {member.worker_id} waits for all workers at {what}, and worker {own} has gone on to {last}: their scripts "
+                        f"worker {worker} waits for all workers at {what}, and worker {world.own.worker_id} has gone on to {last}: their scripts "
                         "must go one way, not another below `if rank == 0:`, nor by what one worker has seen of its part of a batch"
                     )
 
     def _speak(self) -> None:
         self._has_spoken = True
-        entry = f"{self._number} {self._after} {self._what}".encode()
+        world = self._world
+        entry = f"{self._number} {self._after} {world.own.worker_id} {self._what}".encode()
         with contextlib.suppress(Refusal):
-            self._store.put((SCOPE, str(self._world.rank)), entry, self._world.version)
+            self._store.put((SCOPE, str(world.rank)), entry, world.version)

@@ -105,7 +105,7 @@ class Collective(ABC):
                 if {self.engine, told.decode()} == {TORCH, TORCH_NCCL}:
                     remedy = f"set {SHARED_GPU}=1 for all of them: tensors travel through host memory then"
                 raise UserError(
-                    f"this worker uses {self.engine} and rank 0 ({world.members[0].host}) uses {told.decode()}: install the "
+                    f"this worker uses {self.engine} and rank 0 ({world.root.host}) uses {told.decode()}: install the "
                     f"same on all hosts, or {remedy}"
                 )
             self._has_compared = True

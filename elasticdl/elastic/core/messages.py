@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.elastic.core.world import Member
 from elasticdl.job.shared_values import StepReport as StepReport
 from elasticdl.job.shared_values import StepTimes
 
@@ -17,11 +16,12 @@ MOST_OF_TRACEBACK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of each session. ``members``: of the world that the worker is in, by rank."""
+    """The first message of each session. ``rank``, ``size``: in the world that the worker is in; 0 in none."""
 
     world_version: int
     step: int
-    members: tuple[Member, ...]
+    rank: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

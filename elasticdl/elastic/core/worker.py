@@ -266,8 +266,9 @@ class WorkerCore:
 
     def _greet(self, unsent: Iterable[m.Message]) -> list[p.Instruction]:
         """What a master must know that has not heard of this worker, or not lately."""
-        members, entries = (self.world.members, self._entries) if self.inside else ((), [])
-        hello = m.Hello(self.inside, self.position.progress.step, members)
+        step, world = self.position.progress.step, self.world
+        hello = m.Hello(self.inside, step, world.rank, world.size) if self.inside else m.Hello(0, step)
+        entries = self._entries if self.inside else []
         again = self.reporting.again()
         return _send(hello, *entries, self.request, *again, self._draining, *unsent, self.last_word)
 

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from elasticdl.job.shared_values import Member as Member
+from elasticdl.job.shared_values import standing
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An ordered list of workers with a version, and this worker's place in it."""
+    """So many workers, numbered by rank, and this worker's place among them. It knows rank 0 and itself, not the others."""
 
     version: int
-    members: tuple[Member, ...]
+    size: int
     rank: int
+    standing: int  # the first so many ranks hold the same state as rank 0; 0: nobody holds any
+    root: Member
+    own: Member
     reason: str = ""
 
-    @property
-    def size(self) -> int:
-        return len(self.members)
+    @classmethod
+    def of(cls, version: int, members: Sequence[Member], rank: int, reason: str = "") -> Self:
+        """As the member of this rank sees it. ``members``: in rank order."""
+        return cls(version, len(members), rank, standing(members), members[0], members[rank], reason)
 
     @property
     def is_first(self) -> bool:
         """Whether nobody holds any training state yet."""
-        return not any(member.has_state for member in self.members)
+        return self.standing == 0
 
     @property
     def needs_sync(self) -> bool:
         """Whether members differ. After a planned shrink all stand at the same place, and nothing need be sent."""
-        return any(not self.stands_with_root(rank) for rank in range(self.size))
+        return self.standing < self.size
 
     def stands_with_root(self, rank: int) -> bool:
-        """Whether a member holds the same state as rank 0. Two worlds may each have made a step of the same number."""
-        root, member = self.members[0], self.members[rank]
-        place = (member.step, member.epoch, member.synced_in)
-        return member.has_state and place == (root.step, root.epoch, root.synced_in)
+        """Whether a member holds the same state as rank 0."""
+        return rank < self.standing
 
 
 def horovod_host(world: World) -> str:
@@ -43,8 +48,7 @@ def horovod_host(world: World) -> str:
     A worker sees one device, so its local rank is 0. And a host of its own saves Horovod two of the three full meshes
     that it builds on each init (all workers, those of one host, those with one local rank on all hosts).
     """
-    member = world.members[world.rank]
-    return f"{member.host}-{member.worker_id}"
+    return f"{world.own.host}-{world.own.worker_id}"
 
 
-ALONE = World(version=0, members=(Member(worker_id=0, host="localhost", step=0, has_state=False),), rank=0)
+ALONE = World.of(version=0, members=(Member(worker_id=0, host="localhost", step=0, has_state=False),), rank=0)

@@ -200,7 +200,7 @@ class ScriptWorker:
         """The state is now that of rank 0."""
         core = self._session.core
         if core.state is WorkerState.SYNCING:
-            core.synced(Progress(step=self.world.members[0].step))
+            core.synced(Progress(step=self.world.root.step))
             self._worlds.tell(p.Trigger.SYNCED)
             self._worlds.next(self)
         core.reporting.resume_clock(time.monotonic())

@@ -182,7 +182,7 @@ class Stages:
             return
         if stages[0] == newest:
             self._hand_over(collective, oldest - 1)
-        if self.overtaken or (self.present < newest and world.members[world.rank].has_state):
+        if self.overtaken or (self.present < newest and world.own.has_state):
             raise StageSuperseded(f"the others are at fit() number {newest} already")
         raise WorldChanged(f"a worker has to catch up to fit() number {newest}")
 

@@ -139,7 +139,7 @@ class Session:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
                 self.learnt = message.welcome.learnt
                 self._changed.notify_all()
-        event = to_event(message, self.core.worker_id)
+        event = to_event(message)
         if event is not None:
             self.post(event)
         elif message.HasField("learnt"):

@@ -34,8 +34,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
     fields = _fields(message)
     number = fields.pop("number", 0)
     match message:
-        case m.Hello(_, _, members):
-            fields.update(members=[_fields(member) for member in members])
+        case m.Hello():
             fields.update(worker_id=environment.worker_id, host=environment.host, pid=os.getpid())
         case m.Heartbeat(times=times):
             fields.update(times=_fields(times) if times else None)
@@ -50,7 +49,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
     return pb.WorkerMessage(number=number, **{_BODIES[type(message)]: fields})
 
 
-def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
+def to_event(message: pb.MasterMessage) -> p.Event | None:
     """None for what the core does not know of: an entry of the store, or that a last word was taken."""
     match message.WhichOneof("body"):
         case "welcome":
@@ -60,7 +59,7 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
         case "broken":
             return p.BreakAnnounced(message.broken.world_version, message.broken.reason)
         case "world":
-            return p.WorldPublished(_world(message.world, worker_id))
+            return p.WorldPublished(_world(message.world))
         case "drain":
             return p.DrainOrdered(message.drain.reason)
         case "stop_work":
@@ -70,10 +69,9 @@ def to_event(message: pb.MasterMessage, worker_id: int) -> p.Event | None:
     return None
 
 
-def _world(world: pb.World, worker_id: int) -> World:
-    members = tuple(Member(*_MEMBER(each)) for each in world.members)
-    rank = [member.worker_id for member in members].index(worker_id)
-    return World(version=world.version, members=members, rank=rank, reason=world.reason)
+def _world(world: pb.World) -> World:
+    root, own = Member(*_MEMBER(world.root)), Member(*_MEMBER(world.own))
+    return World(world.version, world.size, world.rank, world.standing, root, own, world.reason)
 
 
 def _fields(message: object) -> dict[str, Any]:

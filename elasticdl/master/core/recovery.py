@@ -1,8 +1,8 @@
 """The first moments of a master that follows another: until it knows what there is, it listens and decides nothing.
 
 Workers go on training meanwhile. What they and the launcher say is held back. Once every worker that may be in a world has
-been heard of, or the time for that is over, the master adopts the world that its members name, and acts upon what was held back,
-in order. So an intact world stays, and who died in between is missing.
+been heard of, or the time for that is over, the master adopts the world that it remembers or that its members name, and acts upon
+what was held back, in order. So an intact world stays, and who died in between is missing.
 
 The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
 training: a member is back, so the address is known, and none of those that are back makes progress, so their world is
@@ -12,15 +12,17 @@ broken or hangs. Then those missing have as long as any worker that is cut off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from elasticdl.master.core.transitions import TransitionContext, Trigger
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.rendezvous import NOBODY
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
-from elasticdl.master.state.values import Settings, World
+from elasticdl.master.state.values import Member, Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 
 _OF_A_SESSION = (
@@ -71,7 +73,8 @@ class Recovery:
         self._progress: dict[int, int] = {}
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
-        self._claims: dict[int, dict[int, World]] = {}  # by version, and by who says so
+        # Who says that it is in a world: by the world's version, and by worker.
+        self._claims: dict[int, dict[int, e.WorkerConnected]] = {}
         self._left = 0  # the newest world that somebody has left
         self._held: list[e.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
@@ -148,9 +151,8 @@ class Recovery:
                     self._news = now
                 self._set_connected(worker_id, connected=True)
                 self._forget_claim(worker_id)
-                if event.members:
-                    claims = self._claims.setdefault(event.world_version, {})
-                    claims[worker_id] = World(event.world_version, event.members, "")
+                if event.world_version:
+                    self._claims.setdefault(event.world_version, {})[worker_id] = event
             case e.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
             case e.JoinRequested():
@@ -215,18 +217,26 @@ class Recovery:
             is_draining = record.state is WorkerState.DRAINING
             cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
             self._workers.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
+        size = max((claim.size for claim in self._claims.get(world.version, {}).values()), default=0)
+        if unheard := max(0, size - len(world.members)):
+            rendezvous.begin(now, broken=True).causes[NOBODY] = f"of its {size} members {unheard} have not come back"
         return i.AdoptWorld(world)
 
     @property
     def world(self) -> World | None:
-        """The newest world that anybody knows of.
+        """The newest world that anybody knows of. If it is not remembered: of the members that have come back.
 
         One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
         """
-        claimed = [next(iter(claims.values())) for claims in self._claims.values() if claims]
-        known = [*([self._past.world] if self._past.world else []), *claimed]
-        newest = max(known, key=lambda world: world.version, default=None)
-        return newest if newest and newest.version >= self._left else None
+        remembered, claimed = self._past.world, max((v for v, claims in self._claims.items() if claims), default=0)
+        if max(remembered.version if remembered else 0, claimed) < self._left:
+            return None
+        if remembered and remembered.version >= claimed:
+            return remembered
+        if not claimed:
+            return None
+        claims = sorted(self._claims[claimed].values(), key=attrgetter("rank"))
+        return World(claimed, tuple(Member(c.worker_id, c.host, c.step, has_state=True) for c in claims), "")
 
     @property
     def _can_be_reached(self) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.shared_values import standing
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.values import World
 from elasticdl.proto import elasticdl_pb2 as pb
 
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
@@ -20,7 +22,6 @@ T = TypeVar("T")
 _TOLD: Mapping[type[i.Instruction], str] = {
     i.AnnounceChange: "change",
     i.BreakWorld: "broken",
-    i.PublishWorld: "world",
     i.DrainWorker: "drain",
     i.StopWorkers: "stop_work",
     i.DumpStacks: "dump_stacks",
@@ -29,7 +30,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    return _copied(e.WorkerConnected, hello, members=_each_copied(i.Member, hello.members))
+    return _copied(e.WorkerConnected, hello)
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -65,14 +66,27 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
 
 
 def to_message(instruction: i.Instruction) -> pb.MasterMessage:
-    """The message of an instruction that workers carry out."""
+    """The message of an instruction that workers carry out; it is the same for all of them."""
     name = _TOLD[type(instruction)]
-    what = instruction.world if isinstance(instruction, i.PublishWorld) else instruction
     fields = getattr(pb.MasterMessage(), name).DESCRIPTOR.fields
-    values: dict[str, Any] = {field.name: getattr(what, field.name) for field in fields}
-    if isinstance(instruction, i.PublishWorld):
-        values["members"] = [_values(member) for member in instruction.world.members]
-    return pb.MasterMessage(**{name: values})
+    return pb.MasterMessage(**{name: {field.name: getattr(instruction, field.name) for field in fields}})
+
+
+def world_messages(world: World, worker_ids: Collection[int]) -> Iterator[tuple[int, pb.MasterMessage]]:
+    """For each of these members the world as it sees it."""
+    told = frozenset(worker_ids)
+    alike = pb.World(
+        version=world.version,
+        reason=world.reason,
+        size=len(world.members),
+        standing=standing(world.members),
+        root=pb.Member(**_values(world.members[0])),
+    )
+    for rank, member in enumerate(world.members):
+        if member.worker_id in told:
+            message = pb.MasterMessage(world=alike)
+            message.world.MergeFrom(pb.World(rank=rank, own=pb.Member(**_values(member))))
+            yield member.worker_id, message
 
 
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:
@@ -100,7 +114,7 @@ def _copied(kind: type[T], message: object, **given: object) -> T:
 
 
 def _each_copied(kind: type[T], messages: Iterable[object]) -> tuple[T, ...]:
-    """Quicker: after a new master's start thousands of workers may each tell thousands of members."""
+    """Quicker than `_copied` for each."""
     values = attrgetter(*kind.__match_args__)  # type: ignore[attr-defined]
     return tuple(kind(*values(message)) for message in messages)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import to_message
+from elasticdl.master.shell.convert import to_message, world_messages
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.saver import StateSaver
@@ -200,7 +200,8 @@ class Loop:
             case i.PublishWorld(world, ids):
                 self._unpublished.remove(world.version)
                 ports.sessions.begin_world(world.version, world.worker_ids)
-                ports.sessions.send(ids, to_message(instruction))
+                for worker_id, message in world_messages(world, ids):
+                    ports.sessions.send((worker_id,), message)
                 if len(ids) == 1:  # told again: it may also have missed entries
                     ports.sessions.replay(ids[0])
             case i.AdoptWorld(world):

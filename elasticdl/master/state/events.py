@@ -15,7 +15,6 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Forgotten
 from elasticdl.master.state.speedup import Curve, Observation
-from elasticdl.master.state.values import Member
 from elasticdl.master.state.values import StepReport as StepReport
 from elasticdl.master.state.values import StepTimes as StepTimes
 
@@ -62,7 +61,8 @@ class WorkerConnected(WorkerEvent):
     pid: int
     world_version: int = 0
     step: int = 0
-    members: tuple[Member, ...] = ()  # of that world, by rank
+    rank: int = 0  # in that world
+    size: int = 0  # of that world
 
 
 @dataclass(frozen=True, slots=True)
