@@ -252,4 +252,4 @@ class Recovery:
 
     def _set_connected(self, worker_id: int, *, connected: bool) -> None:
         if record := self._records.get(worker_id):
-            record.connected = connected
+            self._records.connect(record, connected=connected)

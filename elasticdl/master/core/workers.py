@@ -100,7 +100,7 @@ class Workers:
                     record.pulse = None
                 if record.pulse and record.connected:
                     record.pulse.heard = now
-                record.connected = False
+                self.records.connect(record, connected=False)
             case e.JoinRequested():
                 return self._asked(event, record, now)
             case e.WorkerDraining():
@@ -112,7 +112,9 @@ class Workers:
         return []
 
     def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
-        record.connected, record.unheard, record.notified = True, False, NotificationLevel.NOTHING
+        self.records.connect(record, connected=True)
+        record.unheard = False
+        self.rendezvous.tell_again(record)
         record.host, record.pid = event.host, event.pid  # behind a shell the process that was placed is another one
         self.fleet.somebody_joined = True
         if record.state in (_S.FINISHED, _S.FAILED):
@@ -158,7 +160,7 @@ class Workers:
         record = self.records.get(event.worker_id)
         if record is None or record.state is _S.COMPLETED:
             return []
-        runs, least = bool(self.rendezvous.active_members()), self.limits.minimum
+        runs, least = self.records.count(_S.MEMBER) > 0, self.limits.minimum
         cause, reason, fatal, warning = self.fleet.exited(record, event, world_runs=runs, least=least)
         left = {"cause": str(cause), "reason": reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]

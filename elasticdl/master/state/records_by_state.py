@@ -11,43 +11,62 @@ from elasticdl.master.state.worker_record import WorkerRecord
 
 
 class Records(dict[int, WorkerRecord]):
-    """By worker id. The state of a record that is in here is changed by `move`, and by nobody else."""
+    """By worker id. `move` and `connect` change the state and the session of a record that is in here, and nobody else does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_state: dict[WorkerState, dict[int, WorkerRecord]] = {state: {} for state in WorkerState}
+        # By state, and by whether the worker has a session.
+        self._kept: dict[tuple[WorkerState, bool], dict[int, WorkerRecord]] = {
+            (state, connected): {} for state in WorkerState for connected in (True, False)
+        }
 
     def __setitem__(self, worker_id: int, record: WorkerRecord) -> None:
         if worker_id in self:
             del self[worker_id]
         super().__setitem__(worker_id, record)
-        self._by_state[record.state][worker_id] = record
+        self._keep(record)
 
     def __delitem__(self, worker_id: int) -> None:
-        del self._by_state[self[worker_id].state][worker_id]
+        self._drop(self[worker_id])
         super().__delitem__(worker_id)
 
     def clear(self) -> None:
         super().clear()
-        for records in self._by_state.values():
+        for records in self._kept.values():
             records.clear()
 
     def move(self, record: WorkerRecord, state: WorkerState) -> None:
         """This record, which is in here, gets another state."""
-        del self._by_state[record.state][record.worker_id]
+        self._drop(record)
         record.state = state
-        self._by_state[state][record.worker_id] = record
+        self._keep(record)
 
-    def of(self, *states: WorkerState) -> list[WorkerRecord]:
+    def connect(self, record: WorkerRecord, *, connected: bool) -> None:
+        """The worker of this record, which is in here, has a session from now on, or has none."""
+        self._drop(record)
+        record.connected = connected
+        self._keep(record)
+
+    def of(self, *states: WorkerState, connected: bool | None = None) -> list[WorkerRecord]:
         """By id."""
-        return sorted(self.each_of(*states), key=attrgetter("worker_id"))
+        return sorted(self.each_of(*states, connected=connected), key=attrgetter("worker_id"))
 
-    def each_of(self, *states: WorkerState) -> Iterator[WorkerRecord]:
-        """In no order that means anything."""
-        return chain.from_iterable(self._by_state[state].values() for state in states)
+    def each_of(self, *states: WorkerState, connected: bool | None = None) -> Iterator[WorkerRecord]:
+        """In no order that means anything. ``connected``: with a session, or without one; None: all."""
+        return chain.from_iterable(kept.values() for kept in self._chosen(states, connected))
 
-    def count(self, *states: WorkerState) -> int:
-        return sum(len(self._by_state[state]) for state in states)
+    def count(self, *states: WorkerState, connected: bool | None = None) -> int:
+        return sum(map(len, self._chosen(states, connected)))
+
+    def _chosen(self, states: tuple[WorkerState, ...], connected: bool | None) -> list[dict[int, WorkerRecord]]:
+        sessions = (True, False) if connected is None else (connected,)
+        return [self._kept[state, session] for state in states for session in sessions]
+
+    def _keep(self, record: WorkerRecord) -> None:
+        self._kept[record.state, record.connected][record.worker_id] = record
+
+    def _drop(self, record: WorkerRecord) -> None:
+        del self._kept[record.state, record.connected][record.worker_id]
 
     def lingering(self) -> list[WorkerRecord]:
         return [record for record in self.of(WorkerState.MEMBER, WorkerState.REJOINING) if record.waits_for_successor]

@@ -49,6 +49,7 @@ class Change:
     reported_reason: str  # what a survivor noticed; shown if no cause is known
     causes: dict[int, str] = field(default_factory=dict)  # by worker; NOBODY for what no single one caused
     had_too_few: bool = False
+    is_untold: bool = True  # a member may not have heard of it, or not that its world is broken
 
     @property
     def reason(self) -> str:
@@ -67,6 +68,7 @@ class Rendezvous:
         self.change: Change | None = None  # none is under way
         self.last_change: Change | None = None  # by which this master has formed the present world
         self.shortage = ""  # why no world can be formed, if so
+        self._window_end = 0.0  # those who wait now wait till then for others; whoever comes makes it later
 
     # ---- what is so ----
 
@@ -76,8 +78,7 @@ class Rendezvous:
 
     def cut_off(self) -> list[WorkerRecord]:
         """Members of a broken world that have lost their session."""
-        members = self._records.each_of(_S.MEMBER) if self.broken else ()
-        return sorted((r for r in members if not r.connected), key=attrgetter("worker_id"))
+        return self._records.of(_S.MEMBER, connected=False) if self.broken else []
 
     def places(self) -> tuple[int, int]:
         """Workers that have a place, those that leave among them, and such as wait for one.
@@ -91,7 +92,7 @@ class Rendezvous:
 
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
-        return sorted((r for r in self._records.of(_S.STANDBY) if r.connected), key=attrgetter("queued_at"))
+        return sorted(self._records.of(_S.STANDBY, connected=True), key=attrgetter("queued_at"))
 
     def finished(self) -> list[WorkerRecord]:
         """Those of the present world, whether their processes are gone or not."""
@@ -152,7 +153,7 @@ class Rendezvous:
         if newest is None and leaving:
             return "waits for a worker that leaves: it may be writing the state"
         # Those who have asked, and whose session is lost; if they do not come back they are given up.
-        absent = [r for r in self._records.of(_S.STANDBY, _S.REJOINING) if r.has_state and not r.connected]
+        absent = [r for r in self._records.of(_S.STANDBY, _S.REJOINING, connected=False) if r.has_state]
         # Those who have asked an earlier master, and will ask this one.
         absent += [r for r in self._records.of(_S.INITIALIZING) if r.ready]
         if newest is None and (self._records.of(_S.EXCLUDED) or absent):
@@ -166,31 +167,39 @@ class Rendezvous:
     def begin(self, now: float, reported_reason: str = "", *, broken: bool = False) -> Change:
         """Begin a change, or join the one under way; a broken world makes a planned change a broken one."""
         self.change = self.change or Change(now, broken, reported_reason)
-        self.change.broken = self.change.broken or broken
+        if broken and not self.change.broken:
+            self.change.broken = self.change.is_untold = True
         return self.change
+
+    def tell_again(self, record: WorkerRecord) -> None:
+        """Its session is a new one: it may have missed what the others were told."""
+        record.notified = NotificationLevel.NOTHING
+        if self.change:
+            self.change.is_untold = True
 
     def let_newcomers_in(self, now: float, limits: WorkerRange) -> None:
         """Begin a change if standbys wait, there is room, and others have had time to arrive."""
         if self.change:
             return
-        standbys = [record for record in self._records.each_of(_S.STANDBY) if record.connected]
-        if not standbys and self.world is None:
+        waiting = self._records.count(_S.STANDBY, connected=True)
+        if not waiting and self.world is None:
             self.shortage = ""  # who was ready is gone
-        if not standbys or self.ending:
+        if not waiting or self.ending:
             return
         members = self._records.count(_S.MEMBER)
         room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
-        ready = members + len(standbys)
+        ready = members + waiting
         if room > 0 and ready < limits.minimum and not members:
             self.shortage = _too_few(ready, limits)
-        elif room > 0 and self._window_over(standbys, now, room):
-            self.begin(now).causes[NOBODY] = self._describe(standbys)
+        elif room > 0 and self._window_over(now, room):
+            self.begin(now).causes[NOBODY] = self._describe(self.standbys())
 
     def notice(self) -> AnnounceChange | BreakWorld | None:
         """What is to be told of the change under way, and to whom."""
         change, world = self.change, self.world
-        if change is None or world is None:
+        if change is None or world is None or not change.is_untold:
             return None
+        change.is_untold = False
         level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
         audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
         untold = [r.worker_id for r in self._records.each_of(*audience) if r.notified < level and self._was_in(r)]
@@ -203,7 +212,7 @@ class Rendezvous:
         if change is None or self._records.count(_S.MEMBER):
             return None
         ending, standbys = self.ending, self.standbys()
-        rejoining = [record for record in self._records.of(_S.REJOINING) if record.connected]
+        rejoining = self._records.of(_S.REJOINING, connected=True)
         ready = rejoining if ending else [*rejoining, *standbys]
         if len(ready) < (1 if ending else limits.minimum):
             change.had_too_few = True
@@ -213,7 +222,7 @@ class Rendezvous:
             self.shortage = awaited
             return None
         maximum = limits.maximum + len(self._records.lingering())
-        if change.had_too_few and not self._window_over(standbys, now, maximum - len(rejoining)):
+        if change.had_too_few and not self._window_over(now, maximum - len(rejoining)):
             return None
         chosen = sorted(ready, key=WorkerRecord.rank_order)[:maximum]
         members = tuple(Member(r.worker_id, r.host, r.step, r.has_state, r.epoch, r.synced_in) for r in chosen)
@@ -235,12 +244,17 @@ class Rendezvous:
         """Whether the last world it was in is the present one."""
         return self.world is not None and record.world_version == self.world.version
 
-    def _window_over(self, standbys: Sequence[WorkerRecord], now: float, room: int) -> bool:
-        if len(standbys) >= room or not standbys:
+    def _window_over(self, now: float, room: int) -> bool:
+        """Whether those who wait have waited long enough for others, or there is no room for others."""
+        waiting = self._records.count(_S.STANDBY, connected=True)
+        if waiting >= room or not waiting:
             return True
-        queued = [record.queued_at for record in standbys]
-        earliest, latest = min(queued), max(queued)
-        return now >= min(latest + self._join_window, earliest + LONGEST_WAIT_IN_WINDOWS * self._join_window)
+        if now < self._window_end:
+            return False
+        queued = [record.queued_at for record in self._records.each_of(_S.STANDBY, connected=True)]
+        last, longest = max(queued) + self._join_window, min(queued) + LONGEST_WAIT_IN_WINDOWS * self._join_window
+        self._window_end = min(last, longest)
+        return now >= self._window_end
 
     def _describe(self, standbys: Sequence[WorkerRecord]) -> str:
         if self.world is None:
