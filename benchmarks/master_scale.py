@@ -124,7 +124,7 @@ def measure(workers: int, args: argparse.Namespace) -> Sample:
         before_loss, steady_cpu = time.monotonic(), cpu_of(master)
         for host in hosts:
             host.send_signal(signal.SIGUSR1)
-        second = wait_for_world(logs, survivors, processes)
+        second = wait_for_world(logs, survivors, processes, after=first[-1].version)
         return Sample(
             form=first[-1].time - min(entry.time for entry in read(logs)),
             form_cpu=formed_cpu - cpu,
@@ -136,14 +136,17 @@ def measure(workers: int, args: argparse.Namespace) -> Sample:
         )
 
 
-def wait_for_world(logs: list[Path], size: int, processes: Processes) -> list[Received]:
-    """Wait until a world of this size has come to each of its workers; when each got it, in order of time."""
+def wait_for_world(logs: list[Path], size: int, processes: Processes, after: int = 0) -> list[Received]:
+    """Wait until a world of this size has come to each of its workers; when each got it, in order of time.
+
+    On a busy machine a smaller world may come first. ``after``: the version of an earlier world, which does not count.
+    """
     found: list[Received] = []
 
     def complete() -> bool:
         nonlocal found
         processes.raise_if_any_failed()
-        found = [entry for entry in read(logs) if entry.size == size]
+        found = [entry for entry in read(logs) if entry.size == size and entry.version > after]
         return len(found) >= size
 
     wait_until(complete, TIMEOUT, f"a world of {size} workers")

@@ -36,8 +36,9 @@ from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
-CHANNELS = 8  # the usual limit of 100 streams a connection does not hold for gRPC's own server
+CHANNELS = 128  # of each host: with thousands of streams in one connection the connection is what is measured
 LOST_ONE_IN = 10
+RETRY_SECONDS = 1.0
 SOCKET = "hosts.sock"
 
 Metadata = tuple[tuple[str, str], ...]
@@ -53,34 +54,49 @@ class Worker:
         self._stub = stub
         self._metadata = metadata
         self._outbox: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
-        self._world = 0
+        self._world = pb.World()  # the present one; version 0: none
+        self._request = self._ask(broken=False)  # not answered yet, unless it is in a world
         self._progress = 0
         self._interval = 0.5
 
     async def run(self) -> None:
-        """Returns when the master has told it to leave, or the session is over."""
+        """Returns when the master has told it to leave. A session that is lost is opened again, as a real worker's is."""
         beats = asyncio.create_task(self._beat())
-        call = self._stub.Session(self._messages(), metadata=self._metadata)
+        try:
+            while not await self._is_over():
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            beats.cancel()
+
+    async def _is_over(self) -> bool:
+        """One session. Returns False if it was lost."""
+        self._outbox = asyncio.Queue()
+        call = self._stub.Session(self._messages(self._outbox), metadata=self._metadata)
         try:
             async for message in call:
                 if message.WhichOneof("body") in ("drain", "stop_work"):
-                    return
+                    return True
                 self._take(message)
+        except grpc.RpcError as error:
+            print(f"worker {self._id}: {error.code()}", file=sys.stderr)
         finally:
-            beats.cancel()
             call.cancel()
+        return False
 
-    async def _messages(self) -> AsyncIterator[pb.WorkerMessage]:
-        yield pb.WorkerMessage(hello=pb.Hello(worker_id=self._id, host="127.0.0.1", pid=os.getpid()))
-        yield self._ask(broken=False)
+    async def _messages(self, outbox: asyncio.Queue[pb.WorkerMessage]) -> AsyncIterator[pb.WorkerMessage]:
+        world = self._world
+        place = {"world_version": world.version, "rank": world.rank, "size": world.size}
+        yield pb.WorkerMessage(hello=pb.Hello(worker_id=self._id, host="127.0.0.1", pid=os.getpid(), **place))
+        if not world.version:
+            yield self._request
         while True:
-            yield await self._outbox.get()
+            yield await outbox.get()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             self._progress += 1
-            beat = pb.Heartbeat(world_version=self._world, step=1, progress=self._progress)
+            beat = pb.Heartbeat(world_version=self._world.version, step=1, progress=self._progress)
             self._outbox.put_nowait(pb.WorkerMessage(heartbeat=beat))
 
     def _take(self, message: pb.MasterMessage) -> None:
@@ -88,20 +104,21 @@ class Worker:
             case "welcome":
                 self._interval = message.welcome.heartbeat_interval
             case "world":
-                self._world = message.world.version
-                self._note(self._world, message.world.size)
+                self._world = message.world
+                self._note(self._world.version, self._world.size)
             case "change":
                 self._leave(message.change.world_version, broken=False)
             case "broken":
                 self._leave(message.broken.world_version, broken=True)
 
     def _leave(self, world: int, *, broken: bool) -> None:
-        if world == self._world:
-            self._outbox.put_nowait(self._ask(broken=broken))
-            self._world = 0
+        if world == self._world.version:
+            self._request, self._world = self._ask(broken=broken), pb.World()
+            self._outbox.put_nowait(self._request)
 
     def _ask(self, *, broken: bool) -> pb.WorkerMessage:
-        ask = pb.Ask(left_world=self._world, step=1, has_state=self._world > 0, broken=broken)
+        world = self._world.version
+        ask = pb.Ask(left_world=world, step=1, has_state=world > 0, broken=broken)
         return pb.WorkerMessage(ask=ask)
 
 

@@ -65,6 +65,7 @@ class Watch:
         self._settings = job.settings
         self._limits = job.progress_limits
         self._spared: set[int] = set()  # silent, and not given up at the last look
+        self._logs_read = 0  # at this look: of how many that have no session
 
     def look(self, now: float) -> Iterator[Instruction]:
         job = self._job
@@ -75,6 +76,8 @@ class Watch:
             if record.waits_for_successor or record.state in LEAVING:
                 yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
         suspects = self._suspects(late, now)
+        suspicions = (record.suspicion for record in job.records.values())
+        self._logs_read = sum(s is not None and s.kind is _K.UNREACHED and s.launcher_asked for s in suspicions)
         for record in job.records.values():
             yield from self._ask(record, suspects.get(record.worker_id), now)
         yield from self._judge_waiting([job.records[each] for each, kind in suspects.items() if kind is _K.WAITS], now)
@@ -121,12 +124,12 @@ class Watch:
         limits.ending = limits.ending or rendezvous.ending
         limits.waited([] if rendezvous.change else [record.pulse for record in members], now)
         still = _still(members, limits, now)
-        waiting = [r for r in still if r.pulse and r.pulse.waiting]
+        waiting = {r.worker_id for r in still if r.pulse and r.pulse.waiting}
         found: dict[int, SuspicionKind] = {}
         if members and len(waiting) == len(members) and not rendezvous.broken:
             found |= {record.worker_id: _K.WAITS for record in members}
         # A broken world must be left, so there waiting for others is no excuse.
-        stuck = [r for r in still if rendezvous.broken or r not in waiting]
+        stuck = [r for r in still if rendezvous.broken or r.worker_id not in waiting]
         stuck += _still(records.of(WorkerState.EXCLUDED), limits, now)
         found |= {record.worker_id: _K.STUCK for record in stuck}
         found |= {record.worker_id: _K.LATE for record in late if record.live}
@@ -192,17 +195,16 @@ class Watch:
         row = TABLE[suspicion.kind]
         if row.asks_worker and record.connected:
             return [i.DumpStacks(record.worker_id)]
-        if row.question is i.ReadLog and self._logs_read() >= MOST_READ:
-            return []
+        if row.question is i.ReadLog:
+            if self._logs_read >= MOST_READ:
+                return []
+            self._logs_read += 1
         suspicion.launcher_asked = True
         return [row.question(record.worker_id)]
 
-    def _logs_read(self) -> int:
-        """Of how many that have no session."""
-        suspicions = (record.suspicion for record in self._job.records.values())
-        return sum(s is not None and s.kind is _K.UNREACHED and s.launcher_asked for s in suspicions)
-
     def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
+        if suspicion.kind is _K.UNREACHED and suspicion.launcher_asked:
+            self._logs_read -= 1
         suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False
         return self._questions(record, suspicion)
 
