@@ -1,4 +1,8 @@
-"""What tests of Lightning's and Hugging Face's trainers share: workers in the threads of one process, each with a trainer of its own."""
+"""What tests of front ends with a trainer share: workers in the threads of one process, each with a trainer of its own.
+
+No state is sent when they join, and all threads draw from the same random streams. So make the trainers one after the other, from the
+same seed, before `JobOfThreads.run`, and let training draw nothing.
+"""
 
 from __future__ import annotations
 

@@ -93,14 +93,18 @@ def plan_of(open_batches: Sequence[OpenBatch], progress: Progress) -> StepPlan:
 class Host:
     """A front end, as its participant sees it. It must have `left` and `remake`; the other methods have a default.
 
-    What a front end calls, in this order:
+    What a front end calls, in this order; docs/worker_side.md says more, under "A trainer of another library":
 
-    - `ScriptRuntime.train_in_place` (`elasticdl.elastic.training.runtime`), with what calls `Participant.end` and returns the state.
+    - `ScriptRuntime.init_in_place`, and `train_in_place` with what calls `Participant.end` and returns the state
+      (`elasticdl.elastic.training.runtime`; the process's own is `elasticdl.elastic.torch_kit.torch_job.own`).
     - `ScriptPosition.note_streams` for epoch 0, before others may be sent it; the position is the value ``place`` of the `LoopState`.
-    - `Participant.join`.
-    - For each epoch ``note_streams``, or ``put_back`` while it is catching up; `OwnLoader.of_epoch`, as `Participant.drawn`; `Participant.batches`.
+    - `Participant.join`. Where another's state has come by that, the worker is catching up.
+    - For each epoch ``note_streams``, and ``put_back`` before it where others have begun the epoch, or ``put_back`` alone while it is
+      catching up by stand-ins; what `OwnLoader.of_epoch` returns is set as `Participant.drawn`; `Participant.batches`. A loop that passes by
+      what is done calls `Participant.arrive` before all that.
     - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
       While it is catching up, none of these, and no update.
+    - After the last step `LoopState.last_step_made`.
 
     What loads a batch may draw from the global random streams, and `Participant.settle` seeds them where a step is made again. A host
     puts them back after both (`loading`), so that all workers go on to draw alike.
