@@ -176,18 +176,6 @@ class PodTimes(PodWatch):
         with self._news:
             return {name: dict(times) for name, times in self._times.items()}
 
-    def find(self, wanted: Callable[[str, Times], bool], seconds: float, what: str) -> str:
-        """The name of the first pod of which it is so.
-
-        Raises:
-            Failed: there was none in time.
-        """
-
-        def found(pods: Pods) -> str:
-            return next((name for name, times in self._times.items() if wanted(name, times)), "")
-
-        return self.wait(found, seconds, what)
-
 
 class GpuSeries(PodWatch):
     """GPUs in use over time, from each pod's binding to its end; time 0 is when the context was entered.

@@ -69,17 +69,14 @@ class Followed:
         self._follow("events", "--json")
 
     def follow_logs(self) -> None:
-        """So that there are steps, and whatever else the workers print."""
+        """So that there are steps."""
         self._follow("logs")
 
-    def log_lines(self) -> list[str]:
-        """Those that are whole, so far."""
+    def steps(self) -> list[LoggedStep]:
+        """Of the lines that are whole, so far."""
         path = self._processes.log_of("logs")
         text = path.read_text(errors="replace") if path.exists() else ""
-        return text.rpartition("\n")[0].splitlines()
-
-    def steps(self) -> list[LoggedStep]:
-        return sorted(logged_steps(self.log_lines()), key=lambda step: step.time)
+        return sorted(logged_steps(text.rpartition("\n")[0].splitlines()), key=lambda step: step.time)
 
     def raise_if_over(self) -> None:
         """Raises:

@@ -1,6 +1,5 @@
 """Experiment 4's pure parts: the workload, AdaptDL's rule, what is made of the outcome."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from benchmarks import experiment4
 from benchmarks.experiment4 import Completed, Outcome, compared, measured
 from benchmarks.experiments.measures import Change
-from benchmarks.experiments.sharing import bound
 from benchmarks.experiments.sharing.policies import RESTART_FACTOR, Candidate, allocate, candidate
 from benchmarks.experiments.sharing.workload import KINDS, PlannedJob, draw_jobs
 
@@ -108,14 +106,3 @@ def test_mistakes_are_found_before_anything_starts(arguments, said, tmp_path, ca
         experiment4.main(["--out", str(tmp_path / "out"), *arguments])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"python -m benchmarks.experiment4: {said}\n"
-
-
-def test_the_bound_is_that_of_jobs_whose_changes_cost_nothing():
-    good, poor = PlannedJob("a", 0.0, 1000, KINDS[0]), PlannedJob("b", 0.0, 1000, KINDS[2])
-    assert bound.fixed([good], 8, 2) == pytest.approx(good.work / KINDS[0].speedup(2))
-    waits = [dataclasses.replace(good, name=str(number)) for number in range(3)]
-    assert bound.fixed(waits, 8, 4) == pytest.approx(4 / 3 * good.work / KINDS[0].speedup(4))
-    assert bound.shared([good], 8) == pytest.approx(good.work / KINDS[0].speedup(8), abs=2 * bound.TICK_SECONDS)
-    assert bound.shared([good, poor], 8) < min(bound.fixed([good, poor], 8, size) for size in bound.SIZES)
-    with pytest.raises(SystemExit, match="2"):
-        bound.main(["--seeds", "0"])
