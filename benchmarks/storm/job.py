@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.job import COMMAND, Journal
 from benchmarks.processes import ROOT, Failed
-from benchmarks.storm.lasting_master import Host, Placed, WorkerFolder, tls_folder, write_hosts
+from benchmarks.storm.lasting_master import Host, agents_of, write_hosts
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
@@ -32,6 +33,14 @@ END_SECONDS = 120.0
 NO_WORLD: Entry = {"world": 0, "members": [], "step": 0}
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A worker that was started; ``pid`` leads its process group."""
+
+    pid: int
+    host: Host
+
+
 class LastingJob:
     """Trains `watched_softmax`; all that it writes is in ``folder``, but for its checkpoints."""
 
@@ -40,13 +49,13 @@ class LastingJob:
     ) -> None:
         self.dir = JobDir(folder / "jobs" / NAME)
         self.dir.logs.mkdir(parents=True)
+        self._hosts = {host.address: host for host in hosts}
         self.losses, self.record = folder / "losses", folder / "record"
         self.losses.mkdir()
         self.steps = epochs * STEPS_PER_EPOCH
         self.journal = Journal(self.dir.journal, self.raise_if_over)
         self._slow = folder / "slow"
         self._address = f"{master.address}:{PORT}"
-        self._workers = WorkerFolder(self.dir)
         self._master: subprocess.Popen[bytes] | None = None
         self._read: dict[int, tuple[int, int]] = {}  # by worker: bytes of its losses that were read, and the last step
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -69,7 +78,7 @@ class LastingJob:
         self.dir.spec.write_text(spec.to_json())
         write_hosts(self.dir, hosts)
         for role, files in issue(NAME, datetime.now(UTC)).items():
-            files.write(tls_folder(self.dir, role).path)
+            files.write(self.dir.tls / role)
 
     # ---- the master ----
 
@@ -114,8 +123,11 @@ class LastingJob:
         return (self.journal.of("world_formed") or [NO_WORLD])[-1]
 
     def workers(self) -> dict[int, Placed]:
-        """All whose processes are there, as far as a master has noted."""
-        return self._workers.placed()
+        """All that were started and have not left, as far as a master has noted."""
+        left = {entry["worker"] for entry in self.journal.of("worker_left")}
+        started = {entry["worker"]: entry for entry in self.journal.of("worker_started")}
+        found = {worker: started[worker] for worker in started.keys() - left}
+        return {worker: Placed(entry["pid"], self._hosts[entry["host"]]) for worker, entry in sorted(found.items())}
 
     def holders(self) -> list[int]:
         """The members of the newest world that have made a step in it, and so hold the state."""
@@ -162,9 +174,9 @@ class LastingJob:
         """Kill whatever still runs."""
         if self._master is not None:
             self.kill_master()
-        for placed in self.workers().values():
+        for file in agents_of(self.dir).glob("*.pid"):  # workers end with their agents
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(placed.pid, signal.SIGKILL)
+                os.killpg(int(file.read_text()), signal.SIGKILL)
 
 
 def _end(log: Path) -> str:
