@@ -10,15 +10,13 @@ elasticdl's masters are killed on a cluster and on Slurm by tests (`tests/e2e/te
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
 from benchmarks.harness import Parser, Results, add_out, names, show_table
 from benchmarks.peers.systems import SYSTEMS
-from benchmarks.processes import Failed, Processes, wait_until
+from benchmarks.processes import Failed, scratch, wait_until
 from benchmarks.steps import StepLogs
 
 PEERS = ("torchrun", "horovodrun", "torchft")
@@ -32,9 +30,9 @@ def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
     Raises:
         Failed: it did not come to train.
     """
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+    with scratch() as processes:
         SYSTEMS[system]().start(model, WORKERS, processes)
-        logs, began = StepLogs(Path(folder)), time.monotonic()
+        logs, began = StepLogs(processes.folder), time.monotonic()
 
         def trains() -> bool:
             return len(logs.active(WORKERS, began, STEPS)) == WORKERS

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from kubernetes import client
@@ -86,9 +85,7 @@ class PodWatch:
         self._watch.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watch.stop()
         self._watch.join()
 
@@ -202,14 +199,12 @@ class GpuSeries(PodWatch):
         try:
             self.wait(lambda pods: True, LISTED_SECONDS, "the list of pods")
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         with contextlib.suppress(OSError):  # what can't be written was told
             self._lines.close()
 

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kubernetes import client
@@ -65,9 +64,7 @@ class Records:
         self._row(ROTATION, "time", "replicas")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.close()
 
     def request(self, request: Request) -> None:
@@ -160,10 +157,8 @@ class Service(PodWatch):
         self._session, self._frontend = self._submit(self._open()).result(ENDING_SECONDS)
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._submit(self._close()).result(ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ENDING_SECONDS)
