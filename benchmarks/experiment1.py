@@ -22,7 +22,7 @@ from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted, queue_flags
 from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.training import JobRun, Submission, Training, job_run, run_jobs, write_steps
+from benchmarks.experiments.training import STEP_COLUMNS, JobRun, Submission, Training, job_run, run_jobs, step_rows
 from benchmarks.experiments.zoo.step_log import logged_steps
 from benchmarks.harness import show_numbers, show_targets
 from elasticdl.common.errors import UserError
@@ -183,7 +183,8 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefac
         job_run(each.name, each.submitted, each.epoch, each.journal, list(logged_steps(lab.logs(each.name))))
         for each in ended
     ]
-    write_steps(artefacts.path(f"steps-{mode}.csv"), {job.name: job.steps for job in runs})
+    rows = [row for job in runs for row in step_rows(job.name, job.steps)]
+    artefacts.table(f"steps-{mode}", STEP_COLUMNS, rows)
     return Outcome(changes, runs)
 
 

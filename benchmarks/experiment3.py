@@ -93,8 +93,8 @@ class Experiment:
 
     def _write(self) -> None:
         curves, recipe = self._done(), self._recipe
-        for name, text in tables(curves).items():
-            self._artefacts.text(name, text)
+        for name, (columns, rows_of_jobs) in tables(curves).items():
+            self._artefacts.table(name, columns, rows_of_jobs)
         facts = {
             "data": recipe.data,
             "epochs": self._jobs[0].epochs,

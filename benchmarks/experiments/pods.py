@@ -168,6 +168,13 @@ class PodTimes(PodWatch):
             for fact in found:
                 times.setdefault(fact, now)
 
+    def rows(self) -> list[list[str]]:
+        """The pod's name, and when each fact was first seen."""
+        return [
+            [name, *(f"{times[fact]:.3f}" if fact in times else "" for fact in Fact)]
+            for name, times in sorted(self.all().items())
+        ]
+
     def all(self) -> dict[str, dict[Fact, float]]:
         """By the pod's name."""
         with self._news:
@@ -239,11 +246,3 @@ def read_series(path: Path) -> list[Change]:
     """What was written so far."""
     with path.open(newline="") as lines:
         return [Change(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]
-
-
-def write_times(path: Path, history: Mapping[str, Times]) -> None:
-    with path.open("w", newline="") as lines:
-        table = csv.writer(lines)
-        table.writerow(("pod", *Fact))
-        for name, times in sorted(history.items()):
-            table.writerow((name, *(f"{times[fact]:.3f}" if fact in times else "" for fact in Fact)))

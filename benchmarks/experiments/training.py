@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.lab import Lab, job_is_over
@@ -236,10 +234,9 @@ def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry],
     return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
 
 
-def write_steps(path: Path, jobs: Mapping[str, Sequence[LoggedStep]]) -> None:
-    """Each job's, in the order of their making."""
-    with path.open("w", newline="") as lines:
-        table = csv.writer(lines)
-        table.writerow(("time", "owner", "step", "workers", "loss"))
-        for name, steps in jobs.items():
-            table.writerows((f"{s.time:.3f}", name, s.step, s.workers, f"{s.loss:.6f}") for s in steps)
+STEP_COLUMNS = ("time", "owner", "step", "workers", "loss")
+
+
+def step_rows(owner: str, steps: Sequence[LoggedStep]) -> list[tuple[object, ...]]:
+    """In the order of their making."""
+    return [(f"{s.time:.3f}", owner, s.step, s.workers, f"{s.loss:.6f}") for s in steps]

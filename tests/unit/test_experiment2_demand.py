@@ -23,7 +23,7 @@ def looks(replicas: int, *rates: float) -> list[int]:
     """The replicas after each look."""
     autoscaler, found = Autoscaler(RULE, replicas), []
     for rate in rates:
-        autoscaler, _ = autoscaler.look(rate)
+        autoscaler = autoscaler.look(rate)
         found.append(autoscaler.replicas)
     return found
 
