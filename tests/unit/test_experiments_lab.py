@@ -1,9 +1,7 @@
-"""The experiments' command line, series, gang scheduler, pace and files, without a cluster."""
+"""The experiments' command line, gang scheduler and pace, without a cluster."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 
 import pytest
@@ -12,9 +10,7 @@ import torch
 from benchmarks import experiment1
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.gang import SCHEDULER, SIZE, place
-from benchmarks.experiments.lab import job_is_over
 from benchmarks.experiments.zoo.pace import VARIABLE, at_pace, updated_at_pace
-from benchmarks.experiments.zoo.step_log import StepLog, logged_steps
 from elasticdl.common.errors import UserError
 
 
@@ -69,19 +65,6 @@ def test_two_experiments_do_not_write_to_one_folder(tmp_path):
         pass
     with Artefacts(tmp_path).claimed():
         pass
-
-
-# ---- a cluster's GPUs ----
-
-
-@pytest.mark.parametrize(
-    ("master", "worker", "over"),
-    [(None, None, False), ("Running", None, False), ("Succeeded", "Running", False), ("Succeeded", "Succeeded", True)],
-)
-def test_a_job_is_over_when_its_master_and_its_gpus_are(master, worker, over):
-    phases = {"m": (master, 0), "w": (worker, 1)}
-    pods = {name: pod(name, gpus=gpus, node="n", phase=phase) for name, (phase, gpus) in phases.items() if phase}
-    assert job_is_over(pods, "j") is over
 
 
 # ---- gangs ----
@@ -164,27 +147,3 @@ def test_an_update_just_before_is_a_part_of_a_samples_time(sleeps, monkeypatch, 
         clock[0] += ago
     model(inputs).sum().backward()
     assert sleeps == [600, expected, expected]
-
-
-def test_steps_are_found_in_logs(capsys):
-    log = StepLog()
-    for number, (size, rank) in enumerate([(3, 1), (2, 0)], 1):
-        log.on_world_change(size, rank)
-        log.on_train_batch_end(number, {"loss": 0.5 / number})
-    lines = ["something", *capsys.readouterr().err.splitlines()]
-    (step,) = logged_steps(f"worker 0  | {line}" for line in lines)
-    assert (step.step, step.workers, step.loss) == (2, 2, 0.25)
-
-
-# ---- files ----
-
-
-def test_a_summary_appears_whole(tmp_path):
-    artefacts = Artefacts(tmp_path)
-    artefacts.summary({"makespan": 1.23456789, "jobs": [{"ended": 2.00001}]})
-    with contextlib.suppress(TypeError):
-        artefacts.summary({"makespan": object()})
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"makespan": 1.23457, "jobs": [{"ended": 2.00001}]}
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    artefacts.discard("*.json")
-    assert not [*tmp_path.iterdir()]
