@@ -15,14 +15,13 @@ import time
 import psutil
 
 from benchmarks.harness import Parser, Results, add_out, names, show_table
+from benchmarks.peers.run import PeerRun
 from benchmarks.peers.systems import SYSTEMS
-from benchmarks.processes import Failed, scratch, wait_until
-from benchmarks.steps import StepLogs
+from benchmarks.processes import Failed, scratch
 
 PEERS = ("torchrun", "horovodrun", "torchft")
 WORKERS = 3
 STEPS = 10  # that each worker has made before
-START_SECONDS = 180.0
 
 
 def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
@@ -31,14 +30,10 @@ def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
         Failed: it did not come to train.
     """
     with scratch() as processes:
-        SYSTEMS[system]().start(model, WORKERS, processes)
-        logs, began = StepLogs(processes.folder), time.monotonic()
-
-        def trains() -> bool:
-            return len(logs.active(WORKERS, began, STEPS)) == WORKERS
-
-        wait_until(trains, START_SECONDS, f"{WORKERS} workers of {system}")
-        workers = logs.active(WORKERS, began, STEPS)
+        run = PeerRun(SYSTEMS[system](), processes)
+        run.start(model, WORKERS)
+        run.settle(STEPS)
+        workers = run.members
         coordinator = psutil.Process(processes.pids[0])
         agents_worker = coordinator.children(recursive=True) if system == "torchrun" else []
         victims = [coordinator, *agents_worker]
@@ -46,7 +41,7 @@ def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
             victim.kill()
         killed = time.monotonic()
         time.sleep(seconds)
-        after = {pid: [step for step in steps if step.time > killed] for pid, steps in logs.read().items()}
+        after = {pid: [step for step in steps if step.time > killed] for pid, steps in run.logs.read().items()}
         made = [step for steps in after.values() for step in steps]
         left = workers - {victim.pid for victim in victims}
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -103,32 +103,28 @@ def run(parser: Parser, work: Callable[[], None]) -> int:
 
 
 def _checked(args: argparse.Namespace) -> Options:
-    kind, pace = ClusterKind(args.cluster), args.seconds_per_sample
-    tier1 = kind is ClusterKind.TIER1
+    args.cluster = ClusterKind(args.cluster)
+    tier1 = args.cluster is ClusterKind.TIER1
     if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(args, name)), "")):
         raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
     for name in () if tier1 else ("image", "training_data"):
         if not getattr(args, name):
             raise UserError(f"--cluster kubeconfig needs --{name}")
-    if pace is None:
-        pace = args.tier1_seconds if tier1 else 0.0
-    if 0 < pace < SHORTEST_PACE:
-        raise UserError(f"--seconds_per_sample {pace:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs")
-    queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
-    return Options(
-        cluster=kind,
-        namespace=args.namespace,
-        kube_context=args.kube_context,
-        image=args.image or HOST_IMAGE,
-        repository=str(ROOT) if tier1 else args.repository,
-        volume=_parsed("volume", args.volume, parse_volumes),
-        scale=args.scale or (args.tier1_scale if tier1 else 1.0),
-        seed=args.seed,
-        out=writable(args.out),
-        training_data=args.training_data,
-        queue=queue if queue in (OWN_QUEUE, NO_QUEUE) else _parsed("queue", queue, parse_queue),
-        seconds_per_sample=pace,
-    )
+    if args.seconds_per_sample is None:
+        args.seconds_per_sample = args.tier1_seconds if tier1 else 0.0
+    if 0 < args.seconds_per_sample < SHORTEST_PACE:
+        raise UserError(
+            f"--seconds_per_sample {args.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
+        )
+    _require_parsed("volume", args.volume, parse_volumes)
+    if args.queue not in ("", OWN_QUEUE, NO_QUEUE):
+        _require_parsed("queue", args.queue, parse_queue)
+    args.queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
+    args.scale = args.scale or (args.tier1_scale if tier1 else 1.0)
+    args.image = args.image or HOST_IMAGE
+    args.repository = str(ROOT) if tier1 else args.repository
+    args.out = writable(args.out)
+    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
 
 
 def require_gpus(options: Options) -> None:
@@ -139,13 +135,11 @@ def require_gpus(options: Options) -> None:
         raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
 
 
-def _parsed(name: str, text: str, parse: Callable[[str], object]) -> str:
-    """The text, if it can be parsed."""
+def _require_parsed(name: str, text: str, parse: Callable[[str], object]) -> None:
     try:
         parse(text)
     except ValueError as error:
         raise UserError(f"--{name} {text}: {error}") from None
-    return text
 
 
 def writable(folder: Path) -> Path:
