@@ -5,7 +5,7 @@ processes    processes that a benchmark starts, and what it waits for
 job          an elasticdl job on this machine, and its journal
 steps        pauses, and steps lost or made twice, from step logs
 ladders      loops that are measured against each other
-simulated    workers that only speak with the master; hollow_nodes: their nodes on a cluster
+simulated    workers that only speak with the master
 loops        the training programs of all these
 peers        other elastic frameworks behind one port
 experiments  what runs on a cluster: the lab, jobs in it, who has which GPUs

@@ -10,21 +10,18 @@ elasticdl's masters are killed on a cluster and on Slurm by tests (`tests/e2e/te
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
 from benchmarks.harness import Parser, Results, add_out, names, show_table
+from benchmarks.peers.run import PeerRun
 from benchmarks.peers.systems import SYSTEMS
-from benchmarks.processes import Failed, Processes, wait_until
-from benchmarks.steps import StepLogs
+from benchmarks.processes import Failed, scratch
 
 PEERS = ("torchrun", "horovodrun", "torchft")
 WORKERS = 3
 STEPS = 10  # that each worker has made before
-START_SECONDS = 180.0
 
 
 def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
@@ -32,15 +29,11 @@ def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
     Raises:
         Failed: it did not come to train.
     """
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        SYSTEMS[system]().start(model, WORKERS, processes)
-        logs, began = StepLogs(Path(folder)), time.monotonic()
-
-        def trains() -> bool:
-            return len(logs.active(WORKERS, began, STEPS)) == WORKERS
-
-        wait_until(trains, START_SECONDS, f"{WORKERS} workers of {system}")
-        workers = logs.active(WORKERS, began, STEPS)
+    with scratch() as processes:
+        run = PeerRun(SYSTEMS[system](), processes)
+        run.start(model, WORKERS)
+        run.settle(STEPS)
+        workers = run.members
         coordinator = psutil.Process(processes.pids[0])
         agents_worker = coordinator.children(recursive=True) if system == "torchrun" else []
         victims = [coordinator, *agents_worker]
@@ -48,7 +41,7 @@ def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
             victim.kill()
         killed = time.monotonic()
         time.sleep(seconds)
-        after = {pid: [step for step in steps if step.time > killed] for pid, steps in logs.read().items()}
+        after = {pid: [step for step in steps if step.time > killed] for pid, steps in run.logs.read().items()}
         made = [step for steps in after.values() for step in steps]
         left = workers - {victim.pid for victim in victims}
         return {

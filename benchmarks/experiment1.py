@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted, queue_flags
-from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, idle_gaps, mean_gpus, work_conserving
+from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
 from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.training import JobRun, Submission, Training, job_run, run_jobs, write_steps
+from benchmarks.experiments.training import STEP_COLUMNS, JobRun, Submission, Training, job_run, run_jobs, step_rows
 from benchmarks.experiments.zoo.step_log import logged_steps
 from benchmarks.harness import show_numbers, show_targets
 from elasticdl.common.errors import UserError
@@ -183,7 +183,8 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefac
         job_run(each.name, each.submitted, each.epoch, each.journal, list(logged_steps(lab.logs(each.name))))
         for each in ended
     ]
-    write_steps(artefacts.path(f"steps-{mode}.csv"), {job.name: job.steps for job in runs})
+    rows = [row for job in runs for row in step_rows(job.name, job.steps)]
+    artefacts.table(f"steps-{mode}", STEP_COLUMNS, rows)
     return Outcome(changes, runs)
 
 
@@ -219,7 +220,6 @@ def measured(plan: Plan, changes: Sequence[Change], jobs: Sequence[JobRun]) -> d
         "second_waited_for_gpus": second_gpus - second.submitted if second_gpus is not None else None,
         "second_began": second.began - second.submitted,
         "second_first_step": second.first_step - second.submitted,
-        "idle_gap": max((gap.seconds for gap in idle_gaps(changes, last)), default=0.0),
         "lower_bound": bound,
         "distance": makespan / bound - 1,
         "full_length_distance": full_length_distance(plan, makespan, jobs[0]),

@@ -29,14 +29,14 @@ from benchmarks.experiments.options import (
     require_gpus,
     run,
 )
-from benchmarks.experiments.pods import GpuSeries, PodTimes, write_times
+from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
 from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
 from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
 from benchmarks.experiments.serving.service import Load, Records, Service
-from benchmarks.experiments.training import Followed, Training, write_steps
+from benchmarks.experiments.training import STEP_COLUMNS, Followed, Training, step_rows
 from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
@@ -156,7 +156,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
     """Both from their start, and what happens while the load lasts."""
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(artefacts.folder))
-        records = stack.enter_context(Records(artefacts.folder))
+        records = Records()
         history = stack.enter_context(PodTimes(lab.core, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
         deployment = stack.enter_context(
@@ -179,10 +179,11 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
             save_logs(lab, artefacts.path("serving.log"))
             raise
         finally:
-            write_times(artefacts.path("pods.csv"), history.all())
+            artefacts.table("pods", ("pod", *Fact), history.rows())
+            records.write(artefacts)
         artefacts.journal("events", followed.journal.read())
     steps = [replace(step, time=step.time - series.epoch) for step in followed.steps()]
-    write_steps(artefacts.path("steps.csv"), {JOB: steps})
+    artefacts.table("steps", STEP_COLUMNS, step_rows(JOB, steps))
     pods = {name: {fact: at - series.epoch for fact, at in times.items()} for name, times in history.all().items()}
     return Seen(
         end=setting.plan.curve.end,

@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Course, Result, Shared
+from benchmarks.experiments.convergence.course import Course, Shared
 from benchmarks.experiments.convergence.curves import COLUMNS, Curve, panels, rows, summarise, tables, targets
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
 from benchmarks.experiments.convergence.settings import Data, Policy
@@ -54,7 +53,6 @@ class Experiment:
         self._jobs = jobs
         self._recipe = recipe
         self._artefacts = artefacts
-        self._waiting = deque(jobs)
         self._curves: dict[str, Curve] = {}
         self._lock = threading.Lock()
 
@@ -66,23 +64,16 @@ class Experiment:
         course = Course(lab, self._recipe, shared, given_up)
         with ThreadPoolExecutor(at_once) as lanes:
             try:
-                lane = [lanes.submit(self._work, course, given_up) for _ in range(at_once)]
-                done, _ = wait(lane, return_when=FIRST_EXCEPTION)
+                courses = [lanes.submit(self._keep, course, job) for job in self._jobs]
+                done, _ = wait(courses, return_when=FIRST_EXCEPTION)
             finally:  # an interruption, too
-                self._waiting.clear()
                 given_up.set()
+                lanes.shutdown(cancel_futures=True)
             for each in done:
                 each.result()
 
-    def _work(self, course: Course, given_up: threading.Event) -> None:
-        while not given_up.is_set():
-            try:
-                job = self._waiting.popleft()
-            except IndexError:
-                return
-            self._keep(course.run(job))
-
-    def _keep(self, result: Result) -> None:
+    def _keep(self, course: Course, job: Job) -> None:
+        result = course.run(job)
         curve = Curve.of(result)
         self._artefacts.journal(result.job.name, result.journal)
         with self._lock:
@@ -102,8 +93,8 @@ class Experiment:
 
     def _write(self) -> None:
         curves, recipe = self._done(), self._recipe
-        for name, text in tables(curves).items():
-            self._artefacts.text(name, text)
+        for name, (columns, rows_of_jobs) in tables(curves).items():
+            self._artefacts.table(name, columns, rows_of_jobs)
         facts = {
             "data": recipe.data,
             "epochs": self._jobs[0].epochs,

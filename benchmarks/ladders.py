@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from benchmarks.job import ElasticJob, flags_of
 from benchmarks.models import worker_batch
-from benchmarks.processes import Failed, Processes
+from benchmarks.processes import Failed, scratch
 
 SAMPLES = 8192
 TIMEOUT = 120.0  # beyond the measured seconds: start, imports, warm-up
@@ -60,9 +59,9 @@ def measure(loop: Loop, setting: Setting) -> Sample:
     Raises:
         Failed: it did not come to its end.
     """
-    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch, Processes(Path(scratch)) as processes:
+    with scratch() as processes:
         given = {"record": "meter", "model": setting.model, "samples": setting.samples, "warm_up": setting.warm_up}
-        given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": scratch}
+        given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": processes.folder}
         program = ["-m", f"benchmarks.loops.{loop.program}", loop.name, *flags_of(given)]
         if loop.way == ELASTIC:
             command, workers = [sys.executable, *program], str(setting.workers)
@@ -75,7 +74,7 @@ def measure(loop: Loop, setting: Setting) -> Sample:
                 start = [*TORCHRUN, str(setting.workers)]
             processes.start(loop.name, [*start, *program], {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo"})
         processes.wait_all(TIMEOUT + setting.seconds)
-        return _read(Path(scratch), setting)
+        return _read(processes.folder, setting)
 
 
 def _read(folder: Path, setting: Setting) -> Sample:

@@ -10,7 +10,6 @@ LAYERS = {
     "2.6m": (256, 1440, 1440, 128, CLASSES),
     "25m": (1024, 4096, 4096, 1024, CLASSES),
 }
-LARGE = {"126m": (1024, 8192, 8192, 6144, CLASSES)}  # with momentum 1 GB of state; for `benchmarks.gpu` alone
 RESNET20 = "resnet20"  # the model zoo's, for PyTorch, at the pace of a simulated GPU if there is one
 TRANSFORMER = "transformer"  # four layers of 128, for PyTorch
 RESNET50, TINY = "resnet50", "tiny"  # in bf16, with images that are on the device; for `benchmarks.gpu` alone

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -103,24 +102,23 @@ class Processes:
         self._temporary.mkdir(exist_ok=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for _, process in self._started:
             end_tree(process)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def scratch(keep: Path, env: Mapping[str, str] | None = None) -> Iterator[Processes]:
-    """Processes with a folder of their own, which is copied to ``keep`` if what runs in it fails."""
+def scratch(keep: Path | None = None, env: Mapping[str, str] | None = None) -> Iterator[Processes]:
+    """Processes with a folder of their own, which is copied to ``keep``, if given, if what runs in it fails."""
     folder = Path(tempfile.mkdtemp(prefix="elasticdl-bench-"))
     try:
         with Processes(folder, env) as processes:
             yield processes
     except Failed:
-        shutil.copytree(folder, keep)
-        print(f"logs kept: {keep}", flush=True)
+        if keep:
+            shutil.copytree(folder, keep)
+            print(f"logs kept: {keep}", flush=True)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

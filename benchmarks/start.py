@@ -28,7 +28,7 @@ from benchmarks.harness import (
     summarise_fields,
 )
 from benchmarks.job import COMMAND, ElasticJob, flags_of
-from benchmarks.processes import ROOT, Failed, Processes, wait_until
+from benchmarks.processes import ROOT, Failed, Processes, scratch, wait_until
 from benchmarks.rescale import PROGRAMS
 from elasticdl.common.tether import tethered
 from elasticdl.job.jobdir import JobDir
@@ -94,7 +94,7 @@ class OneWorker:
 
 
 def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
-    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as folder, Processes(Path(folder)) as processes:
+    with scratch() as processes:
         jobs = {method: OneWorker(framework, method, processes) for method in METHODS}
         starts: dict[str, list[Start]] = {method: [] for method in METHODS}
         for _ in range(repetitions):
@@ -110,17 +110,17 @@ def measure_digits(method: str) -> Job:
     """Raises:
     Failed: the job did.
     """
-    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as home:
         options = {"model_zoo": ROOT / "model_zoo", "model_def": "digits.cnn_torch", "num_epochs": 10}
         options |= {"job_name": "digits", "start_method": method}
-        env = {**os.environ, "ELASTICDL_HOME": scratch}
+        env = {**os.environ, "ELASTICDL_HOME": home}
         began, cpu = time.time(), _cpu_of_children()
         command = tethered([*COMMAND, "train", *flags_of(options)])
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         ended = time.time()
         if done.returncode:
             raise Failed(done.stdout + done.stderr)
-        entries = read_journal(JobDir(Path(scratch) / "jobs" / "digits").journal)
+        entries = read_journal(JobDir(Path(home) / "jobs" / "digits").journal)
         ready = next(entry["time"] for entry in entries if entry["event"] == "collective")
         return Job(ready - began, ended - began, _cpu_of_children() - cpu)
 

@@ -8,10 +8,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from benchmarks.experiments.zoo.pace import at_pace
-from benchmarks.models import CLASSES, LARGE, LAYERS, RESNET20, RESNET50, TINY, TRANSFORMER, worker_batch
+from benchmarks.models import CLASSES, LAYERS, RESNET20, RESNET50, TINY, TRANSFORMER, worker_batch
 from model_zoo.cifar10 import resnet20_torch
 
-ALL_LAYERS = LAYERS | LARGE
 IMAGE = (3, 32, 32)  # as CIFAR-10 has them
 TOKENS, WORDS, WIDTH = 32, 1000, 128  # of a sample of the transformer's
 
@@ -37,7 +36,7 @@ def make_dataset(name: str, samples: int) -> TensorDataset:
     elif name in (RESNET50, TINY):
         images = torch.arange(samples) % (2 * worker_batch(name))  # the numbers of images that the model has
     else:
-        images = torch.randn(samples, ALL_LAYERS[name][0], generator=generator)
+        images = torch.randn(samples, LAYERS[name][0], generator=generator)
     return TensorDataset(images, torch.randint(0, CLASSES, (samples,), generator=generator))
 
 
@@ -60,7 +59,7 @@ def _make_bare(name: str) -> torch.nn.Module:
     if name in (RESNET50, TINY):
         return _OnDevice(name)
     layers: list[torch.nn.Module] = []
-    for inputs, outputs in pairwise(ALL_LAYERS[name]):
+    for inputs, outputs in pairwise(LAYERS[name]):
         layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 

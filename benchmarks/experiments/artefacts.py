@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +51,14 @@ class Artefacts:
         """Numbers are kept to six digits."""
         whole = plain(_rounded({**content, **self.circumstances}))
         self.text("summary.json", json.dumps(whole, indent=1) + "\n")
+
+    def table(self, name: str, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+        """As CSV."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        self.text(f"{name}.csv", text.getvalue())
 
     def text(self, name: str, text: str) -> None:
         self._replace(name, lambda path: path.write_bytes(text.encode()))

@@ -80,11 +80,11 @@ class Lab:
             raise Failed(f"{shown} ended with {done.returncode}: {said[-1]}")
         return done.stdout
 
-    def submit(self, name: str, flags: Sequence[str], command: str = "train") -> None:
-        """`elasticdl train --detach`, or run, with the image and the volume of this cluster."""
+    def submit(self, name: str, flags: Sequence[str]) -> None:
+        """`elasticdl train --detach`, with the image and the volume of this cluster."""
         self._jobs.append(name)
         volume = ["--volume", self.options.volume] if self.options.volume else []
-        self.elasticdl(command, "--job_name", name, "--image", self.options.image, "--detach", *volume, *flags)
+        self.elasticdl("train", "--job_name", name, "--image", self.options.image, "--detach", *volume, *flags)
 
     def delete(self, name: str) -> None:
         self.elasticdl("delete", name)
@@ -163,8 +163,8 @@ def conducted(
 
 
 @contextmanager
-def open_lab(options: Options, gpus: int, nodes: Mapping[str, int] | None = None) -> Iterator[Lab]:
-    """A lab with so many free GPUs. ``nodes``: those of a cluster that is started, with their GPUs.
+def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
+    """A lab with so many free GPUs.
 
     Raises:
         UserError: there is no such cluster, or it has too few GPUs, or others use them; nothing was started.
@@ -174,7 +174,7 @@ def open_lab(options: Options, gpus: int, nodes: Mapping[str, int] | None = None
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
-        nodes = nodes or {f"n{number}": size for number in range(gpus // size)}
+        nodes = {f"n{number}": size for number in range(gpus // size)}
         kubeconfig = stack.enter_context(_tier1(nodes)) if options.cluster is ClusterKind.TIER1 else None
         core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
         with refusals("look at the cluster's nodes and pods"):

@@ -59,19 +59,6 @@ def mean_gpus(changes: Sequence[Change], end: float) -> float:
     return gpu_seconds(changes, end) / end if end > 0 else 0.0
 
 
-def idle_gaps(changes: Sequence[Change], end: float) -> list[Span]:
-    """When nobody had any GPU, between the first that had one and ``end``."""
-    gaps: list[Span] = []
-    begun = False
-    for span, held in spans(changes, end):
-        used = any(held.values())
-        begun = begun or used
-        if begun and not used:
-            adjoins = bool(gaps) and gaps[-1].end == span.start
-            gaps[-1:] = [Span(gaps[-1].start, span.end)] if adjoins else [*gaps[-1:], span]
-    return gaps
-
-
 def first_use(changes: Iterable[Change], owner: str) -> float | None:
     return min((change.time for change in changes if change.owner == owner and change.gpus), default=None)
 

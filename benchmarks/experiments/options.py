@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Parser
 from benchmarks.processes import ROOT, Failed
@@ -21,6 +20,7 @@ OWN_QUEUE = "own"
 NO_QUEUE = "none"
 SHORTEST_PACE = 1e-6
 HOST_IMAGE = "local/host"  # on tier 1 any name does
+OF_A_GIVEN_CLUSTER = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
 
 
 class ClusterKind(StrEnum):
@@ -38,48 +38,16 @@ class Options:
     image: str
     repository: str
     volume: str
-    out: Path = Path("out")
-    scale: float = 1.0
-    seed: int = 0
-    training_data: str = ""
-    queue: str = NO_QUEUE
-    seconds_per_sample: float = 0.0
+    out: Path
+    scale: float
+    seed: int
+    training_data: str
+    queue: str
+    seconds_per_sample: float
 
     @property
     def simulated(self) -> bool:
         return self.seconds_per_sample > 0
-
-
-def add_cluster(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The cluster that is meant; returns the group of options for a given one."""
-    parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
-    given = parser.add_argument_group("with --cluster kubeconfig")
-    given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
-    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
-    given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
-    given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
-    given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
-    return given
-
-
-def read_cluster(args: argparse.Namespace, *needed: str) -> dict[str, Any]:
-    """What `add_cluster` has added, as fields of the options. ``needed``: what else a given cluster needs."""
-    kind = ClusterKind(args.cluster)
-    tier1 = kind is ClusterKind.TIER1
-    given = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
-    if tier1 and (wrong := next((name for name in given if getattr(args, name, "")), "")):
-        raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
-    for name in () if tier1 else ("image", *needed):
-        if not getattr(args, name):
-            raise UserError(f"--cluster kubeconfig needs --{name}")
-    return {
-        "cluster": kind,
-        "namespace": args.namespace,
-        "kube_context": args.kube_context,
-        "image": args.image or HOST_IMAGE,
-        "repository": str(ROOT) if tier1 else args.repository,
-        "volume": _parsed("volume", args.volume, parse_volumes),
-    }
 
 
 def make_parser(name: str, description: str | None, scale: float, seconds_per_sample: float) -> Parser:
@@ -92,7 +60,13 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     parser.add_argument("--seconds_per_sample", type=not_negative,
         help=f"of a simulated GPU; 0: real ones (tier1: {seconds_per_sample:g}, kubeconfig: 0)")  # fmt: skip
     parser.set_defaults(tier1_scale=scale, tier1_seconds=seconds_per_sample)
-    given = add_cluster(parser)
+    parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
+    given = parser.add_argument_group("with --cluster kubeconfig")
+    given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
+    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
+    given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
+    given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
+    given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
     given.add_argument("--training_data", default="", help="CIFAR-10 as the pods see it")
     given.add_argument(
         "--queue",
@@ -129,22 +103,28 @@ def run(parser: Parser, work: Callable[[], None]) -> int:
 
 
 def _checked(args: argparse.Namespace) -> Options:
-    cluster = read_cluster(args, "training_data")
-    tier1, pace = cluster["cluster"] is ClusterKind.TIER1, args.seconds_per_sample
-    if pace is None:
-        pace = args.tier1_seconds if tier1 else 0.0
-    if 0 < pace < SHORTEST_PACE:
-        raise UserError(f"--seconds_per_sample {pace:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs")
-    queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
-    return Options(
-        **cluster,
-        scale=args.scale or (args.tier1_scale if tier1 else 1.0),
-        seed=args.seed,
-        out=writable(args.out),
-        training_data=args.training_data,
-        queue=queue if queue in (OWN_QUEUE, NO_QUEUE) else _parsed("queue", queue, parse_queue),
-        seconds_per_sample=pace,
-    )
+    args.cluster = ClusterKind(args.cluster)
+    tier1 = args.cluster is ClusterKind.TIER1
+    if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(args, name)), "")):
+        raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
+    for name in () if tier1 else ("image", "training_data"):
+        if not getattr(args, name):
+            raise UserError(f"--cluster kubeconfig needs --{name}")
+    if args.seconds_per_sample is None:
+        args.seconds_per_sample = args.tier1_seconds if tier1 else 0.0
+    if 0 < args.seconds_per_sample < SHORTEST_PACE:
+        raise UserError(
+            f"--seconds_per_sample {args.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
+        )
+    _require_parsed("volume", args.volume, parse_volumes)
+    if args.queue not in ("", OWN_QUEUE, NO_QUEUE):
+        _require_parsed("queue", args.queue, parse_queue)
+    args.queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
+    args.scale = args.scale or (args.tier1_scale if tier1 else 1.0)
+    args.image = args.image or HOST_IMAGE
+    args.repository = str(ROOT) if tier1 else args.repository
+    args.out = writable(args.out)
+    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
 
 
 def require_gpus(options: Options) -> None:
@@ -155,13 +135,11 @@ def require_gpus(options: Options) -> None:
         raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
 
 
-def _parsed(name: str, text: str, parse: Callable[[str], object]) -> str:
-    """The text, if it can be parsed."""
+def _require_parsed(name: str, text: str, parse: Callable[[str], object]) -> None:
     try:
         parse(text)
     except ValueError as error:
         raise UserError(f"--{name} {text}: {error}") from None
-    return text
 
 
 def writable(folder: Path) -> Path:

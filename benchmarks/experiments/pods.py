@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from kubernetes import client
@@ -86,9 +85,7 @@ class PodWatch:
         self._watch.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._watch.stop()
         self._watch.join()
 
@@ -171,22 +168,17 @@ class PodTimes(PodWatch):
             for fact in found:
                 times.setdefault(fact, now)
 
+    def rows(self) -> list[list[str]]:
+        """The pod's name, and when each fact was first seen."""
+        return [
+            [name, *(f"{times[fact]:.3f}" if fact in times else "" for fact in Fact)]
+            for name, times in sorted(self.all().items())
+        ]
+
     def all(self) -> dict[str, dict[Fact, float]]:
         """By the pod's name."""
         with self._news:
             return {name: dict(times) for name, times in self._times.items()}
-
-    def find(self, wanted: Callable[[str, Times], bool], seconds: float, what: str) -> str:
-        """The name of the first pod of which it is so.
-
-        Raises:
-            Failed: there was none in time.
-        """
-
-        def found(pods: Pods) -> str:
-            return next((name for name, times in self._times.items() if wanted(name, times)), "")
-
-        return self.wait(found, seconds, what)
 
 
 class GpuSeries(PodWatch):
@@ -214,14 +206,12 @@ class GpuSeries(PodWatch):
         try:
             self.wait(lambda pods: True, LISTED_SECONDS, "the list of pods")
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         with contextlib.suppress(OSError):  # what can't be written was told
             self._lines.close()
 
@@ -256,11 +246,3 @@ def read_series(path: Path) -> list[Change]:
     """What was written so far."""
     with path.open(newline="") as lines:
         return [Change(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]
-
-
-def write_times(path: Path, history: Mapping[str, Times]) -> None:
-    with path.open("w", newline="") as lines:
-        table = csv.writer(lines)
-        table.writerow(("pod", *Fact))
-        for name, times in sorted(history.items()):
-            table.writerow((name, *(f"{times[fact]:.3f}" if fact in times else "" for fact in Fact)))

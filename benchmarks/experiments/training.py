@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.lab import Lab, job_is_over
@@ -69,17 +67,14 @@ class Followed:
         self._follow("events", "--json")
 
     def follow_logs(self) -> None:
-        """So that there are steps, and whatever else the workers print."""
+        """So that there are steps."""
         self._follow("logs")
 
-    def log_lines(self) -> list[str]:
-        """Those that are whole, so far."""
+    def steps(self) -> list[LoggedStep]:
+        """Of the lines that are whole, so far."""
         path = self._processes.log_of("logs")
         text = path.read_text(errors="replace") if path.exists() else ""
-        return text.rpartition("\n")[0].splitlines()
-
-    def steps(self) -> list[LoggedStep]:
-        return sorted(logged_steps(self.log_lines()), key=lambda step: step.time)
+        return sorted(logged_steps(text.rpartition("\n")[0].splitlines()), key=lambda step: step.time)
 
     def raise_if_over(self) -> None:
         """Raises:
@@ -239,10 +234,9 @@ def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry],
     return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
 
 
-def write_steps(path: Path, jobs: Mapping[str, Sequence[LoggedStep]]) -> None:
-    """Each job's, in the order of their making."""
-    with path.open("w", newline="") as lines:
-        table = csv.writer(lines)
-        table.writerow(("time", "owner", "step", "workers", "loss"))
-        for name, steps in jobs.items():
-            table.writerows((f"{s.time:.3f}", name, s.step, s.workers, f"{s.loss:.6f}") for s in steps)
+STEP_COLUMNS = ("time", "owner", "step", "workers", "loss")
+
+
+def step_rows(owner: str, steps: Sequence[LoggedStep]) -> list[tuple[object, ...]]:
+    """In the order of their making."""
+    return [(f"{s.time:.3f}", owner, s.step, s.workers, f"{s.loss:.6f}") for s in steps]

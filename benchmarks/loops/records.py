@@ -1,4 +1,4 @@
-"""What a loop tells of its steps: a rate, a line per step, marks of its worlds, or when it began. Standard library only.
+"""What a loop tells of its steps: a rate, a line per step, or when it began. Standard library only.
 
 It is imported in the peers' own virtual environments, too.
 """
@@ -6,7 +6,6 @@ It is imported in the peers' own virtual environments, too.
 from __future__ import annotations
 
 import argparse
-import atexit
 import functools
 import json
 import os
@@ -168,39 +167,6 @@ class StepLog(Record):
             write_whole(traces_path(self._folder, os.getpid()), self._traces)
 
 
-class Marks(Record):
-    """Prints a JSON line at the first step in each world, and at the end of the last step and of the process.
-
-    Times are seconds since the epoch, so that they compare with the journal's.
-    """
-
-    warm = True
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._seconds: float = args.step
-        self._world = "0"
-        self._last = time.time()
-        atexit.register(self._ended)  # registered before the session's own, so called after it
-
-    def made(self, number: int) -> None:
-        """Returns when the step has taken as long as on a device that computes it."""
-        assert self.team is not None
-        time.sleep(max(0.0, self._last + self._seconds - time.time()))
-        self._last = time.time()
-        world, _ = self.team.world()
-        if world != self._world:
-            self._world = world
-            self._print("first_step", self._last)
-
-    def _ended(self) -> None:
-        self._print("last_step", self._last)
-        self._print("left", time.time())
-
-    def _print(self, mark: str, when: float) -> None:
-        line = {"mark": mark, "worker": int(os.environ["ELASTICDL_WORKER_ID"]), "world": self._world, "time": when}
-        print(json.dumps(line), flush=True)
-
-
 class Start(Record):
     """When the program's first line ran and when its first step was done; it then waits to be killed."""
 
@@ -220,7 +186,6 @@ class Start(Record):
 RECORDS: Mapping[str, Callable[[argparse.Namespace], Record]] = {
     "meter": Meter,
     "steps": StepLog,
-    "marks": Marks,
     "start": Start,
 }
 
@@ -249,7 +214,6 @@ def run(loops: Mapping[str, Callable[[Work], None]], began: float = 0.0) -> None
     parser.add_argument("--workers", type=int, default=2, help="whose batches are the global one")
     parser.add_argument("--warm_up", type=int, default=30, help="steps before a meter measures")
     parser.add_argument("--seconds", type=float, default=10.0, help="that a meter measures")
-    parser.add_argument("--step", type=float, default=0.0, help="seconds that a step takes at least, with marks")
     args = parser.parse_args()
     record = RECORDS[args.record](argparse.Namespace(**vars(args), began=began))
     loops[args.loop](Work(args.model, args.samples, args.way, args.workers, args.folder, record))

@@ -41,12 +41,13 @@ class PeerChange:
 
 
 class PeerRun:
-    """One job, which one worker leaves or joins at a time. ``size``: how many there are to be now."""
+    """One job, which one worker leaves or joins at a time. ``size``: how many there are to be now; ``members``: the processes of
+    those that had settled."""
 
     def __init__(self, peer: Peer, processes: Processes) -> None:
         self._peer = peer
         self._processes = processes
-        self._members: set[int] = set()
+        self.members: set[int] = set()
         self.logs = StepLogs(processes.folder)
         self.size = 0
 
@@ -63,11 +64,11 @@ class PeerRun:
         since = time.monotonic()
 
         def steady() -> bool:
-            self._members = self.logs.active(self.size, since, steps)
-            return time.monotonic() - since > seconds and len(self._members) == self.size
+            self.members = self.logs.active(self.size, since, steps)
+            return time.monotonic() - since > seconds and len(self.members) == self.size
 
         wait_until(steady, START_SECONDS, f"steady training with {self.size} workers")
-        return self.logs.steps[min(self._members)]
+        return self.logs.steps[min(self.members)]
 
     def lose(self, event: str, number: signal.Signals) -> PeerChange:
         """Take one of those that had settled, by a signal.
@@ -76,9 +77,9 @@ class PeerRun:
             Failed: the others did not go on in time.
         """
         since = time.monotonic()
-        victim = self._peer.remove(number, self._members)
+        victim = self._peer.remove(number, self.members)
         self.size -= 1
-        return self._collect(event, self._members - {victim}, since, self.size + 1)
+        return self._collect(event, self.members - {victim}, since, self.size + 1)
 
     def gain(self, event: str) -> PeerChange:
         """Bring one more.
@@ -89,7 +90,7 @@ class PeerRun:
         since = time.monotonic()
         self._peer.add()
         self.size += 1
-        return self._collect(event, self._members, since, self.size - 1)
+        return self._collect(event, self.members, since, self.size - 1)
 
     def _collect(self, event: str, survivors: set[int], since: float, before: int) -> PeerChange:
         size, logs = self.size, self.logs

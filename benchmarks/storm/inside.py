@@ -49,11 +49,12 @@ class Run:
     def run(self) -> bool:
         """Whether everything holds that is checked."""
         began = time.monotonic()
-        with Processes(self._folder) as processes:
+        home = {"ELASTICDL_HOME": str(self._folder), "WATCHED": str(self._folder)}
+        with Processes(self._folder, home) as processes:
             network = Network(HOSTS, processes)
             with closing(Disk(self._folder / "disk")) as disk:
                 checkpoints = disk.folder / "checkpoints"
-                job = LastingJob(self._folder, self._epochs, RANGES[-1], network.hosts, MASTER, checkpoints)
+                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, MASTER, checkpoints)
                 try:
                     self._disturb(job, network, disk)
                     _check_checkpoints(checkpoints, job.steps)
@@ -117,6 +118,8 @@ class Run:
         for name in filter(lambda each: (self._folder / each).exists(), KEPT):
             ignored = shutil.ignore_patterns("*.tmp", "tls")
             shutil.copytree(self._folder / name, keep / name, ignore=ignored, dirs_exist_ok=True)
+        for log in self._folder.glob("*.log"):
+            shutil.copy(log, keep)
         write_story(keep / "story.txt", self._story, job.journal.read())
         self._results.add("failure", seed=self._seed, reason=str(failure))
         done = f"after {self._story.counts.total()} of {self._count} disturbances"

@@ -6,24 +6,23 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.job import COMMAND, Journal
-from benchmarks.processes import ROOT, Failed
-from benchmarks.storm.lasting_master import Host, Placed, WorkerFolder, tls_folder, write_hosts
+from benchmarks.processes import Failed, Processes
+from benchmarks.storm.lasting_master import Host, agents_of, write_hosts
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
-from elasticdl.common.tether import tethered
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import Entry
 from elasticdl.job.spec import JobSpec, WorkerRange
 
-NAME = "storm"
+NAME, MASTER = "storm", "master"
 PORT = 4000  # of a network namespace in which nobody else is
 HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
@@ -32,26 +31,38 @@ END_SECONDS = 120.0
 NO_WORLD: Entry = {"world": 0, "members": [], "step": 0}
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A worker that was started; ``pid`` leads its process group."""
+
+    pid: int
+    host: Host
+
+
 class LastingJob:
-    """Trains `watched_softmax`; all that it writes is in ``folder``, but for its checkpoints."""
+    """Trains `watched_softmax`; all that it writes is in the folder of the processes, but for its checkpoints."""
 
     def __init__(
-        self, folder: Path, epochs: int, workers: WorkerRange, hosts: Sequence[Host], master: Host, checkpoints: Path
+        self,
+        processes: Processes,
+        epochs: int,
+        workers: WorkerRange,
+        hosts: Sequence[Host],
+        master: Host,
+        checkpoints: Path,
     ) -> None:
+        folder, self._processes = processes.folder, processes
         self.dir = JobDir(folder / "jobs" / NAME)
         self.dir.logs.mkdir(parents=True)
+        self._hosts = {host.address: host for host in hosts}
         self.losses, self.record = folder / "losses", folder / "record"
         self.losses.mkdir()
         self.steps = epochs * STEPS_PER_EPOCH
         self.journal = Journal(self.dir.journal, self.raise_if_over)
         self._slow = folder / "slow"
         self._address = f"{master.address}:{PORT}"
-        self._workers = WorkerFolder(self.dir)
         self._master: subprocess.Popen[bytes] | None = None
         self._read: dict[int, tuple[int, int]] = {}  # by worker: bytes of its losses that were read, and the last step
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        home = {"ELASTICDL_HOME": str(folder), "WATCHED": str(folder), "PYTHONPATH": str(ROOT)}
-        self.environment: Mapping[str, str] = {**os.environ, **threads, **home}
         options = {
             "job_name": NAME,
             "num_workers": str(workers),
@@ -69,21 +80,13 @@ class LastingJob:
         self.dir.spec.write_text(spec.to_json())
         write_hosts(self.dir, hosts)
         for role, files in issue(NAME, datetime.now(UTC)).items():
-            files.write(tls_folder(self.dir, role).path)
+            files.write(self.dir.tls / role)
 
     # ---- the master ----
 
     def start_master(self) -> None:
-        module = [sys.executable, "-m", "benchmarks.storm.lasting_master", str(self.dir.path), self._address]
-        with self.dir.master_log.open("ab") as log:
-            self._master = subprocess.Popen(
-                tethered(module),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=dict(self.environment),
-                start_new_session=True,
-            )
+        module = "benchmarks.storm.lasting_master"
+        self._master = self._processes.start_module(MASTER, module, str(self.dir.path), self._address)
 
     def kill_master(self) -> None:
         assert self._master is not None
@@ -97,15 +100,11 @@ class LastingJob:
             Failed: the master has ended, and nobody had killed it.
         """
         if self._master is not None and (code := self._master.poll()) is not None:
-            raise Failed(f"the master ended with {code}; its log: {_end(self.dir.master_log)}")
+            raise Failed(f"the master ended with {code}; its log: {self._processes.tail(MASTER)}")
 
     def scale(self, workers: WorkerRange) -> subprocess.Popen[bytes]:
         """Begin `elasticdl scale`."""
-        with (self.dir.logs / "scale.log").open("ab") as log:
-            command = tethered([*COMMAND, "scale", NAME, str(workers)])
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment)
-            )
+        return self._processes.start("scale", [*COMMAND, "scale", NAME, str(workers)])
 
     # ---- the workers ----
 
@@ -114,8 +113,11 @@ class LastingJob:
         return (self.journal.of("world_formed") or [NO_WORLD])[-1]
 
     def workers(self) -> dict[int, Placed]:
-        """All whose processes are there, as far as a master has noted."""
-        return self._workers.placed()
+        """All that were started and have not left, as far as a master has noted."""
+        left = {entry["worker"] for entry in self.journal.of("worker_left")}
+        started = {entry["worker"]: entry for entry in self.journal.of("worker_started")}
+        found = {worker: started[worker] for worker in started.keys() - left}
+        return {worker: Placed(entry["pid"], self._hosts[entry["host"]]) for worker, entry in sorted(found.items())}
 
     def holders(self) -> list[int]:
         """The members of the newest world that have made a step in it, and so hold the state."""
@@ -162,10 +164,6 @@ class LastingJob:
         """Kill whatever still runs."""
         if self._master is not None:
             self.kill_master()
-        for placed in self.workers().values():
+        for file in agents_of(self.dir).glob("*.pid"):  # workers end with their agents
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(placed.pid, signal.SIGKILL)
-
-
-def _end(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                os.killpg(int(file.read_text()), signal.SIGKILL)

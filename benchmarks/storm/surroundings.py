@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
-from benchmarks.processes import Failed, Processes
+from benchmarks.processes import Processes, wait_until
 from benchmarks.storm.lasting_master import Host
 from tests.cluster.full.network import in_namespace, run_ip
 
@@ -20,7 +19,6 @@ SWITCH = "switch"
 # Nobody has this address: what is sent to it is lost without a word, as with a cut cable.
 NOWHERE = "02:00:00:00:00:01"
 UP_SECONDS = 30.0
-POLL = 0.02
 DISK_BYTES = 1 << 20
 MOUNT_SECONDS = 20.0
 # States of sockets that somebody still uses, in the kernel's tables.
@@ -85,11 +83,9 @@ def _ip(host: Host, lines: list[str]) -> None:
 
 def _wait_for_namespace(pid: int) -> None:
     """Until the process has left our network namespace for its own."""
-    deadline, own = time.monotonic() + UP_SECONDS, os.readlink("/proc/self/ns/net")
-    while os.readlink(f"/proc/{pid}/ns/net") == own:
-        if time.monotonic() > deadline:
-            raise Failed(f"process {pid} has no network namespace of its own after {UP_SECONDS:g} s")
-        time.sleep(POLL)
+    own = os.readlink("/proc/self/ns/net")
+    what = f"a network namespace of its own for process {pid}"
+    wait_until(lambda: os.readlink(f"/proc/{pid}/ns/net") != own, UP_SECONDS, what)
 
 
 class Disk:

@@ -34,13 +34,6 @@ def summaries(entries: list[dict]) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_plans(tmp_path):
-    entries = run(tmp_path / "plans.jsonl", "plans", "--samples", "400", "--batch", "2")
-    assert [entry["cursor"] for entry in entries] == ["ours", "a script's"]
-    assert all(entry["step"]["minimum"] > 0 for entry in entries)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_throughput(tmp_path):
     loops = "elasticdl-torch,elasticdl-horovod,horovod,ddp"
@@ -136,10 +129,9 @@ def test_start(tmp_path):
 def test_gpu_in_small(tmp_path):
     """On a machine without one; the same program measures on a GPU."""
     found = {entry["what"]: entry for entry in summaries(run(tmp_path / "out.jsonl", "gpu", "--small"))}
-    assert {entry["part"] for entry in found.values()} == {"overhead", "rescale", "memory", "state"}
+    assert {entry["part"] for entry in found.values()} == {"overhead", "rescale"}
     assert all(entry["small"] for entry in found.values())
     assert found["step of tiny, plain"]["value"]["median"] > 0
-    assert found["memory more after 2 worlds: host"]["value"]["n"] == 1
 
 
 @pytest.mark.slow

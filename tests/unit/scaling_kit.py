@@ -65,7 +65,6 @@ class VirtualJob:
         self.steps.enter(1, self.workers)
         self.policy = WorkerTarget(least, self.workers)
         self.moves = []  # when, to how many, and why
-        self.decisions = []
 
     def run(self, hours):
         interval = 4.0
@@ -102,8 +101,7 @@ class VirtualJob:
             time_left=-1.0,
             now=self.now,
         )
-        if self.policy.decide(curve, situation):
-            self.decisions.append(self.policy.reason)
+        self.policy.decide(curve, situation)
         if self.policy.target == self.workers:
             return False
         self.workers, self.world = self.policy.target, self.world + 1

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import experiment1_peers
-from benchmarks.experiments.zoo.pace import VARIABLE
-from benchmarks.models import RESNET20, worker_batch
+from benchmarks.models import RESNET20
 from benchmarks.peers.run import (
     JITTER,
     JOIN,
@@ -24,7 +23,6 @@ from benchmarks.peers.run import (
     Happened,
     PeerChange,
     PeerRun,
-    mean_workers,
     rate,
     schedule,
     summary,
@@ -32,7 +30,7 @@ from benchmarks.peers.run import (
 )
 from benchmarks.processes import Processes
 from benchmarks.steps import Gap, Step
-from benchmarks.torch_models import make_dataset, make_model
+from benchmarks.torch_models import make_model
 
 
 def happened(at, event, after, *pauses, waited=0.0, redone=0, restarted=0):
@@ -46,9 +44,6 @@ def steps(*made):
     return [Step(time, number, str(size), size) for time, number, size in made]
 
 
-# ---- the schedule ----
-
-
 @given(st.integers(1, 5), st.floats(1, 100), st.integers(0, 99))
 def test_each_cycle_loses_two_workers_and_gets_them_back_at_moments_that_the_seed_decides(cycles, period, seed):
     plan = schedule(cycles, period, seed)
@@ -56,9 +51,6 @@ def test_each_cycle_loses_two_workers_and_gets_them_back_at_moments_that_the_see
     for number, moment in enumerate(accumulate(planned.after for planned in plan), start=1):
         assert number * period * 0.999 <= moment <= (number + JITTER) * period * 1.001
     assert plan == schedule(cycles, period, seed) != schedule(cycles, period, seed + 1)
-
-
-# ---- what is counted ----
 
 
 def test_a_rate_is_of_the_steps_between_the_first_and_the_last():
@@ -69,14 +61,7 @@ def test_a_rate_is_of_the_steps_between_the_first_and_the_last():
 
 def test_a_step_counts_once_as_it_was_made_last_whoever_wrote_it_down():
     made = steps((1, 1, 4), (1.1, 1, 4), (2, 2, 4), (3, 3, 4), (5, 2, 3), (6, 3, 3), (7, 4, 3))
-    assert useful_steps(made, until=3) == 12
-    assert useful_steps(made, until=5) == 11, "the second was made again by three"
-    assert useful_steps(made[::-1], until=10) == 4 + 3 + 3 + 3
-
-
-def test_a_worker_is_there_from_when_it_is_brought_until_it_is_taken():
-    events = [happened(20, LEAVE, 3), happened(30, JOIN, 4), happened(40, KILL, 3)]
-    assert mean_workers(Course(4, 9, 36.0, 10, 50, events, [], 0)) == (10 * 4 + 10 * 3 + 10 * 4 + 10 * 3) / 40
+    assert [useful_steps(made[::-1], until) for until in (3, 5, 10)] == [12, 11, 4 + 3 + 3 + 3]
 
 
 def test_the_numbers_of_a_system_by_hand():
@@ -105,40 +90,26 @@ def test_a_system_that_fails_at_once_still_has_numbers():
     assert experiment1_peers.row("it", numbers)[1:4] == ["-", "-", "-"]
 
 
-def test_whatever_never_pauses_has_all_of_its_share():
-    ticks = range(1, 41)
-    events = [happened(10, LEAVE, 3, 0.0), happened(20, JOIN, 4, 0.0), happened(30, KILL, 3, 0.0)]
-    sizes = {tick: 3 if 10 < tick <= 20 or tick > 30 else 4 for tick in ticks}
-    course = Course(4, 9, 36.0, 0, 40, events, steps(*((tick, tick, sizes[tick]) for tick in ticks)), 0)
-    assert summary(course)["share"] == pytest.approx(1)
-
-
-# ---- pauses, from step logs ----
-
-
 class Scripted:
     """A peer whose workers are step logs: those that go on after an event, and when (seconds since) and with how many."""
 
     def __init__(self, folder, workers, after):
         self._folder, self._workers, self._after = folder, workers, after
 
-    def write(self, lines, since):
+    def write(self, lines):
         for pid, offset, number, size in lines:
             with (self._folder / f"steps-{pid}.log").open("a") as log:
-                log.write(f"{since + offset} {number} {size} {size}\n")
+                log.write(f"{time.monotonic() + 9 + offset} {number} {size} {size}\n")
 
     def start(self, model, workers, processes):
-        self.write(
-            ((pid, ago - 3, ago, self._workers) for pid in range(self._workers) for ago in range(3)),
-            time.monotonic() + 9,
-        )
+        self.write((pid, ago - 3, ago, self._workers) for pid in range(self._workers) for ago in range(3))
 
     def remove(self, number, pids):
-        self.write(self._after, time.monotonic() + 9)
+        self.write(self._after)
         return max(pids)
 
     def add(self):
-        self.write(self._after, time.monotonic() + 9)
+        self.write(self._after)
 
 
 def peer_run(folder, workers, *after):
@@ -162,45 +133,7 @@ def test_survivors_in_new_processes_pause_once_and_count_as_restarted(tmp_path):
     assert (change.restarted, change.gap.redone) == (2, 2)
 
 
-# ---- the command line ----
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--systems", "elasticdl,ray"], "--systems ray: not one of elasticdl, torchrun, horovodrun, torchft"),
-        (["--workers", "1"], "--workers 1"),
-        (["--cycles", "0"], "--cycles 0"),
-        (["--period", "0"], "--period"),
-        (["--out", "/proc/nowhere"], "--out /proc/nowhere"),
-    ],
-)
-def test_what_is_wrong_with_the_options_is_one_line_and_2_before_anything_starts(options, complaint, capsys):
-    with pytest.raises(SystemExit) as ended:
-        experiment1_peers.main(options)
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert complaint in error
-    assert error.count("\n") == 1
-
-
-# ---- the model ----
-
-
-def test_resnet20_is_a_model_like_the_others_at_the_pace_of_a_gpu(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0.02")
-    slept = []
-    monkeypatch.setattr("benchmarks.experiments.zoo.pace.time.sleep", slept.append)
-    monkeypatch.setattr("benchmarks.experiments.zoo.pace.time.monotonic", lambda: 0.0)
-    model = make_model(RESNET20)
-    images, labels = make_dataset(RESNET20, worker_batch(RESNET20)).tensors
-    for _ in range(2):  # the first step as well, and one whose gradients were removed
-        model.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-    assert slept == pytest.approx([9 * 0.02] * 2)
-
-
-def test_a_model_always_has_the_same_weights():
-    for name in ("1m", RESNET20):
-        first, second = (list(make_model(name).parameters()) for _ in range(2))
-        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+@pytest.mark.parametrize("name", ["1m", RESNET20])
+def test_a_model_always_has_the_same_weights(name):
+    first, second = (list(make_model(name).parameters()) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

@@ -18,10 +18,7 @@ JOBS = make_jobs(DIGITS, [Policy.BATCH], [0, 1], 5, 2)
 
 
 class FakeCourse:
-    """The first jobs succeed at once; one that comes after them ends as ``error`` says, or when it is given up."""
-
-    succeed = 3
-    error: BaseException = Failed("job broke")
+    """Three jobs succeed at once, then the user interrupts; one beside that ends when it is given up."""
 
     def __init__(self, lab, recipe, shared, given_up):
         self._given_up = given_up
@@ -29,19 +26,18 @@ class FakeCourse:
 
     def run(self, job):
         self._run += 1
-        if self._run <= self.succeed:
-            steps = tuple(Step(number, 2, 1.0, 0.001) for number in range(1, 4))
-            accuracies = [{"event": "evaluation", "epoch": epoch, "metrics": {"accuracy": 0.5}} for epoch in range(5)]
-            return Result(job, steps, tuple(accuracies))
-        if self._run == self.succeed + 1:
-            raise self.error
-        assert self._given_up.wait(60)
-        raise Failed("given up")
+        if self._run == 4:
+            raise KeyboardInterrupt
+        if self._run > 4:
+            assert self._given_up.wait(60)
+            raise Failed("given up")
+        steps = tuple(Step(number, 2, 1.0, 0.001) for number in range(1, 4))
+        accuracies = [{"event": "evaluation", "epoch": epoch, "metrics": {"accuracy": 0.5}} for epoch in range(5)]
+        return Result(job, steps, tuple(accuracies))
 
 
 def test_what_is_done_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment3, "Course", FakeCourse)
-    monkeypatch.setattr(FakeCourse, "error", KeyboardInterrupt())
     experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path, {"seed": 0}))
     with pytest.raises(KeyboardInterrupt):
         experiment.run(None, Shared(tmp_path, Path("/there")), at_once=2)

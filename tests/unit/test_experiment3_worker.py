@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.experiments.convergence import resnet20
-from benchmarks.experiments.convergence.plan import CIFAR10, Job, Kind
 from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, Hold, add_exactly
-from benchmarks.experiments.convergence.settings import VARIABLE, Policy, go_file, held_file
-from model_zoo.cifar10.generate import generate
+from benchmarks.experiments.convergence.settings import go_file, held_file
 
 
 def gradients(exact):
@@ -41,7 +36,6 @@ def test_sums_do_not_depend_on_the_order_if_they_are_exact(exact):
 
 
 def test_the_largest_gradients_still_add_exactly():
-    assert torch.tensor(TERMS * LIMIT).item() + GRID > TERMS * LIMIT
     parts = [torch.tensor(LIMIT - GRID), *[torch.tensor(LIMIT)] * (TERMS - 1)]
     assert sum(parts).item() == sum(reversed(parts)).item() == TERMS * LIMIT - GRID
 
@@ -59,19 +53,5 @@ def test_a_worker_waits_until_it_is_told_to_go(tmp_path):
     go_file(tmp_path, 3).touch()
     worker.join(60)
     assert not worker.is_alive()
-
-
-def test_a_worker_does_not_wait_for_ever(tmp_path):
-    hold = Hold(tmp_path, [3], seconds=0.05)
-    with pytest.raises(TimeoutError, match=r"held after step 3: no go from the driver within 0\.05 s"):
-        hold.on_train_batch_end(3, {})
-
-
-def test_cifar10_is_used_up_to_a_whole_number_of_batches(tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, VARIABLE, str(tmp_path))
-    archive, job = str(generate(tmp_path, samples=500)), Job(Policy.RATE, Kind.TWO, 0, epochs=90)
-    job.settings(replace(CIFAR10, samples=384)).write(tmp_path)
-    assert (len(resnet20.dataset("training", archive)), len(resnet20.dataset("evaluation", archive))) == (384, 100)
-    job.settings(CIFAR10).write(tmp_path)
-    with pytest.raises(ValueError, match="500 training images; the experiment takes 49,920 of them"):
-        resnet20.dataset("training", archive)
+    with pytest.raises(TimeoutError, match=r"held after step 4: no go from the driver within 0\.05 s"):
+        Hold(tmp_path, [4], seconds=0.05).on_train_batch_end(4, {})

@@ -1,33 +1,25 @@
 """Experiment 4's pure parts: the workload, AdaptDL's rule, what is made of the outcome."""
 
-import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import experiment4
 from benchmarks.experiment4 import Completed, Outcome, compared, measured
 from benchmarks.experiments.measures import Change
-from benchmarks.experiments.sharing import bound
 from benchmarks.experiments.sharing.policies import RESTART_FACTOR, Candidate, allocate, candidate
 from benchmarks.experiments.sharing.workload import KINDS, PlannedJob, draw_jobs
 
 
-def test_a_seed_gives_the_same_jobs_and_they_are_unequal():
-    jobs = draw_jobs(0, 1.0)
-    assert jobs == draw_jobs(0, 1.0)
-    assert jobs != draw_jobs(1, 1.0)
+def test_a_seed_gives_the_same_unequal_jobs_and_a_scale_makes_work_and_waiting_shorter_alike():
+    jobs = draw_jobs(3, 1.0)
+    assert jobs == draw_jobs(3, 1.0) != draw_jobs(1, 1.0)
     assert sorted(job.kind.name for job in jobs) == ["good"] * 3 + ["middling"] * 3 + ["poor"] * 2
     assert [job.arrival for job in jobs] == sorted(job.arrival for job in jobs)
     assert jobs[0].arrival == 0
-
-
-def test_a_scale_makes_work_and_waiting_shorter_alike():
-    for job, short in zip(draw_jobs(3, 1.0), draw_jobs(3, 4.0), strict=True):
-        assert short.arrival == pytest.approx(job.arrival / 4)
-        assert short.work == pytest.approx(job.work / 4, rel=0.02)
+    for job, short in zip(jobs, draw_jobs(3, 4.0), strict=True):
+        assert (short.arrival, short.work) == (pytest.approx(job.arrival / 4), pytest.approx(job.work / 4, rel=0.02))
 
 
 def test_the_kinds_scale_as_their_names_say():
@@ -92,30 +84,3 @@ def test_ours_is_compared_with_the_better_of_the_simple_ones():
     }
     assert compared(numbers)["to_best_simple"] == 0.75
     assert compared({"greedy": {"mean_completion": 1.0}}) == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--policies", "fair"], "--policies: there is no 'fair'; choose from fixed4, fixed2, greedy, adaptdl, share"),
-        (["--gpus", "3"], "--gpus 3 --jobs 0: at least 4 GPUs, and no fewer jobs than 0"),
-        (["--jobs", "-1"], "--gpus 8 --jobs -1: at least 4 GPUs, and no fewer jobs than 0"),
-        (["--seconds_per_sample", "0"], "--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0"),
-    ],
-)
-def test_mistakes_are_found_before_anything_starts(arguments, said, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        experiment4.main(["--out", str(tmp_path / "out"), *arguments])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"python -m benchmarks.experiment4: {said}\n"
-
-
-def test_the_bound_is_that_of_jobs_whose_changes_cost_nothing():
-    good, poor = PlannedJob("a", 0.0, 1000, KINDS[0]), PlannedJob("b", 0.0, 1000, KINDS[2])
-    assert bound.fixed([good], 8, 2) == pytest.approx(good.work / KINDS[0].speedup(2))
-    waits = [dataclasses.replace(good, name=str(number)) for number in range(3)]
-    assert bound.fixed(waits, 8, 4) == pytest.approx(4 / 3 * good.work / KINDS[0].speedup(4))
-    assert bound.shared([good], 8) == pytest.approx(good.work / KINDS[0].speedup(8), abs=2 * bound.TICK_SECONDS)
-    assert bound.shared([good, poor], 8) < min(bound.fixed([good, poor], 8, size) for size in bound.SIZES)
-    with pytest.raises(SystemExit, match="2"):
-        bound.main(["--seeds", "0"])

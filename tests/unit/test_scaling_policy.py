@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from scaling_kit import Truth, VirtualJob
@@ -60,39 +59,48 @@ def test_a_speed_on_the_edge_is_no_reason_to_flap():
     assert len(job.moves) <= 14
 
 
-def test_it_starts_with_the_fewest_and_tries_one_more():
-    policy = WorkerTarget(0.6, 1)
-    assert policy.decide(curve(1.0, 0.8, 0.7, width=0.3), at(1))
-    assert policy.target == 2
-    assert policy.reason == "tries 2: of 2 workers each should do 0.80 of what one does alone, at least 0.6 is wanted"
+GAIN = 2 * 0.9 - 1  # of a second worker
+FALLING = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 
 
-def test_it_doubles_where_that_is_certain_to_pay():
-    policy = WorkerTarget(0.6, 2)
-    policy.decide(curve(1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65), at(2, observed={2}))
-    assert policy.target == 4
-
-
-def test_it_does_not_explore_what_a_confident_fit_excludes():
-    policy = WorkerTarget(0.6, 3)
-    assert policy.decide(curve(1.0, 0.8, 0.65, 0.42), at(3))
-    assert policy.target == 3
-    says = "stays at 3: of 4 workers each would do 0.42 of what one does alone, less than --min_efficiency 0.6"
-    assert policy.reason == says
-    assert not policy.decide(curve(1.0, 0.8, 0.66, 0.43), at(3)), "nothing new"
-
-
-def test_it_stays_until_it_has_measured_and_while_others_are_on_their_way():
-    policy = WorkerTarget(0.6, 2)
-    for waits in ({"measured": False}, {"incomplete": True}):
-        assert not policy.decide(curve(1.0, 0.9, 0.9), at(2, **waits))
-    assert policy.target == 2
-
-
-def test_with_fewer_than_it_has_asked_for_it_waits():
-    policy = WorkerTarget(0.6, 4)
-    assert not policy.decide(curve(1.0, 0.9, 0.8, 0.8, 0.8), at(3, incomplete=True))
-    assert policy.target == 4
+@pytest.mark.parametrize(
+    ("before", "believed", "situation", "target", "why"),
+    [
+        pytest.param(
+            1, curve(1.0, 0.8, 0.7, width=0.3), at(1), 2,
+            "tries 2: of 2 workers each should do 0.80 of what one does alone, at least 0.6 is wanted",
+            id="starts with the fewest and tries one more",
+        ),
+        pytest.param(2, curve(*FALLING), at(2, observed={2}), 4, "", id="doubles where that is certain to pay"),
+        pytest.param(
+            3, curve(1.0, 0.8, 0.65, 0.42), at(3), 3,
+            "stays at 3: of 4 workers each would do 0.42 of what one does alone, less than --min_efficiency 0.6",
+            id="does not explore what a confident fit excludes",
+        ),
+        pytest.param(2, curve(1.0, 0.9, 0.9), at(2, measured=False), 2, "", id="has not measured yet"),
+        pytest.param(2, curve(1.0, 0.9, 0.9), at(2, incomplete=True), 2, "", id="others are on their way"),
+        pytest.param(4, curve(1.0, 0.9, 0.8, 0.8, 0.8), at(3, incomplete=True), 4, "", id="fewer than asked for"),
+        pytest.param(
+            1, curve(1.0, 0.9, 0.8, 0.7, 0.65, 0.61, 0.5), at(1, observed={1, 2, 6, 7}), 6, "",
+            id="what is known to pay is taken at once",
+        ),
+        pytest.param(1, curve(1.0, 0.9), at(1, pause=0.9 * GAIN * HORIZON), 2, "", id="brings more than it costs"),
+        pytest.param(1, curve(1.0, 0.9), at(1, pause=1.1 * GAIN * HORIZON), 1, "", id="costs more than it brings"),
+        pytest.param(3, curve(1.0, 0.8, 0.3), at(3, pause=2.0, time_left=3.0), 3, "", id="too late to change"),
+        pytest.param(4, curve(*[0.9] * 8), at(4, limits=(1, 2)), 2, "", id="the maximum is the user's"),
+        pytest.param(2, curve(*[0.9] * 8), at(2, limits=(5, 6)), 5, "", id="the minimum is the user's"),
+        pytest.param(
+            5, curve(*[0.9] * 8), at(5, limits=(5, 5)), 5, "stays at 5: --num_workers allows no more", id="no range",
+        ),
+        pytest.param(2, curve(1.0, 0.2), at(2, limits=(2, 8)), 2, "", id="the minimum is kept, whatever it costs"),
+    ],
+)  # fmt: skip
+def test_a_decision(before, believed, situation, target, why):
+    policy = WorkerTarget(0.6, before)
+    policy.decide(believed, situation)
+    assert policy.target == target
+    assert policy.reason == why or not why
+    assert not policy.decide(believed, situation) or target != before, "nothing new"
 
 
 def test_what_does_not_pay_is_given_up_and_tried_again_after_a_back_off_that_doubles():
@@ -145,33 +153,3 @@ def test_what_an_earlier_job_rejected_is_not_tried():
     assert policy.target == 1
     policy.decide(curve(1.0, 0.61), at(1, observed={1, 2}, now=300.0))
     assert policy.target == 2
-
-
-def test_what_is_known_to_pay_is_taken_at_once():
-    policy = WorkerTarget(0.6, 1)
-    policy.decide(curve(1.0, 0.9, 0.8, 0.7, 0.65, 0.61, 0.5), at(1, observed={1, 2, 6, 7}))
-    assert policy.target == 6
-
-
-def test_a_change_that_costs_more_than_it_brings_is_not_made():
-    gain = 2 * 0.9 - 1
-    for pause, target in ((0.9 * gain * HORIZON, 2), (1.1 * gain * HORIZON, 1)):
-        policy = WorkerTarget(0.6, 1)
-        policy.decide(curve(1.0, 0.9), at(1, pause=pause))
-        assert policy.target == target
-    late = WorkerTarget(0.6, 3)
-    late.decide(curve(1.0, 0.8, 0.3), at(3, pause=2.0, time_left=3.0))
-    assert late.target == 3
-
-
-def test_the_range_is_the_users():
-    policy, situation = WorkerTarget(0.6, 4), at(4, limits=(1, 8))
-    policy.decide(curve(*[0.9] * 8), replace(situation, limits=WorkerRange(minimum=1, maximum=2)))
-    assert policy.target == 2
-    policy.decide(curve(*[0.9] * 8), replace(situation, limits=WorkerRange(minimum=5, maximum=6)))
-    assert policy.target == 5
-    policy.decide(curve(*[0.9] * 8), at(5, limits=(5, 5)))
-    assert policy.reason == "stays at 5: --num_workers allows no more"
-    many = WorkerTarget(0.6, 2)
-    many.decide(curve(1.0, 0.2), at(2, limits=(2, 8)))
-    assert many.target == 2, "the minimum is kept, whatever it costs"

@@ -13,6 +13,14 @@ from elasticdl.master.rules.step_time import fit
 from elasticdl.master.state.speedup import Curve, Observation
 
 
+def width(point):
+    return point.high - point.low
+
+
+def seen(workers, seconds, spread, **more):
+    return Observation(workers, 64, seconds, 100, spread, **more)
+
+
 def measured(truth, workers, draw, *, spread=0.08, steps=60, busy=False):
     """As the trimmed means of some noisy steps tell."""
     lasted = np.sort(truth.step(workers) * np.exp(spread * draw.standard_normal(steps)))[6:-6].mean()
@@ -21,14 +29,14 @@ def measured(truth, workers, draw, *, spread=0.08, steps=60, busy=False):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-@pytest.mark.parametrize("seen", [None, (1,), (4,), (1, 2), (1, 2, 3, 4)])
-def test_the_interval_holds_the_truth_as_often_as_it_says(busy, seen):
+@pytest.mark.parametrize("numbers", [None, (1,), (4,), (1, 2), (1, 2, 3, 4)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(busy, numbers):
     held = total = 0
     for seed in range(60):
         draw = np.random.default_rng(seed)
         truth = Truth.draw(draw)
-        numbers = seen or sorted(draw.choice(np.arange(1, 9), size=draw.integers(1, 5), replace=False))
-        curve = fit([measured(truth, n, draw, busy=busy) for n in numbers], follows=truth.follows)
+        drawn = numbers or sorted(draw.choice(np.arange(1, 9), size=draw.integers(1, 5), replace=False))
+        curve = fit([measured(truth, n, draw, busy=busy) for n in drawn], follows=truth.follows)
         for n in range(2, 9):
             point = curve.at(n)
             held += point.low <= truth.speedup(n) <= point.high
@@ -36,78 +44,67 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(busy, seen):
     assert held / total >= 0.8
 
 
-def test_what_was_measured_is_known_within_a_few_percent():
-    draw, truth = np.random.default_rng(1), Truth(serial=0.05, network=0.1)
-    curve = fit([measured(truth, n, draw) for n in (1, 2, 3, 4)], follows=False)
-    for n in (2, 3, 4):
-        point = curve.at(n)
-        assert point.speedup == pytest.approx(truth.speedup(n), rel=0.06)
-        assert point.high - point.low < 0.2 * truth.speedup(n)
+@pytest.mark.parametrize(
+    ("truth", "numbers"),
+    [(Truth(serial=0.05, network=0.1), (1, 2, 3, 4)), (Truth(follows=True, network=0.2), (1, 2, 4))],
+    ids=["fixed batch", "a batch that follows: speed is in samples"],
+)
+def test_what_was_measured_is_known_within_a_few_percent(truth, numbers):
+    draw = np.random.default_rng(1)
+    curve = fit([measured(truth, n, draw) for n in numbers], follows=truth.follows)
+    for n in numbers[1:]:
+        assert curve.at(n).speedup == pytest.approx(truth.speedup(n), rel=0.06)
+        assert width(curve.at(n)) < 0.2 * truth.speedup(n)
 
 
 def test_it_is_believed_as_measured_even_if_the_form_does_not_fit():
     """Two cores: a third worker makes every step slower."""
     times = {1: 1.0, 2: 0.51, 3: 0.62, 4: 0.66}
-    curve = fit([Observation(n, 64, seconds, 100, 0.05) for n, seconds in times.items()], follows=False)
+    curve = fit([seen(n, seconds, 0.05) for n, seconds in times.items()], follows=False)
     assert [curve.at(n).speedup for n in times] == pytest.approx([1 / seconds for seconds in times.values()], rel=0.08)
     assert curve.at(3).gain < 0
 
 
 def test_one_number_of_workers_says_little_and_more_where_computing_is_known():
     truth, draw = Truth(network=0.3, serial=0.05), np.random.default_rng(2)
-    blind = fit([measured(truth, 4, draw)], follows=False).at(4)
-    seeing = fit([measured(truth, 4, draw, busy=True)], follows=False).at(4)
-    assert blind.high - blind.low > 0.25 * blind.speedup
-    assert seeing.high - seeing.low < blind.high - blind.low
+    blind, seeing = (fit([measured(truth, 4, draw, busy=busy)], follows=False).at(4) for busy in (False, True))
+    assert width(blind) > 0.25 * blind.speedup
+    assert width(seeing) < width(blind)
     assert seeing.low <= truth.speedup(4) <= seeing.high
 
 
 def test_the_further_away_the_less_is_known():
     truth, draw = Truth(), np.random.default_rng(3)
     curve = fit([measured(truth, n, draw) for n in (1, 2)], follows=False)
-    widths = [(point.high - point.low) / point.speedup for point in curve]
+    widths = [width(point) / point.speedup for point in curve]
     assert widths[1] < widths[3] < widths[7]
 
 
-def test_old_measurements_count_less():
-    new, old = (
-        fit([Observation(1, 64, 1.0, 100, 0.02, age=age), Observation(2, 64, 0.6, 100, 0.02)], follows=False).at(2)
-        for age in (0.0, 24 * 3600.0)
-    )
-    assert old.high - old.low > 2 * (new.high - new.low)
-
-
-def test_few_steps_that_are_alike_by_chance_are_no_sure_measurement():
-    alike, varied = (
-        fit([Observation(n, 64, 1 / n, 10, spread) for n in (1, 2)], follows=False).at(2) for spread in (0.0, 0.01)
-    )
+def test_old_measurements_count_less_and_few_steps_that_are_alike_by_chance_are_no_sure_ones():
+    aged = [[seen(1, 1.0, 0.02, age=age), seen(2, 0.6, 0.02)] for age in (0.0, 24 * 3600.0)]
+    new, old = (fit(each, follows=False).at(2) for each in aged)
+    assert width(old) > 2 * width(new)
+    few = [[Observation(n, 64, 1 / n, 10, spread) for n in (1, 2)] for spread in (0.0, 0.01)]
+    alike, varied = (fit(each, follows=False).at(2) for each in few)
     assert alike == varied
-    assert alike.high - alike.low > 0.02
-
-
-def test_with_a_batch_that_follows_the_workers_speed_is_in_samples():
-    truth, draw = Truth(follows=True, network=0.2), np.random.default_rng(4)
-    curve = fit([measured(truth, n, draw) for n in (1, 2, 4)], follows=True)
-    assert curve.at(4).speedup == pytest.approx(truth.speedup(4), rel=0.06)
+    assert width(alike) > 0.02
 
 
 def test_several_numbers_tell_themselves_whether_the_batch_follows():
-    seen = [Observation(n, 64 * n, 1.0, 100, 0.02) for n in (1, 2)]
-    assert fit(seen, follows=False) == fit(seen, follows=True)
+    told = [Observation(n, 64 * n, 1.0, 100, 0.02) for n in (1, 2)]
+    assert fit(told, follows=False) == fit(told, follows=True)
 
 
-def test_noise_makes_larger_batches_worth_less():
+@pytest.mark.parametrize(("noise", "speedup"), [(0.0, 2.0), (64.0, 2 * (64 + 64) / (64 + 128))])
+def test_noise_makes_larger_batches_worth_less(noise, speedup):
     """Statistical efficiency (Pollux, equation 6): of twice the batch, with a noise scale of one worker's batch."""
-    seen = [Observation(n, 64 * n, 1.0, 100, 0.02, noise=64.0) for n in (1, 2)]
-    silent = [Observation(n, 64 * n, 1.0, 100, 0.02) for n in (1, 2)]
-    assert fit(silent, follows=True).at(2).speedup == pytest.approx(2.0, rel=0.05)
-    assert fit(seen, follows=True).at(2).speedup == pytest.approx(2 * (64 + 64) / (64 + 128), rel=0.05)
-    assert fit(seen, follows=True).noise == 64.0
+    curve = fit([Observation(n, 64 * n, 1.0, 100, 0.02, noise=noise) for n in (1, 2)], follows=True)
+    assert (curve.at(2).speedup, curve.noise) == (pytest.approx(speedup, rel=0.05), noise)
 
 
 def test_a_point_for_each_number_and_few_for_thousands():
-    assert [point.workers for point in fit([Observation(3, 64, 1.0, 30, 0.1)], follows=False)] == list(range(1, 9))
-    many = fit([Observation(3, 64, 1.0, 30, 0.1)], follows=False, most=10_000)
+    assert [point.workers for point in fit([seen(3, 1.0, 0.1)], follows=False)] == list(range(1, 9))
+    many = fit([seen(3, 1.0, 0.1)], follows=False, most=10_000)
     assert len(many.points) < 120
     assert many.points[-1].workers == 10_000
 
@@ -127,25 +124,19 @@ def test_nothing_seen_nothing_said():
     assert fit([], follows=False) == Curve()
 
 
-@pytest.mark.parametrize("seconds", [1e-6, 1e4])
-def test_absurd_numbers_are_survived(seconds):
-    seen = [
-        Observation(1, 1, seconds, 5, 0.0),
-        Observation(7, 3, 1.0, 10, 3.0, busy=1.0),
-        Observation(8, 2, 1e-9, 1, 0.0),
-    ]
-    for point in fit(seen, follows=False):
-        assert np.isfinite([point.speedup, point.low, point.high]).all()
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        [Observation(1, 1, 1e-6, 5, 0.0), Observation(7, 3, 1.0, 10, 3.0, busy=1.0), Observation(8, 2, 1e-9, 1, 0.0)],
+        [Observation(1, 1, 1e4, 5, 0.0), Observation(7, 3, 1.0, 10, 3.0, busy=1.0)],
+        [Observation(1, 64, 1.0, 20, 0.1, busy=1e-300)],
+        [Observation(1, 64, 1e9, 20, 0.1), Observation(3, 64, 1e-9, 20, 0.1)],
+        [Observation(1, 64, 1e-9, 20, 0.1, busy=1e-300), Observation(3, 64, 1e9, 20, 0.1)],
+    ],
+)
+def test_whatever_a_checkpoint_tells_the_curve_has_numbers_and_is_the_same_each_time(absurd):
+    curve = fit(absurd, follows=False)
+    for point in curve:
+        assert all(math.isfinite(number) for number in dataclasses.astuple(point))
         assert point.low <= point.speedup <= point.high
-
-
-def test_a_curve_is_the_same_each_time():
-    seen = [Observation(1, 64, 1.0, 30, 0.1), Observation(2, 64, 0.6, 30, 0.1)]
-    assert fit(seen, follows=False) == fit(seen, follows=False)
-
-
-@pytest.mark.parametrize("seconds", [(1.0,), (1e9, 1e-9), (1e-9, 1e9)])
-@pytest.mark.parametrize("busy", [0.0, 1e-300])
-def test_whatever_a_checkpoint_tells_the_curve_has_numbers(seconds, busy):
-    curve = fit([Observation(1 + 2 * n, 64, each, 20, 0.1, busy) for n, each in enumerate(seconds)], follows=False)
-    assert all(math.isfinite(number) for point in curve for number in dataclasses.astuple(point))
+    assert curve == fit(absurd, follows=False)

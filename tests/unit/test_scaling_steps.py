@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
-from scaling_kit import Truth, VirtualJob, report
+from scaling_kit import report
 
 from elasticdl.master.rules.measured_steps import (
     BELIEVED,
@@ -28,12 +27,17 @@ def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, 
     return steps
 
 
-class WarmingJob(VirtualJob):
-    """Three times as fast after the first moments."""
+KNOWN = [Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)]
 
-    def train(self, seconds):
-        self.drift = math.log(3.0) if self.now < 6.0 else 0.0
-        super().train(seconds)
+
+def recalling(observations=KNOWN, forgotten=()):
+    steps = MeasuredSteps()
+    steps.recall(observations, 0.0, forgotten)
+    return steps
+
+
+def known(steps, now=0.0):
+    return [each.workers for each in steps.observations(now)]
 
 
 def test_the_first_steps_and_those_next_to_a_pause_do_not_count():
@@ -58,8 +62,7 @@ def test_the_last_batch_of_an_epoch_and_scripts_that_do_not_tell_do_not_count():
 def test_steps_without_a_usual_size_tell_nothing_and_drop_nothing(size):
     """Two of several hundred sizes may be the same; and of two sizes now the one and now the other is the commonest."""
     draw = random.Random(1)
-    steps = MeasuredSteps()
-    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
+    steps = recalling()
     for version in (1, 2):
         steps.enter(version, version)
         for number in range(200):
@@ -85,14 +88,15 @@ def test_steps_of_a_world_that_is_over_do_not_count():
     steps.enter(2, 2)
     for _ in range(40):
         steps.take(report(1.0, world=1), 0.0, 0.0)
-    assert [each.workers for each in steps.observations(0.0)] == [1]
+    assert known(steps) == [1]
     assert not steps.enough
 
 
-def test_enough_is_many_steps_or_long_ones():
-    assert not world(MeasuredSteps(), 1, 1, count=ENOUGH).enough
-    assert world(MeasuredSteps(), 1, 1, count=ENOUGH + SKIPPED).enough
-    assert world(MeasuredSteps(), 1, 1, seconds=20.0, count=5 + SKIPPED).enough
+@pytest.mark.parametrize(
+    ("seconds", "count", "enough"), [(0.1, ENOUGH, False), (0.1, ENOUGH + SKIPPED, True), (20.0, 5 + SKIPPED, True)]
+)
+def test_enough_is_many_steps_or_long_ones(seconds, count, enough):
+    assert world(MeasuredSteps(), 1, 1, seconds=seconds, count=count).enough is enough
 
 
 def test_each_number_has_its_own_and_ages():
@@ -104,9 +108,7 @@ def test_each_number_has_its_own_and_ages():
 
 
 def test_what_is_recalled_stands_until_it_is_measured_anew():
-    steps = MeasuredSteps()
-    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
-    world(steps, 1, 1, seconds=1.1)
+    steps = world(recalling(), 1, 1, seconds=1.1)
     assert [(each.workers, each.seconds) for each in steps.observations(0.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
 
 
@@ -115,43 +117,36 @@ def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_a
     for version, believed in ((1, BELIEVED), (3, 2 * BELIEVED)):
         world(steps, version, 2, seconds=1.0, now=now)
         world(steps, version + 1, 1, seconds=0.8, now=now)
-        assert [each.workers for each in steps.observations(now + believed)] == [1, 2]
+        assert known(steps, now + believed) == [1, 2]
         now += believed + 1
-        assert [each.workers for each in steps.observations(now)] == [1]
+        assert known(steps, now) == [1]
 
 
 def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
     slower = [Observation(1, 64, 0.8, 50, 0.1), Observation(2, 64, 1.0, 50, 0.1)]
     for seconds, kept in ((0.8, (Forgotten(2, 1),)), (2.0, ())):
-        steps = MeasuredSteps()
-        steps.recall(slower, 0.0, [Forgotten(2, 1)])
-        world(steps, 1, 1, seconds=seconds)
-        known = [each.workers for each in steps.observations(BELIEVED + 1)]
-        assert (known, steps.forgotten, steps.dropped) == ([1, 2] if kept else [1], kept, not kept)
+        steps = world(recalling(slower, [Forgotten(2, 1)]), 1, 1, seconds=seconds)
+        found = known(steps, BELIEVED + 1)
+        assert (found, steps.forgotten, steps.dropped) == ([1, 2] if kept else [1], kept, not kept)
     steps = world(MeasuredSteps(), 1, 1, seconds=0.8)
     steps.recall(slower, 0.0, [Forgotten(2, MOST_TIMES)])
-    assert len(steps.observations(LONGEST_BELIEVED)) == 2
-    assert len(steps.observations(LONGEST_BELIEVED + 1)) == 1
+    assert [len(known(steps, LONGEST_BELIEVED + late)) for late in (0, 1)] == [2, 1]
     assert steps.forgotten == (Forgotten(2, MOST_TIMES),), "the next master can read it"
 
 
 def test_fewer_that_were_slower_are_remembered():
-    steps = world(MeasuredSteps(), 1, 1, seconds=1.0)
-    world(steps, 2, 2, seconds=0.6)
-    assert [each.workers for each in steps.observations(100 * BELIEVED)] == [1, 2]
+    steps = world(world(MeasuredSteps(), 1, 1, seconds=1.0), 2, 2, seconds=0.6)
+    assert known(steps, 100 * BELIEVED) == [1, 2]
 
 
 @pytest.mark.parametrize("other", [{"seconds": 2.0}, {"samples": 128}])
 def test_what_is_contradicted_is_forgotten(other):
     """The job has come to another machine, or has another batch."""
-    steps = MeasuredSteps()
-    steps.recall([Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)], 0.0)
-    world(steps, 1, 1, **{"seconds": 1.0, **other})
-    assert [each.workers for each in steps.observations(0.0)] == [1]
+    assert known(world(recalling(), 1, 1, **{"seconds": 1.0, **other})) == [1]
 
 
 @pytest.mark.parametrize(
-    ("workers", "seconds", "samples", "known"),
+    ("workers", "seconds", "samples", "believed"),
     [
         (2, 0.5, 64, [1, 2]),
         (2, 0.45, 64, [1, 2]),  # as where a part fits into the caches
@@ -161,37 +156,20 @@ def test_what_is_contradicted_is_forgotten(other):
         (2, 0.6, 128, [2]),
     ],
 )
-def test_workers_do_not_make_each_other_faster(workers, seconds, samples, known):
-    steps = world(MeasuredSteps(), 1, 1, seconds=1.0, samples=samples if samples < 64 else 64)
-    world(steps, 2, workers, seconds=seconds, samples=samples)
-    assert [each.workers for each in steps.observations(0.0)] == known
-    steps = world(MeasuredSteps(), 1, workers, seconds=seconds, samples=samples)
-    world(steps, 2, 1, seconds=1.0, samples=samples if samples < 64 else 64)
-    assert [each.workers for each in steps.observations(0.0)] == ([1] if known == [2] else known)
+def test_workers_do_not_make_each_other_faster(workers, seconds, samples, believed):
+    alone = {"seconds": 1.0, "samples": min(samples, 64)}
+    steps = world(world(MeasuredSteps(), 1, 1, **alone), 2, workers, seconds=seconds, samples=samples)
+    assert known(steps) == believed
+    steps = world(world(MeasuredSteps(), 1, workers, seconds=seconds, samples=samples), 2, 1, **alone)
+    assert known(steps) == ([1] if believed == [2] else believed)
 
 
-def test_a_job_that_becomes_faster_does_not_believe_in_too_many_workers():
-    job = WarmingJob(Truth(seconds=0.2, network=0.3, growth=0.3), (1, 8), 0.6, seed=1).run(1)
-    assert abs(job.workers - job.best()) <= 1
-
-
-def test_no_more_numbers_are_kept_than_have_room():
-    steps = MeasuredSteps()
-    for version in range(1, 2 * MOST_OBSERVATIONS):
-        world(steps, version, version, count=15, now=float(version))
-    seen = steps.observations(100.0)
-    assert len(seen) == MOST_OBSERVATIONS
-    assert seen[-1].workers == 2 * MOST_OBSERVATIONS - 1
-
-
-def test_a_number_that_is_measured_anew_is_the_newest():
-    steps, first, last = MeasuredSteps(), 1, MOST_OBSERVATIONS + 2
-    for version, workers in enumerate([*range(first, last - 1), first, last - 1, last], start=1):
+def test_no_more_numbers_are_kept_than_have_room_and_one_that_is_measured_anew_is_the_newest():
+    steps, last = MeasuredSteps(), MOST_OBSERVATIONS + 2
+    for version, workers in enumerate([*range(1, last - 1), 1, last - 1, last], start=1):
         world(steps, version, workers, count=15, now=float(version))
     world(steps, last + 2, last, count=0, now=float(last + 2))
-    known = [each.workers for each in steps.observations(100.0)]
-    assert first in known
-    assert first + 1 not in known
+    assert known(steps, 100.0) == [1, *range(4, last + 1)]
 
 
 def test_the_noise_is_the_ratio_of_running_means():

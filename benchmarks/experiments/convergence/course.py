@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.experiments.convergence.plan import Change, Job, Recipe
-from benchmarks.experiments.convergence.settings import VARIABLE, Step, go_file, held_file, read_steps, recorded
+from benchmarks.experiments.convergence.settings import VARIABLE, Step, go_file, held_file, read_steps
 from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.training import THREADS, Followed
 from benchmarks.job import flags_of
-from benchmarks.processes import Failed, Processes
+from benchmarks.processes import Failed, Processes, scratch
 from elasticdl.job.journal import Entry
 
 MODEL = "benchmarks.experiments.convergence.resnet20"
 MOUNT = Path("/experiment")
 POLL = 0.05
-QUIET_SECONDS = 400.0  # without a step; longer than any hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +57,10 @@ class Course:
         Raises:
             Failed: the job did, or a world did not begin where it was planned to.
         """
+        prefix, here = f"{job.name}-", self._shared.here
         with (
-            tempfile.TemporaryDirectory(
-                prefix=f"{job.name}-", dir=self._shared.here, ignore_cleanup_errors=True
-            ) as folder,
-            tempfile.TemporaryDirectory(prefix="elasticdl-course-") as scratch,
-            Processes(Path(scratch)) as processes,
+            tempfile.TemporaryDirectory(prefix=prefix, dir=here, ignore_cleanup_errors=True) as folder,
+            scratch() as processes,
         ):
             return self._run(job, Path(folder), processes)
 
@@ -72,15 +68,15 @@ class Course:
         folder.chmod(0o777)  # pods of another user write there, too
         job.settings(self._recipe).write(folder)
         self._lab.submit(job.name, self._flags(job, folder.name))
-        running = _Running(job, folder, Followed(self._lab, job.name, processes), self._given_up)
+        followed = Followed(self._lab, job.name, processes)
         workers = [job.first_workers, *(change.workers for change in job.changes)]
         for before, change in zip(workers, job.changes, strict=False):
-            self._change(running, change, change.workers - before)
-        running.wait("job_finished")
-        (end,) = running.followed.journal.of("job_finished")
+            self._change(followed, folder, change, change.workers - before)
+        self._wait_for(followed, "job_finished")
+        (end,) = followed.journal.of("job_finished")
         if end["phase"] != "succeeded":
             raise Failed(f"job {job.name} {end['phase']}: {end['reason']}")
-        journal = tuple(running.followed.journal.entries)
+        journal = tuple(followed.journal.entries)
         require_plan(job, journal)
         return Result(job, tuple(read_steps(folder)), journal)
 
@@ -100,49 +96,38 @@ class Course:
         }
         return flags_of(given)
 
-    def _change(self, running: _Running, change: Change, newcomers: int) -> None:
+    def _change(self, followed: Followed, folder: Path, change: Change, newcomers: int) -> None:
         held = change.step - 1
-        running.wait_until(held_file(running.folder, held).exists, f"step {held}")
-        mark = running.followed.journal.mark()
-        self._lab.elasticdl("scale", running.job.name, str(change.workers))
-        running.wait("worker_ready", newcomers, mark)  # else those who are late would get a world of their own
-        running.wait("change_announced", 1, mark)
-        go_file(running.folder, held).touch()
-        running.wait("world_formed", 1, mark)
+        self._wait(followed, held_file(folder, held).exists, f"step {held}")
+        mark = followed.journal.mark()
+        self._lab.elasticdl("scale", followed.name, str(change.workers))
+        self._wait_for(
+            followed, "worker_ready", newcomers, mark
+        )  # else those who are late would get a world of their own
+        self._wait_for(followed, "change_announced", 1, mark)
+        go_file(folder, held).touch()
+        self._wait_for(followed, "world_formed", 1, mark)
 
-
-class _Running:
-    """A job that trains, as its folder and its journal show it."""
-
-    def __init__(self, job: Job, folder: Path, followed: Followed, given_up: threading.Event) -> None:
-        self.job = job
-        self.folder = folder
-        self.followed = followed
-        self._given_up = given_up
-
-    def wait(self, event: str, count: int = 1, start: int = 0) -> None:
+    def _wait_for(self, followed: Followed, event: str, count: int = 1, start: int = 0) -> None:
         """Until the journal has so many from its entry ``start`` on."""
-        journal = self.followed.journal
-        self.wait_until(lambda: sum(each["event"] == event for each in journal.read()[start:]) >= count, event)
+        journal = followed.journal
+        self._wait(followed, lambda: sum(each["event"] == event for each in journal.read()[start:]) >= count, event)
 
-    def wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Raises:
-        Failed: no step was made for long; or the job is over, or given up.
+    def _wait(self, followed: Followed, done: Callable[[], bool], what: str) -> None:
+        """For as long as it takes: a job in which nobody makes progress ends by itself.
+
+        Raises:
+            Failed: the job is over, or given up.
         """
-        seen, deadline = -1, 0.0
         while not done():
-            if (now := recorded(self.folder)) > seen:
-                seen, deadline = now, time.monotonic() + QUIET_SECONDS
             try:
-                self.followed.raise_if_over()
+                followed.raise_if_over()
             except Failed:
                 if done():  # by what was said last
                     return
                 raise
-            if time.monotonic() > deadline:
-                raise Failed(f"job {self.job.name}: {what}: neither this nor a step within {QUIET_SECONDS:g} s")
             if self._given_up.wait(POLL):
-                raise Failed(f"job {self.job.name}: given up before this: {what}")
+                raise Failed(f"job {followed.name}: given up before this: {what}")
 
 
 def require_plan(job: Job, journal: Sequence[Entry]) -> None:

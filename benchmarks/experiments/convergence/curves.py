@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -121,25 +119,21 @@ def _group(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def tables(curves: Sequence[Curve]) -> dict[str, str]:
-    """As CSV, a row for each job and epoch or step; numbers as they are, so that they can be compared."""
-    epochs = (((curve, n, accuracy) for n, accuracy in enumerate(curve.accuracies, 1)) for curve in curves)
-    steps = (
-        ((curve, n, *each) for n, each in enumerate(zip(curve.workers, curve.losses, strict=True), 1))
-        for curve in curves
-    )
+Rows = list[tuple[Any, ...]]
+
+
+def tables(curves: Sequence[Curve]) -> dict[str, tuple[tuple[str, ...], Rows]]:
+    """Columns and rows, one for each job and epoch or step; numbers as they are, so that they can be compared."""
+    accuracies, losses = Rows(), Rows()
+    for curve in curves:
+        job = (curve.policy, curve.kind, curve.seed)
+        accuracies += [(*job, *each) for each in enumerate(curve.accuracies, 1)]
+        losses += [(*job, n, *each) for n, each in enumerate(zip(curve.workers, curve.losses, strict=True), 1)]
+    job_columns = ("policy", "workers_of_job", "seed")
     return {
-        "accuracy.csv": _table(("epoch", "accuracy"), chain.from_iterable(epochs)),
-        "losses.csv": _table(("step", "workers", "loss"), chain.from_iterable(steps)),
+        "accuracy": ((*job_columns, "epoch", "accuracy"), accuracies),
+        "losses": ((*job_columns, "step", "workers", "loss"), losses),
     }
-
-
-def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("policy", "workers_of_job", "seed", *columns))
-    writer.writerows((curve.policy, curve.kind, curve.seed, *row) for curve, *row in rows)
-    return text.getvalue()
 
 
 # What the mean of a batch's losses, summed in another order, may differ by in single precision.

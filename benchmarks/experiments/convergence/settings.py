@@ -79,12 +79,6 @@ def read_steps(folder: Path) -> Iterator[Step]:
             yield Step(**json.loads(line))
 
 
-def recorded(folder: Path) -> int:
-    """Bytes; grows with each step."""
-    path = folder / _STEPS
-    return path.stat().st_size if path.exists() else 0
-
-
 def held_file(folder: Path, step: int) -> Path:
     """Is there once the workers wait after this step."""
     return folder / f"held-{step}"

@@ -84,17 +84,14 @@ class Autoscaler:
     replicas: int
     recommended: tuple[int, ...] = ()  # of late, the newest last
 
-    def look(self, rate: float) -> tuple[Autoscaler, str]:
-        """The autoscaler after a look at the rate, and why its replicas are others now; empty: they are not."""
+    def look(self, rate: float) -> Autoscaler:
+        """The autoscaler after a look at the rate."""
         rule = self.rule
         wanted = self._wanted(rate)
         recommended = (*self.recommended, wanted)[-rule.patience :]
         lasting = len(recommended) == rule.patience and max(recommended) < self.replicas
         settled = wanted if wanted > self.replicas else max(recommended) if lasting else self.replicas
-        after = replace(self, replicas=settled, recommended=recommended)
-        if settled == self.replicas:
-            return after, ""
-        return after, f"{rate:.1f} requests/s, {rule.per_replica:g} a replica"
+        return replace(self, replicas=settled, recommended=recommended)
 
     def _wanted(self, rate: float) -> int:
         rule = self.rule
@@ -117,7 +114,6 @@ class Scaling:
     rate: float
     before: int
     replicas: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +137,6 @@ def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
     for number in range(1, int(plan.curve.end / plan.every) + 1):
         now, before = number * plan.every, autoscaler.replicas
         rate = rate_before(due[: bisect_right(due, now)], now, plan.window)
-        autoscaler, reason = autoscaler.look(rate)
-        if reason:
-            yield Scaling(now, rate, before, autoscaler.replicas, reason)
+        autoscaler = autoscaler.look(rate)
+        if autoscaler.replicas != before:
+            yield Scaling(now, rate, before, autoscaler.replicas)

@@ -6,20 +6,17 @@ What the autoscaler decides follows from when requests are due, and is done at i
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 import random
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from types import TracebackType
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 from kubernetes import client
 
+from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.measures import Change
 from benchmarks.experiments.pods import Pods, PodWatch
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Scaling, requests_of, scalings
@@ -30,7 +27,6 @@ from elasticdl.common.errors import ElasticDLError
 
 IMAGES = 16
 ENDING_SECONDS = 10.0
-REQUESTS, ROTATION, SCALINGS = "requests.csv", "rotation.csv", "scalings.jsonl"
 Result = TypeVar("Result")
 
 
@@ -48,44 +44,21 @@ class Request:
 
 @dataclass(slots=True)
 class Records:
-    """Each line is in its file at once. Its methods are called in one thread; ``clock`` counts from the load's beginning."""
+    """What has happened so far; ``clock`` counts from the load's beginning. ``rotations``: replicas that take requests."""
 
-    folder: Path
     clock: Callable[[], float] = lambda: 0.0
     requests: list[Request] = field(default_factory=list)
     rotations: list[Change] = field(default_factory=list)
     scalings: list[Scaling] = field(default_factory=list)
-    _files: ExitStack = field(default_factory=ExitStack)
-    _tables: dict[str, Any] = field(default_factory=dict)
-
-    def __enter__(self) -> Self:
-        for name in (REQUESTS, ROTATION, SCALINGS):
-            self._tables[name] = self._files.enter_context((self.folder / name).open("w", newline="", buffering=1))
-        self._row(REQUESTS, "time", "latency", "replica", "refused", "answer", "failure")
-        self._row(ROTATION, "time", "replicas")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self._files.close()
-
-    def request(self, request: Request) -> None:
-        self.requests.append(request)
-        time, latency, *rest = request.time, request.latency, request.replica, request.refused, request.answer
-        self._row(REQUESTS, f"{time:.3f}", f"{latency:.4f}", *rest, request.failure)
 
     def rotation(self, replicas: int) -> None:
-        now = self.clock()
-        self.rotations.append(Change(now, "rotation", replicas))
-        self._row(ROTATION, f"{now:.3f}", replicas)
+        self.rotations.append(Change(self.clock(), "rotation", replicas))
 
-    def scaling(self, scaling: Scaling) -> None:
-        self.scalings.append(scaling)
-        self._tables[SCALINGS].write(json.dumps(asdict(scaling)) + "\n")
-
-    def _row(self, name: str, *values: object) -> None:
-        csv.writer(self._tables[name]).writerow(values)
+    def write(self, artefacts: Artefacts) -> None:
+        columns = [each.name for each in fields(Request)]
+        artefacts.table("requests", columns, map(astuple, self.requests))
+        artefacts.table("rotation", ("time", "replicas"), [(each.time, each.gpus) for each in self.rotations])
+        artefacts.text("scalings.jsonl", "".join(f"{json.dumps(asdict(each))}\n" for each in self.scalings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +86,7 @@ class Load:
         """One after the other, so that they keep their order."""
         for scaling in decided:
             await asyncio.sleep(scaling.time - self.clock())
-            records.scaling(scaling)
+            records.scalings.append(scaling)
             await asyncio.to_thread(self.scale, scaling.replicas)
 
     async def _request(self, time: float, images: Images, frontend: Frontend, records: Records) -> None:
@@ -121,7 +94,7 @@ class Load:
         reply = await frontend.send(image)
         failure = reply.failure or images.objection(number, reply.answer)
         request = Request(time, self.clock() - time, reply.replica, reply.refused, reply.answer, failure)
-        records.request(request)
+        records.requests.append(request)
 
 
 class Images:
@@ -160,10 +133,8 @@ class Service(PodWatch):
         self._session, self._frontend = self._submit(self._open()).result(ENDING_SECONDS)
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._submit(self._close()).result(ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ENDING_SECONDS)

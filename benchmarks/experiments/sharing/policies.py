@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self, cast
 
 from benchmarks.experiments.lab import Lab, queue_flags
@@ -106,9 +105,7 @@ class Scheduler(Witness):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._over = True
             self._changed.notify_all()
