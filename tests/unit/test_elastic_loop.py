@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import UserError
@@ -176,7 +176,7 @@ class Negating(DataLoader):
     [
         ([1, 2], "the loader is a list"),
         (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
-        (DataLoader(IterableDataset()), "what is only iterated over can't be divided"),
+        (DataLoader(torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=torch.utils.data.Sampler()), "sampler has no length"),
         (DataLoader(make_data(3), batch_size=4, drop_last=True), "has no batch"),
