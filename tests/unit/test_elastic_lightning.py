@@ -61,7 +61,7 @@ def result_of(folder, trainer, module):
         log = [{key: row[key] for key in sorted(row)} for row in csv.DictReader(file)]
     rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
     weights = {key: value.tolist() for key, value in module.state_dict().items()}
-    files = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    files = sorted(path.name for path in folder.glob("checkpoints/*"))
     return module.seen, trainer.global_step, trainer.current_epoch, log, rates, files, weights
 
 

@@ -59,6 +59,11 @@ def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "
     return folder
 
 
+def function(signature: str, *lines: str) -> str:
+    """For a module: one more function, or another one of that name."""
+    return f"\n\ndef {signature}:\n    " + "\n    ".join(lines) + "\n"
+
+
 class ScriptedCore(WorkerCore):
     """Votes to leave as its script has it."""
 
