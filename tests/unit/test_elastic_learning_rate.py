@@ -54,22 +54,6 @@ def test_a_fixed_batch_leaves_the_rate_alone_and_one_per_worker_follows_the_rule
     assert RateControl(rules, 0.1, fixed_batch=fixed_batch).at(1, 0, world(3)) == pytest.approx(expected)
 
 
-def test_the_schedule_is_asked_once_in_each_epoch_and_each_world():
-    asked = []
-
-    def schedule(epoch):
-        asked.append(epoch)
-        return workers * (0.5 if epoch else 1.0)
-
-    control = RateControl(LearningRate(schedule), 0.1, fixed_batch=False)
-    rates = []
-    for step, (version, workers, epoch) in enumerate([(1, 2, 0), (1, 2, 0), (2, 3, 0), (2, 3, 1), (3, 3, 1)], start=1):
-        rates.append(control.at(step, epoch, world(workers, version)))
-        control.made()
-    assert rates == [2.0, 2.0, 3.0, 1.5, 1.5]
-    assert asked == [0, 0, 1, 1]
-
-
 def ramped(base=1.0):
     return RateControl(LearningRate(scaling="linear", ramp_steps=4), base, fixed_batch=False)
 
@@ -197,20 +181,3 @@ def test_a_torn_step_in_a_larger_world_begins_the_ramp_once():
     member.context.collective._board.fail = False
     enter(member, 1, 3)
     assert make_steps(member, 1) == [0.1]
-
-
-@pytest.mark.parametrize(("snapshot", "step", "rate"), [(False, 1, 0.3), (True, 0, 0.0)])
-def test_the_rate_is_of_the_same_moment_as_the_parameters(snapshot, step, rate):
-    """Others have made the step that this one had not come to commit; with snapshots all goes back to the commit."""
-    member = Trainee(0, Board(1), PER_WORKER, joins=False)
-    model = member.model = torch.nn.Linear(8, 3)
-    member.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = TorchState(member.context, model, member.optimizer, member.loader, {}, snapshot=snapshot)
-    state.follow(LearningRate(lambda epoch: 0.3))
-    enter_world(member.context, world(1))
-    before = model.weight.clone()
-    member.make_step(next(member.steps()))
-    assert (state.step, state.rate.state.value) == (1, 0.3)
-    lose_world(member.context)
-    assert (state.step, state.rate.state.value) == (step, rate)
-    assert torch.equal(model.weight, before) == snapshot

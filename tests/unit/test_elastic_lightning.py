@@ -22,7 +22,6 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.loggers import CSVLogger
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from trainers_kit import make_data
 
@@ -174,23 +173,13 @@ def test_the_global_batch_is_told(tmp_path):
 
 def test_the_other_package_has_it_too():
     other = pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.demos.boring_classes import BoringModel
+
     made = strategy.make_strategy("pytorch_lightning", OwnJob())()
     made.takes_part_alone = True
-
-    class OtherModule(other.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(8, 3)
-
-        def training_step(self, batch):
-            return cross_entropy(self.layer(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = other.Trainer(strategy=made, accelerator="cpu", max_epochs=1, **quiet)
-    trainer.fit(OtherModule(), loader_of())
+    trainer = other.Trainer(strategy=made, accelerator="cpu", max_steps=7, limit_val_batches=0, **quiet)
+    trainer.fit(BoringModel())
     assert trainer.global_step == 7
 
 

@@ -1,7 +1,6 @@
 """A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.environment import CONNECTED, MASTER, WORKER_ID
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import ALONE, Member, World
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch.prepare import PlainLoop, PreparedLoader, _speak_to, schedulers_of
@@ -18,8 +17,6 @@ from elasticdl.elastic.torch.tape import CannotRemake, Tape
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction.buffers import least_samples
 from elasticdl.elastic.torch_kit.refusals import require_plain
@@ -95,29 +92,6 @@ def test_with_batch_norm_no_part_has_one_sample_if_the_batch_has_more(samples, s
     parts = [batch.plan(2, least).whole_run(rank) for rank in range(2)]
     assert [part.samples for part in parts] == sizes
     assert [index for part in parts for index in part.indices[: part.samples]] == batch.indices
-
-
-def pieces_of(samples, mine, most, rank=0, workers=1):
-    """Those in which this worker makes its part of a torn step again."""
-    participant = Participant.__new__(Participant)
-    participant._least, participant._in_pieces, participant.data = 2, True, SimpleNamespace(load_at_once=list)
-    participant.job = SimpleNamespace(world=SimpleNamespace(rank=rank, size=workers))
-    participant.position = ScriptPosition()
-    participant.position.streams[0] = b""
-    return participant.pieces(OpenBatch(GlobalBatch(0, 0, 0, list(range(samples))), mine, most=most))
-
-
-@pytest.mark.parametrize(("samples", "most", "sizes"), [(5, 2, [3, 2]), (3, 2, [3]), (6, 2, [2, 2, 2]), (1, 1, [1])])
-def test_a_part_that_is_made_again_in_pieces_has_none_of_one_sample_with_batch_norm(samples, most, sizes):
-    made = pieces_of(samples, MicroBatch(list(range(most)), 0.5), most)
-    assert [len(piece.content) for piece in made] == sizes
-    assert sum(piece.weight for piece in made) == pytest.approx(1)
-    assert [index for piece in made for index in piece.content] == list(range(samples))
-
-
-def test_a_worker_without_a_sample_makes_a_torn_step_again_on_those_of_another():
-    (piece,) = pieces_of(2, MicroBatch([0, 1], 1.0), None, rank=2, workers=3)
-    assert (piece.content, piece.weight, piece.samples) == ([0, 1], 0.0, 0)
 
 
 @pytest.mark.parametrize(

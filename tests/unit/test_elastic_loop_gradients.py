@@ -215,23 +215,6 @@ def test_the_librarys_loop_refuses_them_as_well(use):
     assert "\n" not in str(refused.value)
 
 
-def test_gradients_that_are_cleared_and_passes_of_ones_own_are_well():
-    """As for adversarial examples, and with a GradScaler."""
-
-    member, plain = (Trainee(0, Board(1), BatchPolicy(16, None, 16)) for _ in range(2))
-    for batch, other in zip(member.steps(), plain.steps(), strict=True):
-        for inputs, labels in batch:
-            inputs.requires_grad_(True)
-            cross_entropy(member.model(inputs), labels).backward()
-            inputs = inputs.detach() + 0 * inputs.grad.sign()
-            member.model.zero_grad()
-            batch.weigh(cross_entropy(member.model(inputs), labels)).backward()
-        member.state.reduce_gradients()
-        member.optimizer.step()
-        plain.make_step(other)
-        assert member.state.loss == plain.state.loss
-
-
 def test_gradients_of_gradients_are_weighed_once():
     """As in a gradient penalty: those that `torch.autograd.grad` returns are no parameter's."""
 

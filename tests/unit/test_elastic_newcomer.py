@@ -189,20 +189,6 @@ def test_a_newcomer_gets_through_what_the_others_do(make_model, loss_of):
     require_as_others(options=lambda: {"make_model": make_model}, loss_of=loss_of)
 
 
-def test_a_model_is_run_once_on_the_way_if_its_answer_is_all():
-    calls = []
-
-    class Counted(torch.nn.Linear):
-        def forward(self, x):
-            calls.append(len(x))
-            return super().forward(x)
-
-    member = Member(make_model=lambda: Counted(8, 3), stands=(2, 0))
-    for x, y in member.loader:
-        member.step(plain_loss(member, x, y))
-    assert calls == [15]
-
-
 def test_weights_that_the_loop_gives_a_sampler_travel():
     def options():
         generator = torch.Generator().manual_seed(3)

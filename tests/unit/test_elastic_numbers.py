@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import progress as progress_module
 from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, equal_shares, step_seed
 from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order
 
@@ -176,27 +175,6 @@ def walked(order, progress, workers, most):
         used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
         progress = step[0].after
     return used, progress
-
-
-def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeypatch):
-    made = []
-
-    def counted(samples, seed, epoch, *, shuffle):
-        made.append(epoch)
-        return epoch_order(samples, seed, epoch, shuffle=shuffle)
-
-    monkeypatch.setattr(progress_module, "epoch_order", counted)
-    order = SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
-    used = {
-        epoch: [next(order.steps(Progress(epoch=epoch), 0, workers)).micro_batches[0].indices for workers in (1, 2, 3)]
-        for epoch in (0, 1, 0)
-    }
-    assert made == [0, 1, 0]
-    for epoch, first in used.items():
-        assert all(np.array_equal(each, epoch_order(25, 7, epoch)[: len(each)]) for each in first)
-    with pytest.raises(ValueError, match="read-only"):
-        used[0][0][0] = 0
-    assert order == SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
 
 
 @given(samples=st.integers(35, 300), position=st.integers(0, 300), workers=st.integers(1, 5), drop_last=st.booleans())

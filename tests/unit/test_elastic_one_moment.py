@@ -1,7 +1,6 @@
 """Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -160,37 +159,6 @@ def by_epochs(**options):
     return Training(SCHEDULERS["StepLR"], each_step=False, **options)
 
 
-def test_a_commit_before_the_step_leaves_the_batch_to_the_next_world():
-    expected = by_epochs().run().result
-    training = by_epochs(commits="top")
-    worlds, real_train = [], training.train
-
-    def train():
-        worlds.append(training.state.step)
-        real_train()
-
-    def reach(point):
-        if point == "before step" and training.state.step == 1 and len(worlds) == 1:
-            change_at_next_vote(training)
-
-    training.reach = reach
-    training.context.run(train, training.state)
-    assert worlds == [0, 2]
-    assert training.result == expected
-
-
-def change_at_next_vote(training):
-    reducer = training.state._reducer
-    real = reducer.close
-
-    def close(**votes):
-        reducer.close = real
-        outcome = real(**votes)
-        return replace(outcome, vote=replace(outcome.vote, leaving=True))
-
-    reducer.close = close
-
-
 def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
     training = by_epochs()
     group = training.optimizer.param_groups[0]
@@ -200,20 +168,6 @@ def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
     lose_world(training.context)
     assert group["lr"] is rate
     assert float(rate) == pytest.approx(0.1)
-
-
-def test_a_step_that_no_commit_has_followed_keeps_the_values_that_belong_to_it():
-    training = by_epochs()
-    steps = iter(training.loader)
-    for _ in range(2):  # no commit
-        batch = next(steps)
-        training.accumulate(batch)
-        training.optimizer.step()
-        training.state.seen += batch.plan.batch
-    next(steps)
-    training.state.seen += 1000  # of a step that is torn
-    lose_world(training.context)
-    assert (training.state.step, training.state.seen) == (2, 40)
 
 
 def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(caplog):
@@ -226,25 +180,6 @@ def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(c
     del training.state.values["scheduler"]
     training.context.run(lambda: None, training.state)
     assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
-
-
-def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_left_at_it():
-    training, ends = by_epochs(), []
-
-    def train():
-        for epoch in training.loader.epochs(EPOCHS):
-            for batch in training.loader:
-                training.accumulate(batch)
-                training.optimizer.step()
-            ends.append(epoch)
-            if epoch == 1:
-                training.state._position.vote = replace(training.state.vote, leaving=True)
-            training.state.commit()
-
-    training.context.run(train, training.state)
-    assert ends == [0, 1]
-    assert training.state.step == EPOCHS * STEPS
-    assert training.state.progress.epoch == EPOCHS
 
 
 @pytest.mark.parametrize(

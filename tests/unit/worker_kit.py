@@ -20,6 +20,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
+from elasticdl.worker.learner import Learner
 from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
@@ -117,25 +118,39 @@ class Script(FakeMaster):
         return left
 
 
-class BreakingCollective(HorovodCollective):
+class Counting(HorovodCollective):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.
     """
 
-    def __init__(self, failures: set[tuple[str, int]] = frozenset()):
-        super().__init__(TorchTensors())
+    def __init__(self, tensors, failures: set[tuple[str, int]] = frozenset()):
+        super().__init__(tensors)
         self.failures = failures
         self.done: dict[str, int] = {}
 
+    def require_one_engine(self, store, world):
+        """They do."""
+
+    def gather(self, array, name):
+        self.count(name)
+        return [array] * self.world.size
+
+    def count(self, name):
+        self.done[name] = self.done.get(name, 0) + 1
+        if (name, self.done[name]) in self.failures:
+            raise WorldBroken(f"{name} failed")
+
+
+class BreakingCollective(Counting):
+    def __init__(self, failures=frozenset()):
+        super().__init__(TorchTensors(), failures)
+
     def sum_(self, tensors, name):
-        self._count(name)
+        self.count(name)
         for tensor in tensors:
             tensor *= self.world.size
         return tensors
-
-    def require_one_engine(self, store, world):
-        """They do."""
 
     def begin_sum(self, tensor, name):
         return Transfer(tensor)
@@ -144,25 +159,16 @@ class BreakingCollective(HorovodCollective):
         for transfer in transfers:
             transfer.tensor.mul_(self.world.size)
 
-    def gather(self, array, name):
-        self._count(name)
-        return [array] * self.world.size
-
     def break_at_steps(self, reducer):
         """Also in a world of one, which sums nothing."""
         close, end = reducer.close, reducer.end
 
         def counted(work):
-            self._count(STEP)
+            self.count(STEP)
             return work()
 
         reducer.close = lambda **votes: counted(lambda: close(**votes))
         reducer.end = lambda: counted(end)
-
-    def _count(self, name):
-        self.done[name] = self.done.get(name, 0) + 1
-        if (name, self.done[name]) in self.failures:
-            raise WorldBroken(f"{name} failed")
 
 
 @dataclass
@@ -172,17 +178,22 @@ class Job:
     spec: JobSpec
     script: Script
     context: ElasticContext
-    learner: TorchLearner
+    learner: Learner
     trainer: Trainer
 
 
-def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
+def job_of(spec, script, collective, context_class, learner_class) -> Job:
     script = script or Script()
-    context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    context = context_class(script.session, collective, batch_policy(spec), spec.seed)
     module = load_module(spec)
-    learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
-    learner.callbacks = list(callbacks)
-    context.collective.break_at_steps(learner.state._reducer)
-    if failures:  # which nobody has who is alone
-        let_break(script.session.core)
+    learner = learner_class(module, spec, context, build_model(module, spec.seed))
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
+
+
+def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
+    job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner)
+    job.learner.callbacks = list(callbacks)
+    job.context.collective.break_at_steps(job.learner.state._reducer)
+    if failures:  # which nobody has who is alone
+        let_break(job.script.session.core)
+    return job
