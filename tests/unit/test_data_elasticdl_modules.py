@@ -1,16 +1,14 @@
 """Modules as they are written for ElasticDL load and get their data unchanged; what can't be used is one line."""
 
 import re
-import uuid
 
 import pytest
 import tensorflow as tf
 from data_kit import text, tfrecord
-from worker_kit import write_zoo
+from worker_kit import spec_maker
 
 from elasticdl.common.errors import UserError
 from elasticdl.job.option_values import parse_params
-from elasticdl.job.spec import JobSpec
 from elasticdl.worker.zoo import load_module, open_datasets
 
 MODULE = """
@@ -66,13 +64,10 @@ def feed(dataset, mode, metadata):
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    monkeypatch.chdir(tmp_path)
+    make_spec = spec_maker(tmp_path, monkeypatch, MODULE, model_zoo="zoo")
 
     def load(*parts, **options):
-        name = f"edl_{uuid.uuid4().hex}"
-        write_zoo(tmp_path / "zoo", "".join(parts), MODULE, name)
-        spec = JobSpec(model_zoo="zoo", model_def=f"{name}.custom_model", **options)
+        spec = make_spec("".join(parts), **options)
         return load_module(spec), spec
 
     return load
@@ -237,4 +232,4 @@ def test_what_is_not_here_of_elasticdl_is_said_by_name(make, line, refusal):
     with pytest.raises(UserError) as caught:
         make(f"\n{line}\n")
     assert refusal in str(caught.value)
-    assert re.match(r"zoo/edl_\w+\.py:\d+: ", str(caught.value))
+    assert re.match(r"zoo/zoo_\w+\.py:\d+: ", str(caught.value))

@@ -4,11 +4,10 @@ import io
 import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from worker_kit import function, write_zoo
+from worker_kit import function, spec_maker
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
@@ -19,13 +18,10 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.fixture
 def run(monkeypatch, tmp_path, capfd):
     """Checks a module with something added; gives exit code, stdout and stderr."""
-    monkeypatch.setattr("sys.path", list(sys.path))
+    make = spec_maker(tmp_path, monkeypatch)
 
     def checked(extra="", **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(tmp_path / "zoo", extra, name=name)
-        spec = JobSpec(model_zoo=str(zoo), model_def=name, **options)
-        monkeypatch.setattr("sys.stdin", io.StringIO(spec.to_json()))
+        monkeypatch.setattr("sys.stdin", io.StringIO(make(extra, **options).to_json()))
         code = check.main()
         said = capfd.readouterr()
         return code, said.out, said.err

@@ -4,13 +4,12 @@ import asyncio
 import errno
 import re
 import signal
-import uuid
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from worker_kit import BreakingCollective, Script, write_zoo
+from worker_kit import BreakingCollective, Script, spec_maker
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
@@ -22,7 +21,6 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces import torch_pieces
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
-from elasticdl.job.spec import JobSpec
 from elasticdl.places.worker_output import InFile
 from elasticdl.places.worker_process import Spawner, WorkerRun
 from elasticdl.worker import main
@@ -33,21 +31,17 @@ from elasticdl.worker.torch_learner import TorchLearner
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     """Runs the process on a module with something added; gives its exit code."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    monkeypatch.chdir(tmp_path)
+    make = spec_maker(tmp_path, monkeypatch, global_batch_size=10)
 
-    def run(master, extra="", **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(tmp_path / "zoo", extra, name=name)
-        spec = JobSpec(model_zoo=str(zoo), model_def=name, global_batch_size=10, **options)
+    def run(master, extra=""):
+        spec = make(extra)
         (tmp_path / "job.json").write_text(spec.to_json())
         environment = WorkerEnvironment("127.0.0.1:1", Token("token"), 3, str(tmp_path / "job.json"))
         for variable, value in environment.to_env().items():
             monkeypatch.setenv(variable, value)
         context = ElasticContext(master.session, BreakingCollective(), batch_policy(spec), spec.seed)
-        monkeypatch.setattr(
-            main, "MasterConnection", lambda _: SimpleNamespace(session=master.session, open=list, close=list)
-        )
+        connection = SimpleNamespace(session=master.session, open=list, close=list)
+        monkeypatch.setattr(main, "MasterConnection", lambda _: connection)
         monkeypatch.setattr(TorchLearner.context_class, "connect", lambda *_, **__: context)
         return main.main()
 

@@ -1,32 +1,23 @@
 """What is done when, exactly once, whatever becomes of the world: with worlds of one that follow a script."""
 
 import threading
-import uuid
 
 import pytest
 import torch
-from worker_kit import Script, function, make_job, write_zoo
+from worker_kit import Script, function, make_job, spec_maker
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.worker.checkpoint import CHECKPOINT_THREAD
 
 
 @pytest.fixture
 def make_spec(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-
-    def make(**options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(tmp_path / "zoo", options.pop("extra", ""), name=name)
-        given = {"global_batch_size": 10, "max_worker_batch_size": 4, "num_epochs": 3, **options}
-        return JobSpec(model_zoo=str(zoo), model_def=name, **given)
-
-    return make
+    """40 samples in batches of 10: four steps an epoch."""
+    return spec_maker(tmp_path, monkeypatch, global_batch_size=10, max_worker_batch_size=4, num_epochs=3)
 
 
 class Journal(Callback):

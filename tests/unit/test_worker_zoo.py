@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from worker_kit import MODULE, function, write_zoo
+from worker_kit import MODULE, function, spec_maker, write_zoo
 
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
@@ -12,16 +12,13 @@ from elasticdl.worker.zoo import load_module, make_callbacks, open_datasets
 
 @pytest.fixture
 def spec(tmp_path, monkeypatch):
-    """Makes a zoo of one module, which is MODULE with something added or something else."""
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    monkeypatch.chdir(tmp_path)
+    make = spec_maker(tmp_path, monkeypatch, model_zoo="zoo")
 
-    def make(extra="", module=MODULE, model="", **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        write_zoo(tmp_path / "zoo", extra, module, name)
-        return JobSpec(model_zoo="zoo", model_def=name + model, **options)
+    def with_model(*arguments, model="", **options):
+        made = make(*arguments, **options)
+        return made.model_copy(update={"model_def": made.model_def + model})
 
-    return make
+    return with_model
 
 
 def refusal(spec, step=load_module):

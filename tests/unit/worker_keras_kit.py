@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import uuid
-
 import tensorflow as tf
-from worker_kit import Counting, Job, Script, job_of, write_zoo
+import worker_kit
+from worker_kit import Counting, Job, Script, job_of
 
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
@@ -55,16 +53,8 @@ def eval_metrics_fn():
 
 
 def spec_maker(folder, monkeypatch):
-    """Makes the specification of a job over a module of its own: 40 samples in batches of 10, four steps an epoch."""
-    monkeypatch.setattr("sys.path", list(sys.path))
-
-    def make(extra="", module=MODULE, **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(folder / "zoo", extra, module, name)
-        batch = {} if "minibatch_size" in options else {"global_batch_size": 10}
-        return JobSpec(**{"model_zoo": str(zoo), "model_def": name, "num_epochs": 3, **batch, **options})
-
-    return make
+    """40 samples in batches of 10, four steps an epoch."""
+    return worker_kit.spec_maker(folder, monkeypatch, MODULE, global_batch_size=10, num_epochs=3)
 
 
 class BreakingCollective(Counting):

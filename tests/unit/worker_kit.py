@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from session_kit import FakeMaster, let_break
 
 from elasticdl.elastic.collectives.horovod import HorovodCollective
@@ -63,6 +66,21 @@ def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "
 def function(signature: str, *lines: str) -> str:
     """For a module: one more function, or another one of that name."""
     return f"\n\ndef {signature}:\n    " + "\n    ".join(lines) + "\n"
+
+
+def spec_maker(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = MODULE, **defaults: object):
+    """Makes the specification of a job over a module of its own, with something added or with something else."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(folder)
+
+    def make(extra: str = "", module: str = module, **options: object) -> JobSpec:
+        name = f"zoo_{uuid.uuid4().hex}"
+        given = {"model_zoo": str(write_zoo(folder / "zoo", extra, module, name)), "model_def": name, **defaults}
+        if "minibatch_size" in options:
+            del given["global_batch_size"]
+        return JobSpec(**{**given, **options})
+
+    return make
 
 
 class ScriptedCore(WorkerCore):
@@ -182,17 +200,19 @@ class Job:
     trainer: Trainer
 
 
-def job_of(spec, script, collective, context_class, learner_class) -> Job:
+def job_of(spec, script, collective, context_class, learner_class, callbacks=None) -> Job:
+    """``callbacks``: in place of the module's."""
     script = script or Script()
     context = context_class(script.session, collective, batch_policy(spec), spec.seed)
     module = load_module(spec)
     learner = learner_class(module, spec, context, build_model(module, spec.seed))
+    if callbacks is not None:
+        learner.callbacks = callbacks
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
 
 
 def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
-    job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner)
-    job.learner.callbacks = list(callbacks)
+    job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner, list(callbacks))
     job.context.collective.break_at_steps(job.learner.state._reducer)
     if failures:  # which nobody has who is alone
         let_break(job.script.session.core)
