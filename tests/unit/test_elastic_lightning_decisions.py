@@ -159,7 +159,7 @@ def test_a_wish_to_stop_is_everybodys_before_the_next_batch(monkeypatch, answers
         return answers[len(asked) - 1] if len(asked) <= len(answers) else wish
 
     monkeypatch.setattr(Decisions, "anybody", anybody)
-    trainer = trainer_with(max_epochs=2, callbacks=[Stop()])
+    trainer = trainer_with(max_epochs=2, callbacks=[Stop()], enable_progress_bar=True)
     trainer.fit(Module(), loader_of())
     assert trainer.global_step == stops_after
     assert asked[:stops_after] == [True, *([answers[0] is None] * (stops_after - 1))]

@@ -199,7 +199,11 @@ def assigned_before(member, batch, inputs, loss):
     batch.backward(loss)
 
 
-@pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before])
+def not_the_batchs(member, batch, inputs, loss):
+    loss.backward()
+
+
+@pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before, not_the_batchs])
 def test_the_librarys_loop_refuses_them_as_well(use):
     member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
 

@@ -240,6 +240,16 @@ def has_a_function_of_its_own(member):
         member.step()
 
 
+def has_a_loss_that_nobody_has_seen(member):
+    """As of a scripted function."""
+    for x, y in member.loader:
+        out = member.model(x)
+        with torch._C.DisableTorchFunction():
+            loss = cross_entropy(out, y)
+        loss.backward(retain_graph=True)
+        member.step()
+
+
 def calls_with_other_parameters(member):
     for x, y in member.loader:
         others = {name: each * 2 for name, each in member.model.named_parameters()}
@@ -259,6 +269,7 @@ def changes_what_is_not_known(member):
     [
         (looks_at_the_size, "size looks at a number before"),
         (has_a_function_of_its_own, "takes what a torch.autograd.Function has made"),
+        (has_a_loss_that_nobody_has_seen, "backward takes a tensor that was not made of this batch"),
         (calls_with_other_parameters, "the model was called with other parameters than its own, as by torch.func"),
         (changes_what_is_not_known, "relu changes a tensor that was there before the batch"),
     ],

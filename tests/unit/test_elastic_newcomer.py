@@ -79,7 +79,7 @@ class Member:
         self.optimizer.step()
         self.passed += 1
         if not self.host.is_idle:
-            self.kept.append(copy.deepcopy(self.host.participant.state.state_dict()))
+            self.kept.append(copy.deepcopy(self.host.participant.state.sent()))
             drawn = self.host._order.drawn
             self.orders[drawn[0].epoch] = [batch.indices for batch in drawn]
 
@@ -121,7 +121,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
     def __init__(self, kind):
         self.kind = kind
-        self.numpy = np.random.default_rng(5)
+        self.numpy, self.legacy = np.random.default_rng(5), np.random.RandomState(5)
         self.python, self.lazy, self.count, self.order = random.Random(5), None, 0, list(range(60))
         global OF_A_CLOSURE
         OF_A_CLOSURE = np.random.default_rng(5)
@@ -135,6 +135,7 @@ class OwnOrder(torch.utils.data.Sampler):
             self.lazy = self.lazy or torch.Generator().manual_seed(5)
         order = {
             "numpy": lambda: self.numpy.permutation(60).tolist(),
+            "legacy": lambda: self.legacy.permutation(60).tolist(),
             "python": lambda: self.python.sample(range(60), 60),
             "lazy": lambda: torch.randperm(60, generator=self.lazy).tolist(),
             "count": lambda: np.random.default_rng(self.count).permutation(60).tolist(),
@@ -145,7 +146,7 @@ class OwnOrder(torch.utils.data.Sampler):
 
 
 @pytest.mark.parametrize("stands", [(0, 0), (0, 2), (1, 0), (1, 2)])
-@pytest.mark.parametrize("kind", ["loader", "numpy", "python", "lazy", "count", "in place", "closure"])
+@pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "in place", "closure"])
 def test_a_newcomer_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, stands):
     def options():
         if kind == "loader":

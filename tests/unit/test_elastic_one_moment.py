@@ -1,6 +1,7 @@
 """Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,6 +181,24 @@ def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(c
     del training.state.values["scheduler"]
     training.context.run(lambda: None, training.state)
     assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
+
+
+def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_left_at_it():
+    training, ends = by_epochs(), []
+
+    def train():
+        for epoch in training.loader.epochs(EPOCHS):
+            for batch in training.loader:
+                training.accumulate(batch)
+                training.optimizer.step()
+            ends.append(epoch)
+            if epoch == 1:
+                training.state._position.vote = replace(training.state.vote, leaving=True)
+            training.state.commit()
+
+    training.context.run(train, training.state)
+    assert ends == [0, 1]
+    assert (training.state.step, training.state.progress.epoch) == (EPOCHS * STEPS, EPOCHS)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(resnet, tmp_path):
     assert not victim.exists()
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("keep", [0.0, 0.51, 0.999])
 def test_an_archive_or_a_batch_cut_short_or_missing_is_refused(resnet, packed, keep):
     whole = packed.read_bytes()
     packed.write_bytes(whole[: int(len(whole) * keep * 0.99)])
