@@ -1,4 +1,4 @@
-"""Record files for tests, written without TensorFlow."""
+"""Record files for tests, written without TensorFlow, and what is said of those that can't be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from elasticdl.common.crc32c import masked_crc32c
+from elasticdl.common.errors import UserError
+from elasticdl.data.open import open_records
 
 
 def tfrecord(path: Path, records: Iterable[bytes]) -> Path:
@@ -21,3 +25,16 @@ def tfrecord(path: Path, records: Iterable[bytes]) -> Path:
 def text(path: Path, content: str) -> Path:
     path.write_bytes(content.encode())
     return path
+
+
+def refusal(where: Path | str, error: type[UserError] = UserError, **params: object) -> str:
+    """The line for files that can't be read."""
+    with pytest.raises(error) as caught:
+        read_all(where, params)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def read_all(where: Path | str, params: dict[str, object]) -> object:
+    records = open_records(str(where), params)
+    return records.read(range(len(records)))

@@ -1,5 +1,6 @@
 """Records by index over files of each format, and one line for each way in which a file can be wrong."""
 
+import csv
 import gzip
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import numpy as np
 import pytest
-from data_kit import text, tfrecord
+from data_kit import refusal, text, tfrecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,18 +19,6 @@ from elasticdl.data import storage as storage_module
 from elasticdl.data import tfrecord as tfrecord_module
 from elasticdl.data.open import open_records
 from elasticdl.data.storage import MOST_OPEN, Storage, find_files
-
-
-def read_all(where, params):
-    records = open_records(where, params)
-    return records.read(range(len(records)))
-
-
-def refusal(where, error=UserError, **params):
-    with pytest.raises(error) as caught:
-        read_all(str(where), params)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def names(files):
@@ -48,21 +37,15 @@ def test_a_path_is_a_file_a_folder_a_glob_or_several(tmp_path):
     assert names(find_files(f"{tmp_path}/sub, {tmp_path}/a.csv")) == ["c.csv", "a.csv"]
 
 
-@pytest.mark.parametrize("name", ["nothing", "*.csv", ""])
+@pytest.mark.parametrize("name", ["/nothing", "/*.csv", ""])
 def test_a_path_that_names_nothing(tmp_path, name):
-    where = str(tmp_path / name) if name != "" else ""
-    assert "expected files, folders, globs or URLs" in refusal(where, ArgumentError)
-
-
-def test_an_unknown_protocol():
+    assert "expected files, folders, globs or URLs" in refusal(f"{tmp_path}{name}" if name else "", ArgumentError)
     assert refusal("nosuch://bucket/x").startswith("nosuch://bucket/x: can't be listed: Protocol not known")
 
 
 def test_urls():
-    with fsspec.open("memory://records/a.csv", "wb") as file:
-        file.write(b"x,y\n1,2\n3,4\n")
-    with fsspec.open("memory://records/b.csv", "wb") as file:
-        file.write(b"x,y\n5,6\n")
+    for name, rows in (("a", b"1,2\n3,4\n"), ("b", b"5,6\n")):
+        fsspec.filesystem("memory").pipe(f"/records/{name}.csv", b"x,y\n" + rows)
     records = open_records("memory://records", {})
     assert records.read([2, 0]).tolist() == [[b"5", b"6"], [b"1", b"2"]]
 
@@ -74,9 +57,10 @@ def test_tfrecords_by_index_over_several_files(tmp_path):
     tfrecord(tmp_path / "a.tfrecord", [b"zero", b"", b"two" * 1000])
     tfrecord(tmp_path / "b.tfrecord", [])
     tfrecord(tmp_path / "c.tfrecord-00000-of-00001", [b"three"])
+    tfrecord(tmp_path / "part-0", [b"four"])  # told by its beginning
     records = open_records(str(tmp_path), {})
-    assert len(records) == 4
-    assert records.read([3, 0, 2, 1, 0]).tolist() == [b"three", b"zero", b"two" * 1000, b"", b"zero"]
+    assert len(records) == 5
+    assert records.read([3, 0, 4, 2, 1, 0]).tolist() == [b"three", b"zero", b"four", b"two" * 1000, b"", b"zero"]
     assert records.place(3) == f"record 0 of {tmp_path}/c.tfrecord-00000-of-00001"
 
 
@@ -121,9 +105,9 @@ def reads(monkeypatch):
     return pieces
 
 
-def put_remote(tmp_path, name, sizes):
-    with fsspec.open(f"memory://{name}", "wb") as file:
-        file.write(tfrecord(tmp_path / "local", [bytes([65 + i]) * size for i, size in enumerate(sizes)]).read_bytes())
+def put_remote(tmp_path, name, sizes, cut=None):
+    content = tfrecord(tmp_path / "local", [bytes([65 + i]) * size for i, size in enumerate(sizes)]).read_bytes()
+    fsspec.filesystem("memory").pipe(f"/{name}", content[:cut])
     return f"memory://{name}"
 
 
@@ -134,12 +118,7 @@ def test_a_remote_tfrecord_file_is_indexed_by_windows(tmp_path, reads, sizes):
     indexing = reads[: -len(sizes)]
     assert max(end - start for start, end in indexing) <= 100
     assert sum(end - start for start, end in indexing) <= 100 * (len(sizes) + 1)
-
-
-def test_a_remote_tfrecord_file_that_is_cut_short_is_found(tmp_path, reads):
-    name = put_remote(tmp_path, "cut/x.tfrecord", [50, 500, 50])
-    filesystem = fsspec.filesystem("memory")
-    filesystem.pipe("/cut/x.tfrecord", filesystem.cat("/cut/x.tfrecord")[:-1])
+    name = put_remote(tmp_path, "cut/x.tfrecord", [50, 500, 50], cut=-1)
     assert "cut short or damaged: the record at byte 582 (number 2)" in refusal(name)
 
 
@@ -166,22 +145,36 @@ def test_the_index_of_a_remote_file_is_kept_as_long_as_the_file_is_the_same(tmp_
     assert [lengths()[0] for _ in range(2)] == [True, True]  # the store does not tell when it changes
 
 
-def test_files_that_are_no_tfrecords(tmp_path):
-    (tmp_path / "a.tfrecord").write_bytes(b"something else, long enough")
-    assert refusal(tmp_path / "a.tfrecord").endswith(
-        "a.tfrecord: not a TFRecord file: its first 12 bytes are no length with its checksum"
-    )
-    (tmp_path / "b.tfrecord").write_bytes(gzip.compress(b"x" * 100))
-    assert "b.tfrecord: compressed" in refusal(tmp_path / "b.tfrecord")
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.tfrecord", b"something else, long enough", "a.tfrecord: not a TFRecord file: its first 12 bytes are no length"),
+        ("b.tfrecord", gzip.compress(b"x" * 100), "b.tfrecord: compressed, so no record can be read by itself"),
+        ("c.csv", gzip.compress(b"x" * 100), "c.csv: compressed, so no record can be read by itself"),
+        ("d.tfrecord.gz", gzip.compress(b"x" * 100), "d.tfrecord.gz: compressed, so no record can be read by itself; expected a plain file"),
+        # Without a suffix a file is told by its beginning.
+        ("part-0", b"\x04\x03\x02\x01" + bytes(20), "a RecordIO file; expected a TFRecord"),
+        ("part-0", b"what is this, then?", "of no known format; expected .tfrecord,"),
+        # CSV.
+        ("x.csv", b"a,b\n1,2\n3", "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short"),
+        ("x.csv", b'a,b\n1,"2', "ends within a quoted field"),
+        ("x.csv", b"x\n", "not one record in this file; expected at least one"),
+        ("x.csv", b"", "not one record in this file; expected at least one"),
+    ],
+)  # fmt: skip
+def test_files_that_are_wrong(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    assert expected in refusal(tmp_path / name)
 
 
-def test_files_without_a_suffix_are_told_by_their_beginning(tmp_path):
-    tfrecord(tmp_path / "part-0", [b"one"])
-    assert open_records(str(tmp_path), {}).read([0]).tolist() == [b"one"]
-    (tmp_path / "part-0").write_bytes(b"\x04\x03\x02\x01" + bytes(20))
-    assert "a RecordIO file; expected a TFRecord" in refusal(tmp_path)
-    (tmp_path / "part-0").write_bytes(b"what is this, then?")
-    assert "of no known format; expected .tfrecord," in refusal(tmp_path)
+def test_files_that_do_not_fit_together(tmp_path):
+    text(tmp_path / "a.csv", "")
+    text(tmp_path / "b.csv", "a\n")
+    assert refusal(tmp_path).endswith("not one record in these files; expected at least one")
+    text(tmp_path / "a.csv", "b\n1\n")
+    assert "b.csv: columns ['a'], but" in refusal(tmp_path)
+    tfrecord(tmp_path / "b.tfrecord", [b"1"])
+    assert "b.tfrecord: of another format than" in refusal(tmp_path)
 
 
 # CSV and text
@@ -189,16 +182,13 @@ def test_files_without_a_suffix_are_told_by_their_beginning(tmp_path):
 
 def test_csv_by_index(tmp_path):
     text(tmp_path / "a.csv", '\ufeffage,job,income\r\n1,"a, ""b""\nc",x\r\n\r\n2,,y\r\n')
-    text(tmp_path / "b.csv", "age,job,income\n3,ü,z")
+    text(tmp_path / "b.csv", "age,job,income\n3,ü,")
     text(tmp_path / "c.csv", "")
     text(tmp_path / "d.csv", "age,job,income\n")
     records = open_records(str(tmp_path), {})
     assert records.metadata.column_names == ["age", "job", "income"]
-    assert records.read([2, 1, 0]).tolist() == [
-        [b"3", "ü".encode(), b"z"],
-        [b"2", b"", b"y"],
-        [b"1", b'a, "b"\nc', b"x"],
-    ]
+    rows = [[b"1", b'a, "b"\nc', b"x"], [b"2", b"", b"y"], [b"3", "ü".encode(), b""]]
+    assert records.read([2, 1, 0]).tolist() == rows[::-1]
 
 
 def test_columns_separator_and_header_can_be_said(tmp_path):
@@ -215,39 +205,19 @@ def test_columns_separator_and_header_can_be_said(tmp_path):
 @given(
     rows=st.lists(
         st.lists(st.text(st.sampled_from('a,"\n\r é'), max_size=4), min_size=2, max_size=2), min_size=1, max_size=8
-    )
+    ),
+    size=st.integers(1, 9),
 )
-def test_csv_reads_what_the_csv_module_writes(tmp_path_factory, rows):
-    import csv
-
+def test_csv_reads_what_the_csv_module_writes_across_chunks(tmp_path_factory, rows, size):
     path = tmp_path_factory.mktemp("csv") / "x.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows])
-    records = open_records(str(path), {})
-    read = [[field.decode() for field in row] for row in records.read(range(len(rows))).tolist()]
-    assert (len(records), read) == (len(rows), rows)
-
-
-def test_lines_across_chunks(tmp_path, monkeypatch):
-    content = 'x,y\n1,"a\nb"\n\n22,"c"",\n"\n333,d\n'
-    path = text(tmp_path / "x.csv", content)
-    whole = open_records(str(path), {}).read(range(3)).tolist()
     chunks = Storage.chunks
-    for size in range(1, 9):
-        monkeypatch.setattr(Storage, "chunks", lambda self, name, size=size: chunks(self, name, size))
-        assert open_records(str(path), {}).read(range(3)).tolist() == whole
-
-
-def test_csv_files_that_are_wrong(tmp_path):
-    path = text(tmp_path / "x.csv", "a,b\n1,2\n3,")
-    assert open_records(str(path), {}).read([1]).tolist() == [[b"3", b""]]
-    text(path, "a,b\n1,2\n3")
-    assert "x.csv: record 1 (at byte 8) has 1 fields, expected 2; is the file cut short" in refusal(path)
-    text(path, 'a,b\n1,"2')
-    assert "ends within a quoted field" in refusal(path)
-    text(tmp_path / "y.csv", "a,c\n1,2\n")
-    text(path, "a,b\n1,2\n")
-    assert "y.csv: columns ['a', 'c'], but" in refusal(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storage, "chunks", lambda self, name: chunks(self, name, size))
+        records = open_records(str(path), {})
+        read = [[field.decode() for field in row] for row in records.read(range(len(rows))).tolist()]
+    assert (len(records), read) == (len(rows), rows)
 
 
 def test_text_by_line(tmp_path):
@@ -295,30 +265,15 @@ def test_numpy_files_that_are_wrong(tmp_path):
     assert "arrays x (3, 2), y (2,); expected arrays with equally many rows" in refusal(tmp_path)
     np.savez(tmp_path / "x.npz", x=np.zeros(100))
     assert "no column 'z'; its columns are x" in refusal(tmp_path, columns=["z"])
-    whole = (tmp_path / "x.npz").read_bytes()
-    (tmp_path / "x.npz").write_bytes(whole[:-50])
-    assert "not a whole NumPy file" in refusal(tmp_path)
-    (tmp_path / "x.npz").unlink()
-    np.save(tmp_path / "x.npy", np.array([{}], object))
-    assert "or one of objects" in refusal(tmp_path)
-    np.save(tmp_path / "x.npy", np.zeros(1000))
-    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
-    assert "not a whole NumPy file" in refusal(tmp_path)
+    np.save(tmp_path / "y.npy", np.zeros(1000))
+    for file, cut in ((tmp_path / "x.npz", 50), (tmp_path / "y.npy", 8)):
+        file.write_bytes(file.read_bytes()[:-cut])
+        assert "not a whole NumPy file" in refusal(file)
+    np.save(tmp_path / "y.npy", np.array([{}], object))
+    assert "or one of objects" in refusal(tmp_path / "y.npy")
 
 
 # All of them
-
-
-def test_different_formats_do_not_mix(tmp_path):
-    text(tmp_path / "a.csv", "x\n1\n")
-    tfrecord(tmp_path / "b.tfrecord", [b"1"])
-    assert "b.tfrecord: of another format than" in refusal(tmp_path)
-
-
-def test_no_records_at_all(tmp_path):
-    text(tmp_path / "a.csv", "")
-    text(tmp_path / "b.csv", "x\n")
-    assert refusal(tmp_path).endswith("not one record in these files; expected at least one")
 
 
 def test_unknown_parameters(tmp_path):
@@ -346,15 +301,6 @@ def test_a_file_that_shrinks_or_goes_during_training(tmp_path):
         records.read([1])
 
 
-def test_thousands_of_files_need_few_handles(tmp_path):
-    for number in range(1500):
-        tfrecord(tmp_path / f"{number:04}.tfrecord", [b"%d" % number])
-    records = open_records(str(tmp_path), {})
-    before = len(os.listdir("/proc/self/fd"))
-    assert records.read(range(1500)).tolist() == [b"%d" % number for number in range(1500)]
-    assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN
-
-
 def _read(records, indices, pipe):
     pipe.send(records.read(indices).tolist())
 
@@ -374,11 +320,13 @@ def test_other_processes_read_the_same(tmp_path, method):
     assert child.exitcode == 0
 
 
-def test_threads_read_the_same(tmp_path):
+def test_threads_read_the_same_and_many_files_need_few_handles(tmp_path):
     for number in range(MOST_OPEN + 20):
         tfrecord(tmp_path / f"{number:04}.tfrecord", [b"%d" % number])
     records = open_records(str(tmp_path), {})
+    before = len(os.listdir("/proc/self/fd"))
     orders = [np.random.default_rng(seed).permutation(len(records)) for seed in range(8)]
     with ThreadPoolExecutor(len(orders)) as pool:
         read = list(pool.map(records.read, orders))
     assert [batch.tolist() for batch in read] == [[b"%d" % number for number in order] for order in orders]
+    assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN

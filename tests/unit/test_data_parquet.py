@@ -7,19 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_kit import refusal
 
-from elasticdl.common.errors import UserError
 from elasticdl.data.open import open_records
 from elasticdl.data.parquet import GroupCache, open_parquet
 from elasticdl.data.records import Records
 from elasticdl.data.storage import Storage
-
-
-def refusal(where, **params):
-    with pytest.raises(UserError) as caught:
-        open_records(str(where), params).read([0])
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def table(start, end):
@@ -43,20 +36,23 @@ def test_rows_by_index_over_files_and_row_groups(tmp_path):
     pq.write_table(table(0, 0), tmp_path / "c.parquet")
     records = pickle.loads(pickle.dumps(open_records(str(tmp_path), {})))
     assert len(records) == 30
-    assert records.metadata.column_names == ["number", "half", "name", "kind", "pair", "fixed", "even"]
     asked = [27, 3, 24, 0, 11, 3]
     batch = records.read(asked)
-    assert (batch["number"].dtype, batch["number"].tolist()) == (np.int32, asked)
-    np.testing.assert_array_equal(batch["half"], [np.nan, np.nan, np.nan, np.nan, 5.5, np.nan])
-    assert batch["name"].tolist() == [b"n27", b"n3", b"", b"", b"n11", b"n3"]
-    assert batch["kind"].tolist() == [b"k1", b"k1", b"k0", b"k0", b"k1", b"k1"]
-    assert batch["pair"].tolist() == [[number, -number] for number in asked]
-    assert batch["fixed"].tolist() == [[number, 1] for number in asked]
-    assert batch["even"].tolist() == [False, False, True, True, False, False]
+    assert records.metadata.column_names == list(batch)
+    assert batch["number"].dtype == np.int32
+    np.testing.assert_array_equal(batch.pop("half"), [np.nan, np.nan, np.nan, np.nan, 5.5, np.nan])
+    assert {name: column.tolist() for name, column in batch.items()} == {
+        "number": asked,
+        "name": [b"n27", b"n3", b"", b"", b"n11", b"n3"],
+        "kind": [b"k1", b"k1", b"k0", b"k0", b"k1", b"k1"],
+        "pair": [[number, -number] for number in asked],
+        "fixed": [[number, 1] for number in asked],
+        "even": [False, False, True, True, False, False],
+    }
     assert list(open_records(str(tmp_path), {"columns": ["half"]}).read([1])) == ["half"]
 
 
-def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog, monkeypatch):
+def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog):
     pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "x.parquet", row_group_size=100)
     cache = GroupCache(most=250 * 8)
     file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), cache, None))
@@ -68,7 +64,7 @@ def test_memory_is_bounded_and_that_it_is_slow_is_said_once(tmp_path, caplog, mo
     assert "again and again" in caplog.messages[0]
 
 
-def test_a_group_that_is_in_memory_is_not_read_again(tmp_path, monkeypatch):
+def test_a_group_that_is_in_memory_is_not_read_again(tmp_path):
     pq.write_table(pa.table({"x": np.arange(10)}), tmp_path / "x.parquet")
     file = Records(open_parquet(str(tmp_path / "x.parquet"), Storage(), GroupCache(), None))
     file.read([0])
@@ -81,8 +77,6 @@ def test_files_that_are_wrong(tmp_path):
     pq.write_table(table(0, 10), path)
     assert "no column 'age'; its columns are number, half" in refusal(path, columns=["age"])
     path.write_bytes(path.read_bytes()[:-100])
-    assert "x.parquet: not a whole Parquet file" in refusal(path)
-    path.write_bytes(b"")
     assert "x.parquet: not a whole Parquet file" in refusal(path)
 
 

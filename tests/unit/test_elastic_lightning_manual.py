@@ -1,11 +1,10 @@
 """The gradients of manual optimization, summed after each backward pass: those that one device would have."""
 
-import types
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads
+from elastic_kit import Board, SumOfThreads, in_threads
 
 pytest.importorskip("lightning.pytorch")
 
@@ -27,11 +26,11 @@ class Member:
         torch.manual_seed(0)
         self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
         self.optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.first, self.second)]
-        loops = types.SimpleNamespace(epoch_loop=types.SimpleNamespace())
-        trainer = types.SimpleNamespace(optimizers=self.optimizers, fit_loop=loops)
+        loops = SimpleNamespace(epoch_loop=SimpleNamespace())
+        trainer = SimpleNamespace(optimizers=self.optimizers, fit_loop=loops)
         loops.epoch_loop.manual_optimization = self.loop = _ManualOptimization(trainer)
         self.said = []
-        job = types.SimpleNamespace(size=board.size, collective=SumOfThreads(rank, board), advance=self.said.append)
+        job = SimpleNamespace(size=board.size, collective=SumOfThreads(rank, board), advance=self.said.append)
         self.manual = Manual(trainer, job)
         self.parameters = [*self.first.parameters(), *self.second.parameters()]
 
@@ -39,6 +38,9 @@ class Member:
         mine = batch.chunk(self.size)[self.rank]
         loss = self.second(self.first(mine)).pow(2).mean()
         self.manual.sum(lambda: (loss / self.size).backward(), lambda: 0)
+
+    def of_the_first(self):
+        self.first(torch.ones(1, 3)).sum().backward()
 
     def train(self, batches, train_second=(True,)):
         for number, batch in enumerate(batches):
@@ -53,58 +55,39 @@ class Member:
         return [each.detach().clone() for each in self.parameters], [each.grad for each in self.parameters]
 
 
-def train(workers, **options):
-    batches = torch.randn(14, 12, 3, generator=torch.Generator().manual_seed(1))
+def of_workers(workers, work):
     board = Board(workers)
-    members = [Member(rank, board) for rank in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda member: member.train(batches, **options), members, timeout=60))
+    return in_threads(work, [Member(rank, board) for rank in range(workers)])
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("train_second", [(True,), (True, False), (False, True, True)])
 def test_any_number_of_workers_makes_the_updates_of_one(workers, train_second):
-    ((alone, gradients),) = train(1, train_second=train_second)
-    for ours, of_ours in train(workers, train_second=train_second):
-        torch.testing.assert_close(ours, alone)
-        assert [each is None for each in of_ours] == [each is None for each in gradients]
-        for mine, expected in zip(of_ours, gradients, strict=True):
-            torch.testing.assert_close(mine, expected)
+    batches = torch.randn(14, 12, 3, generator=torch.Generator().manual_seed(1))
+    (alone,), members = (
+        of_workers(count, lambda member: member.train(batches, train_second)) for count in (1, workers)
+    )
+    for ours in members:
+        torch.testing.assert_close(ours, alone)  # None where one device has no gradient
 
 
-def test_what_follows_a_sum_is_no_waiting():
-    def work(member):
-        member.backward(torch.ones(2, 3))
-        return member.said
-
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60))
-    assert said == [[Activity.WAIT, Activity.COMPUTE]] * 2
-
-
-def test_the_parameters_have_no_hooks_once_training_is_over(monkeypatch):
+def test_what_follows_a_sum_is_no_waiting_and_once_training_is_over_parameters_have_no_hooks(monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)  # of all but the last one sums may begin within a pass
 
     def work(member):
         member.backward(torch.ones(2, 3))
         member.manual.close()
-        return [bool(each._post_accumulate_grad_hooks) for each in member.parameters]
+        return member.said, [bool(each._post_accumulate_grad_hooks) for each in member.parameters]
 
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60)) == [[False] * 4] * 2
+    assert of_workers(2, work) == [([Activity.WAIT, Activity.COMPUTE], [False] * 4)] * 2
 
 
 def test_a_parameter_that_no_worker_has_a_gradient_of_has_none():
     def work(member):
-        member.manual.sum(lambda: member.first(torch.ones(1, 3)).sum().backward(), lambda: 0)
+        member.manual.sum(member.of_the_first, lambda: 0)
         return [each.grad is None for each in member.parameters]
 
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        for absent in pool.map(work, [Member(rank, board) for rank in range(2)], timeout=60):
-            assert absent == [False, False, True, True]
+    assert of_workers(2, work) == [[False, False, True, True]] * 2
 
 
 def test_a_sum_that_fails_ends_the_training_step_whatever_it_catches():
@@ -131,9 +114,9 @@ def test_a_sum_that_fails_ends_the_training_step_whatever_it_catches():
 def test_a_backward_pass_past_lightning_is_told():
     member = Member(0, Board(1))
     with pytest.raises(UserError, match=r"call self\.manual_backward\(loss\)"):
-        member.manual.run(lambda: member.first(torch.ones(1, 3)).sum().backward())
+        member.manual.run(member.of_the_first)
     member.manual.close()
-    member.manual.run(lambda: member.first(torch.ones(1, 3)).sum().backward())
+    member.manual.run(member.of_the_first)
 
 
 def test_gradients_between_two_steps_travel():

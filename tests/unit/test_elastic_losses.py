@@ -15,11 +15,14 @@ OUT = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)).requir
 LIKE = torch.rand(SAMPLES, 4, generator=torch.Generator().manual_seed(2))
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
 OF_LAYER = torch.nn.Parameter(torch.ones(SAMPLES, 4))
+IGNORING = torch.tensor([0, 1, -100, 3, -100, 1])
 
 
-def looked_at(loss, **options):
+def looked_at(*losses, **options):
     warnings = []
-    LossCheck(warnings.append).look(loss, SAMPLES, **options)
+    check = LossCheck(warnings.append)
+    for loss in losses:
+        check.look(loss, SAMPLES, **options)
     return warnings
 
 
@@ -41,8 +44,7 @@ OF_TORCH = {
 def test_a_sum_over_samples_is_refused_and_a_mean_is_not(name):
     loss = OF_TORCH[name]
     penalty = 0.1 * OF_LAYER.abs().sum() + OF_LAYER.pow(2).sum()
-    for whole in (loss("mean"), loss("mean") + penalty, loss("sum") / SAMPLES + penalty):
-        assert looked_at(whole) == []
+    assert looked_at(loss("mean"), loss("mean") + penalty, loss("sum") / SAMPLES + penalty) == []
     for whole in (loss("sum"), penalty + loss("sum"), -(-loss("sum")).squeeze()):
         with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
             looked_at(whole)
@@ -51,34 +53,23 @@ def test_a_sum_over_samples_is_refused_and_a_mean_is_not(name):
         looked_at(loss("sum") * 1024, is_scaled=True)
 
 
+def test_what_may_be_a_mean_is_not_refused():
+    by_weights_that_may_add_up_to_1 = (LIKE[:, 0] * (OUT - LIKE).pow(2).mean(1)).sum()
+    divided = (f.cross_entropy(OUT, LABELS, reduction="none") / SAMPLES).sum()
+    means = [torch.stack([OUT.mean(), LIKE.mean()]).sum(), OUT.pow(2).sum(1).mean(), OUT[:3].pow(2).sum()]
+    assert looked_at(by_weights_that_may_add_up_to_1, divided, *means, LIKE.sum(), None, {"loss": OUT}) == []
+
+
 @pytest.mark.parametrize(
-    "loss",
+    ("labels", "weight", "words"),
     [
-        torch.stack([OUT.mean(), LIKE.mean()]).sum(),
-        (LIKE[:, 0] * (OUT - LIKE).pow(2).mean(1)).sum(),  # by weights that may add up to 1
-        (f.cross_entropy(OUT, LABELS, reduction="none") / SAMPLES).sum(),
-        (OUT.pow(2).sum(1)).mean(),
-        OUT[:3].pow(2).sum(),
-        LIKE.sum(),
-        None,
-        {"loss": OUT},
+        (IGNORING, None, "the loss is a mean over 4 of 6 targets (class weights, or an ignore_index)"),
+        (LABELS, torch.tensor([1.0, 2.0, 1.0, 1.0]), "the loss is a mean over 8 of 6 targets"),
     ],
 )
-def test_what_may_be_a_mean_is_not_refused(loss):
-    assert looked_at(loss) == []
-
-
-def test_a_mean_over_something_else_than_samples_is_warned_of_once():
-    ignoring = torch.tensor([0, 1, -100, 3, -100, 1])
-    (warning,) = looked_at(f.cross_entropy(OUT, ignoring))
-    assert warning.startswith("the loss is a mean over 4 of 6 targets (class weights, or an ignore_index)")
-    (warning,) = looked_at(f.cross_entropy(OUT, LABELS, weight=torch.tensor([1.0, 2.0, 1.0, 1.0])))
-    assert "over 8 of 6 targets" in warning
-    warnings, losses = [], [f.cross_entropy(OUT, ignoring) for _ in range(2)]
-    check = LossCheck(warnings.append)
-    for loss in losses:
-        check.look(loss, SAMPLES)
-    assert len(warnings) == 1
+def test_a_mean_over_something_else_than_samples_is_warned_of_once(labels, weight, words):
+    (warning,) = looked_at(*(f.cross_entropy(OUT, labels, weight=weight) for _ in range(2)))
+    assert warning.startswith(words)
 
 
 def test_loops_of_ones_own_refuse_a_sum():

@@ -9,8 +9,8 @@ from elasticdl.elastic.core.world import Member, World, horovod_host
 from elasticdl.elastic.link.session import rank_entry
 
 
-def world(hosts, rank=0, **kwargs):
-    return World.of(version=1, members=standing(hosts), rank=rank, **kwargs)
+def world(hosts, rank=0):
+    return World.of(version=1, members=standing(hosts), rank=rank)
 
 
 def standing(hosts):
@@ -41,64 +41,49 @@ def test_variables_that_break_a_second_init_are_refused(name):
     refuse_variables({"HOROVOD_LOG_LEVEL": "debug"})
 
 
-class TestPauseClock:
-    def steps(self, clock, times):
-        return [clock.step_done(t, world_version=1, grew=False) for t in times]
+def paused(steps, *left, after, grew=False, resumed=None):
+    """``steps``: when they were done. ``left``: when the world was, and whether it broke."""
+    clock = PauseClock()
+    assert [clock.step_done(at, world_version=1, grew=False) for at in steps] == [None] * len(steps)
+    for start, broken in left:
+        clock.left(start, broken=broken, torn=broken)
+        for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
+            clock.mark(stage, start + seconds)
+    if resumed:
+        clock.resume(resumed)  # after an evaluation
+    return clock.step_done(after, world_version=2, grew=grew)
 
-    def through(self, clock, start):
-        clock.mark("stopped", start + 0.01)
-        clock.mark("joined", start + 0.03)
-        clock.mark("started", start + 0.06)
-        clock.mark("synced", start + 0.10)
 
-    def test_the_split_adds_up_to_the_pause(self):
-        clock = PauseClock()
-        assert self.steps(clock, [1.0, 1.02, 1.04]) == [None] * 3
-        clock.left(1.05, broken=True, torn=True)
-        self.through(clock, 1.05)
-        pause = clock.step_done(1.18, world_version=2, grew=False)
-        assert pause.kind == "failure"
-        assert pause.steps_torn == 1
-        assert pause.total == pytest.approx(1.18 - 1.04 - 0.02)
-        assert [round(value, 3) for value in (pause.notice, pause.drain, pause.rendezvous)] == [0.01, 0.01, 0.02]
+@pytest.mark.parametrize(
+    ("steps", "left", "after", "more", "kind", "total"),
+    [
+        ([1.0, 1.02, 1.04], [(1.05, True)], 1.18, {}, "failure", 1.18 - 1.04 - 0.02),
+        # Steps that are shorter with more workers make no pause negative.
+        ([1.0, 3.0, 5.0], [(5.0, False)], 6.1, {"grew": True}, "grow", 0.1),
+        # A second failure on the way belongs to the same pause.
+        ([1.0, 1.1], [(1.1, False), (1.5, True)], 1.7, {}, "failure", 0.6 - 0.1),
+        ([1.0, 1.1], [(1.1, False)], 5.15, {"resumed": 5.0}, "shrink", 0.15),
+    ],
+)
+def test_a_pause_is_what_a_change_costs_beyond_a_step(steps, left, after, more, kind, total):
+    pause = paused(steps, *left, after=after, **more)
+    assert (pause.kind, pause.total) == (kind, pytest.approx(total))
+    assert pause.first_step >= 0
 
-    def test_steps_that_are_shorter_with_more_workers_make_no_pause_negative(self):
-        clock = PauseClock()
-        self.steps(clock, [1.0, 3.0, 5.0])
-        clock.left(5.0, broken=False, torn=False)
-        self.through(clock, 5.0)
-        pause = clock.step_done(6.1, world_version=2, grew=True)
-        assert pause.first_step == 0
-        assert pause.total == pytest.approx(0.1)
 
-    def test_a_second_failure_on_the_way_belongs_to_the_same_pause(self):
-        clock = PauseClock()
-        self.steps(clock, [1.0, 1.1])
-        clock.left(1.1, broken=False, torn=False)
-        clock.mark("stopped", 1.11)
-        clock.mark("joined", 1.12)
-        clock.left(1.5, broken=True, torn=True)
-        self.through(clock, 1.5)
-        pause = clock.step_done(1.7, world_version=3, grew=False)
-        assert pause.kind == "failure"
-        assert pause.total == pytest.approx(0.6 - 0.1)
+def test_the_split_of_a_pause():
+    pause = paused([1.0, 1.02, 1.04], (1.05, True), after=1.18)
+    assert pause.steps_torn == 1
+    assert [round(value, 3) for value in (pause.notice, pause.drain, pause.rendezvous)] == [0.01, 0.01, 0.02]
 
-    def test_a_newcomer_has_no_pause_and_an_evaluation_is_none(self):
-        clock = PauseClock()
-        self.through(clock, 0.0)
-        assert clock.step_done(0.5, world_version=1, grew=True) is None
-        clock.step_done(0.6, world_version=1, grew=True)
-        clock.resume(9.0)
-        clock.left(9.0, broken=False, torn=False)
-        self.through(clock, 9.0)
-        pause = clock.step_done(9.2, world_version=2, grew=True)
-        assert pause.kind == "grow"
-        assert pause.total == pytest.approx(0.1)
 
-    def test_an_evaluation_right_after_a_change_is_not_in_its_pause(self):
-        clock = PauseClock()
-        self.steps(clock, [1.0, 1.1])
-        clock.left(1.1, broken=False, torn=False)
-        self.through(clock, 1.1)
-        clock.resume(5.0)
-        assert clock.step_done(5.15, world_version=2, grew=False).total == pytest.approx(0.15)
+def test_a_newcomer_has_no_pause_and_an_evaluation_is_none():
+    assert paused([], (0.0, False), after=0.5, grew=True) is None
+    clock = PauseClock()
+    for at in (0.5, 0.6):
+        clock.step_done(at, world_version=1, grew=True)
+    clock.resume(9.0)
+    clock.left(9.0, broken=False, torn=False)
+    for stage, seconds in {"stopped": 0.01, "joined": 0.03, "started": 0.06, "synced": 0.10}.items():
+        clock.mark(stage, 9.0 + seconds)
+    assert clock.step_done(9.2, world_version=2, grew=True).total == pytest.approx(0.1)

@@ -2,7 +2,8 @@
 
 import os
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -88,52 +89,43 @@ def group():
     made._group.may_abort.set()
 
 
-def wait_in_thread(begun):
-    """Returns what it ended with, once it is asked."""
-    found = []
-
-    def run():
-        try:
-            begun.wait()
-            found.append(None)
-        except Exception as error:  # noqa: BLE001
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result():
-        thread.join(SOON)
-        assert not thread.is_alive()
-        return found[0]
-
-    return result
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(1) as made:
+        yield made
 
 
-def test_a_collective_is_waited_for_until_the_device_has_done_it(group):
+def test_a_collective_is_waited_for_until_the_device_has_done_it(pool):
+    """The mark may come after the end of its work: they are on two streams."""
+    marked = threading.Event()
+    group = make_group(lambda _: marked.is_set)
     begun = group.begin(all_reduce, torch.ones(2))
-    result = wait_in_thread(begun)
-    time.sleep(0.02)
+    waited = pool.submit(begun.wait)
     assert not begun.is_completed()
     group._group.works[0].on_device.set()
-    assert result() is None
+    marked.set()
+    assert waited.exception(SOON) is None
     assert group._pending == set()
 
 
-def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group):
+def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group, pool):
     group._group.may_abort.clear()
     begun = group.begin(all_to_all, torch.ones(2), [1, 1], [1, 1])
-    result = wait_in_thread(begun)
-    began = time.monotonic()
+    waited = pool.submit(begun.wait)
     group.abort()  # by the session's thread
-    assert time.monotonic() - began < 1
-    assert isinstance(result(), WorldBroken)  # though the abort is not over
+    assert isinstance(waited.exception(SOON), WorldBroken)  # though the abort is not over
+    asked = group._group.works[0].asked
+    with pytest.raises(WorldBroken):
+        group.begin(all_reduce, torch.ones(2))
     assert group._pending == {begun}
     assert not begun.is_completed()  # so its memory is not used again
+    assert group._group.works[0].asked == asked, "the communicator is not asked while it is aborted"
     group._group.may_abort.set()
     group.close()
     assert begun.is_completed()
     assert (group._pending, group._group.aborts) == (set(), 1)
+    with pytest.raises(WorldBroken, match="world 3 is broken"):
+        begun.wait()  # a kernel that ended by an abort has not done its work
 
 
 def test_the_device_is_not_asked_during_an_abort():
@@ -151,44 +143,13 @@ def test_the_device_is_not_asked_during_an_abort():
     assert asked
 
 
-def test_a_kernel_that_ended_by_an_abort_has_not_done_its_work(group):
+@pytest.mark.parametrize(("error", "words"), [("remote error", "lost a member"), (None, "not done after")])
+def test_what_nccl_has_found_out_or_a_deadline_breaks_the_world(group, monkeypatch, error, words):
+    monkeypatch.setattr(nccl, "MARK_SECONDS" if error else "COLLECTIVE_SECONDS", 0.05)
     begun = group.begin(all_reduce, torch.ones(2))
-    group.close()
-    assert begun.is_completed()
-    with pytest.raises(WorldBroken, match="world 3 is broken"):
+    group._group.works[0].error = error and torch.distributed.DistBackendError(error)
+    with pytest.raises(WorldBroken, match=words):
         begun.wait()
-
-
-def test_the_communicator_is_not_asked_while_it_is_aborted(group):
-    group._group.may_abort.clear()
-    begun = group.begin(all_reduce, torch.ones(2))
-    group.abort()
-    asked = group._group.works[0].asked
-    with pytest.raises(WorldBroken):
-        begun.wait()
-    assert group._group.works[0].asked == asked
-    with pytest.raises(WorldBroken):
-        group.begin(all_reduce, torch.ones(2))
-
-
-def test_what_nccl_has_found_out_breaks_the_world(group, monkeypatch):
-    monkeypatch.setattr(nccl, "MARK_SECONDS", 0.05)
-    begun = group.begin(all_reduce, torch.ones(2))
-    group._group.works[0].error = torch.distributed.DistBackendError("remote error")
-    with pytest.raises(WorldBroken, match="lost a member"):
-        begun.wait()
-
-
-def test_a_mark_may_come_after_the_end_of_its_work():
-    """They are on two streams."""
-    marked = threading.Event()
-    made = make_group(lambda _: marked.is_set)
-    begun = made.begin(all_reduce, torch.ones(2))
-    made._group.works[0].on_device.set()
-    result = wait_in_thread(begun)
-    time.sleep(0.02)
-    marked.set()
-    assert result() is None
 
 
 def test_two_workers_on_one_gpu_are_told_what_to_do(group, monkeypatch):
@@ -198,20 +159,6 @@ def test_two_workers_on_one_gpu_are_told_what_to_do(group, monkeypatch):
         group.connect(lambda: False)
     group.close()
     assert group._group.aborts == 1
-
-
-def test_what_nccl_finds_out_at_the_very_end_is_raised(group):
-    begun = group.begin(all_reduce, torch.ones(2))
-    group._group.works[0].error = torch.distributed.DistBackendError("remote error")
-    group._group.works[0].on_device.set()
-    with pytest.raises(torch.distributed.DistBackendError):  # which the collective's guard makes a WorldBroken
-        begun.wait()
-
-
-def test_a_collective_has_a_deadline(group, monkeypatch):
-    monkeypatch.setattr(nccl, "COLLECTIVE_SECONDS", 0.05)
-    with pytest.raises(WorldBroken, match="not done after"):
-        group.begin(all_reduce, torch.ones(2)).wait()
 
 
 def test_a_communicator_that_can_not_be_aborted_is_left_alone(group, monkeypatch, caplog):
@@ -248,108 +195,105 @@ def test_the_settings_are_for_the_constructor_alone(monkeypatch):
     assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
 
-class TestInAWorld:
-    """Beside a Gloo group of this process alone; "meta" stands for the device."""
+# -- in a world, beside a Gloo group of this process alone --
 
-    TENSOR = torch.ones(2, device="meta")
+ON_DEVICE = torch.ones(2, device="meta")  # stands for the device
+WORLD = World.of(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
 
-    def collective(self, monkeypatch, opened):
+
+@pytest.fixture
+def in_world(monkeypatch, group):
+    def make(opened=lambda made: group, starts=True):
         monkeypatch.setattr(TorchDistributed, "_open_groups", lambda made, *_, **__: (object(), opened(made)))
         made = TorchDistributed(TorchTensors(), Endpoint(store(), "lo"), by_nccl=True)
-        self.world = World.of(3, tuple(Member(i, "127.0.0.1", 0, False) for i in range(2)), 0)
+        if starts:
+            made.start(WORLD)
         return made
 
-    def test_tensors_of_a_device_travel_by_its_group_which_is_aborted_at_the_end(self, monkeypatch, group):
-        group._group.finishes_at_once = True
-        made = self.collective(monkeypatch, lambda _: group)
-        made.start(self.world)
-        made.sum_([self.TENSOR], "t")
-        assert made.exchange(self.TENSOR, [1, 1], [2, 3], "t").shape == (5,)
-        assert len(group._group.works) == 2
-        assert made._works == []
-        made.stop()
-        assert group._group.aborts == 1
-
-    def test_a_break_is_not_waited_for_and_wakes_who_waits(self, monkeypatch, group):
-        made = self.collective(monkeypatch, lambda _: group)
-        made.start(self.world)
-        transfer = made.begin_sum(self.TENSOR, "t")
-        assert made.in_flight(transfer)
-        threading.Timer(0.05, made.break_world, [3]).start()
-        with pytest.raises(WorldBroken):
-            made.finish([transfer])
-        made.stop()
-        assert not made.in_flight(transfer)
-
-    def test_what_nccl_raises_is_a_broken_world(self, monkeypatch, group):
-        made = self.collective(monkeypatch, lambda _: group)
-        made.start(self.world)
-        transfer = made.begin_sum(self.TENSOR, "t")
-        group._group.works[0].error = torch.distributed.DistBackendError("NCCL error: remote process exited")
-        group._group.works[0].on_device.set()
-        with pytest.raises(WorldBroken, match="remote process exited"):
-            made.finish([transfer])
-
-    def test_a_mistake_of_the_user_is_not_tried_again(self, monkeypatch):
-        made = self.collective(monkeypatch, lambda _: exec("raise error", {"error": UserError("one GPU")}))
-        with pytest.raises(UserError, match="one GPU"):
-            made.start(self.world)
-
-    def test_gloo_may_still_copy_to_a_device_what_it_has_summed(self):
-        work = FakeWork()
-        work.on_device.set()
-        made = TorchDistributed(TorchTensors(), None)
-        for tensor, expected in ((self.TENSOR, True), (torch.ones(2), False)):
-            by_gloo = torch_distributed._GlooWork(work, tensor)
-            assert made.in_flight(Transfer(tensor, handle=by_gloo)) is expected
-            assert not made.in_flight(Transfer(tensor, handle=work))
-
-    def test_a_group_that_comes_too_late_is_aborted(self, monkeypatch, group):
-        go = threading.Event()
-
-        def open_late(attempt):
-            go.wait(SOON)
-            return group
-
-        made = self.collective(monkeypatch, open_late)
-        threading.Timer(0.05, made.break_world, [3]).start()
-        with pytest.raises(WorldBroken):
-            made.start(self.world)
-        go.set()
-        made.close()
-        group.close()
-        assert group._group.aborts == 1
+    return make
 
 
-class TestTheWayThatTensorsTake:
-    @pytest.fixture
-    def has_gpu(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: True)
-        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-        monkeypatch.delenv(SHARED_GPU, raising=False)
+def test_tensors_of_a_device_travel_by_its_group_which_is_aborted_at_the_end(in_world, group):
+    group._group.finishes_at_once = True
+    made = in_world()
+    made.sum_([ON_DEVICE], "t")
+    assert made.exchange(ON_DEVICE, [1, 1], [2, 3], "t").shape == (5,)
+    assert len(group._group.works) == 2
+    assert made._works == []
+    made.stop()
+    assert group._group.aborts == 1
 
-    def open(self):
-        return open_collective(Endpoint(store(), "lo"), "torch", TorchTensors())
 
-    def test_a_worker_with_a_gpu_of_its_own_takes_nccl(self, has_gpu):
-        made = self.open()
-        assert (made.engine, made._by_nccl) == ("torch with NCCL", True)
+def test_a_break_is_not_waited_for_and_wakes_who_waits(in_world, pool):
+    made = in_world()
+    transfer = made.begin_sum(ON_DEVICE, "t")
+    assert made.in_flight(transfer)
+    waited = pool.submit(made.finish, [transfer])
+    made.break_world(3)
+    assert isinstance(waited.exception(SOON), WorldBroken)
+    made.stop()
+    assert not made.in_flight(transfer)
 
-    def test_workers_that_share_one_take_gloo(self, has_gpu, monkeypatch):
-        monkeypatch.setenv(SHARED_GPU, "1")
-        made = self.open()
-        assert (made.engine, made._by_nccl, made.takes_gpu) == ("torch", False, True)
 
-    @pytest.mark.parametrize(("available", "version"), [(False, (2, 27, 5)), (True, (2, 26, 5))])
-    def test_without_a_usable_nccl_it_is_gloo(self, has_gpu, monkeypatch, available, version):
-        monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: available)
-        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
-        assert not self.open()._by_nccl
+def test_what_nccl_raises_is_a_broken_world_and_a_mistake_of_the_user_is_not_tried_again(in_world, group):
+    made = in_world()
+    transfer = made.begin_sum(ON_DEVICE, "t")
+    group._group.works[0].error = torch.distributed.DistBackendError("NCCL error: remote process exited")
+    group._group.works[0].on_device.set()
+    with pytest.raises(WorldBroken, match="remote process exited"):
+        made.finish([transfer])
+    with pytest.raises(UserError, match="one GPU"):
+        in_world(lambda _: exec("raise error", {"error": UserError("one GPU")}))
 
-    def test_without_a_gpu_nothing_is_asked(self, monkeypatch):
-        assert not self.open()._by_nccl
-        assert not nccl.can_use_nccl({})
+
+def test_gloo_may_still_copy_to_a_device_what_it_has_summed():
+    work, made = FakeWork(), TorchDistributed(TorchTensors(), None)
+    work.on_device.set()
+    for tensor, expected in ((ON_DEVICE, True), (torch.ones(2), False)):
+        by_gloo = torch_distributed._GlooWork(work, tensor)
+        assert made.in_flight(Transfer(tensor, handle=by_gloo)) is expected
+        assert not made.in_flight(Transfer(tensor, handle=work))
+
+
+def test_a_group_that_comes_too_late_is_aborted(in_world, group, pool):
+    opening, go = threading.Event(), threading.Event()
+    made = in_world(lambda _: opening.set() or (go.wait(SOON), group)[1], starts=False)
+    started = pool.submit(made.start, WORLD)
+    assert opening.wait(SOON)
+    made.break_world(3)
+    assert isinstance(started.exception(SOON), WorldBroken)
+    go.set()
+    made.close()
+    group.close()
+    assert group._group.aborts == 1
+
+
+@pytest.mark.parametrize(
+    ("available", "version", "shared", "engine"),
+    [
+        (True, (2, 27, 5), None, "torch with NCCL"),
+        (True, (2, 27, 5), "1", "torch"),  # workers that share one GPU
+        (False, (2, 27, 5), None, "torch"),
+        (True, (2, 26, 5), None, "torch"),
+    ],
+)
+def test_a_worker_with_a_gpu_of_its_own_takes_a_usable_nccl(monkeypatch, available, version, shared, engine):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: available)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    monkeypatch.delenv(SHARED_GPU, raising=False)
+    if shared:
+        monkeypatch.setenv(SHARED_GPU, shared)
+    made = open_collective(Endpoint(store(), "lo"), "torch", TorchTensors())
+    assert (made.engine, made._by_nccl, made.takes_gpu) == (engine, engine != "torch", True)
+
+
+def test_without_a_gpu_nothing_is_asked():
+    assert not open_collective(Endpoint(store(), "lo"), "torch", TorchTensors())._by_nccl
+    assert not nccl.can_use_nccl({})
+
+
+# -- Horovod without NCCL: tensors of a device come to the host --
 
 
 class FakeCopy:
@@ -372,6 +316,8 @@ class FakeCopy:
 
 class FakeHorovod:
     Sum = "sum"
+    poll = staticmethod(lambda handle: True)
+    synchronize = staticmethod(lambda handle: handle)
 
     def __init__(self):
         self.begun = []
@@ -380,47 +326,28 @@ class FakeHorovod:
         self.begun.append(name)
         return tensor
 
-    def poll(self, handle):
-        return True
 
-    def synchronize(self, handle):
-        return handle
-
-
-class TestHorovodWithoutNccl:
-    """Tensors of a device come to the host; "meta" stands for the device."""
-
-    @pytest.fixture
-    def hvd(self, monkeypatch):
-        FakeCopy.made = ()
-        monkeypatch.setattr(torch_adapter, "HostCopy", FakeCopy)
-        monkeypatch.setattr(torch_adapter, "new_stream", lambda _: "stream")
-        return FakeHorovod()
-
-    def member(self, hvd):
-        made = HorovodCollective(TorchTensors(), hvd)
-        made.start(World.of(3, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
-        return made
-
-    def test_each_begins_once_it_has_come_in_the_order_in_which_they_left(self, hvd):
-        made, tensors = self.member(hvd), [torch.ones(2, device="meta") for _ in range(3)]
-        first, second = made.begin_sum(tensors[0], "a"), made.begin_sum(tensors[1], "b")
-        assert hvd.begun == []  # nobody has waited
-        FakeCopy.made[1].done = True
-        third = made.begin_sum(tensors[2], "c")
-        assert hvd.begun == []
-        FakeCopy.made[0].done = True
-        fourth = made.begin_sum(torch.ones(1), "host")
-        assert hvd.begun == ["host", "a", "b"]
-        made.finish([first, second, third, fourth])
-        assert hvd.begun == ["host", "a", "b", "c"]
-
-    def test_what_a_torn_step_has_not_begun_is_not_begun_in_the_next_world(self, hvd):
-        made = self.member(hvd)
-        made.begin_sum(torch.ones(2, device="meta"), "torn")
-        made.start(World.of(4, tuple(Member(i, "h", 0, False) for i in range(2)), 0))
-        made.sum_([torch.ones(2)], "next")
-        assert hvd.begun == ["next.0"]
+def test_sums_of_a_device_begin_in_the_order_in_which_they_left_it_and_in_their_world(monkeypatch):
+    FakeCopy.made = ()
+    monkeypatch.setattr(torch_adapter, "HostCopy", FakeCopy)
+    monkeypatch.setattr(torch_adapter, "new_stream", lambda _: "stream")
+    hvd = FakeHorovod()
+    made = HorovodCollective(TorchTensors(), hvd)
+    made.start(WORLD)
+    first, second = (made.begin_sum(ON_DEVICE, name) for name in "ab")
+    assert hvd.begun == []  # nobody has waited
+    FakeCopy.made[1].done = True
+    third = made.begin_sum(ON_DEVICE, "c")
+    assert hvd.begun == []
+    FakeCopy.made[0].done = True
+    fourth = made.begin_sum(torch.ones(1), "host")
+    assert hvd.begun == ["host", "a", "b"]
+    made.finish([first, second, third, fourth])
+    assert hvd.begun == ["host", "a", "b", "c"]
+    made.begin_sum(ON_DEVICE, "of a torn step")
+    made.start(replace(WORLD, version=4))
+    made.sum_([torch.ones(2)], "next")
+    assert hvd.begun[4:] == ["next.0"]
 
 
 def test_a_copy_to_the_host_is_of_the_moment_it_was_begun():

@@ -1,9 +1,12 @@
 """A plain loop on a worker that comes later, and what is told in one line where its script can't do with that."""
 
+import contextlib
 import copy
 import os
 import random
+import re
 
+import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, PlainScript
@@ -42,31 +45,13 @@ class Experts(torch.nn.Module):
         return self.out(shares)
 
 
-class Plain(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = torch.nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.out(x)
-
-
-class Recurrent(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.out = torch.nn.GRUCell(8, 4), torch.nn.Linear(4, 3)
-
-    def forward(self, x, hidden=None):
-        hidden = self.cell(x, hidden)
-        return self.out(hidden), hidden
-
-
 class Member:
     """A script in a job of one worker. ``join(state)``: what it finds in its first world. ``stands``: where it was told that the job does."""
 
     def __init__(self, make_model=Experts, stands=(0, 0), join=None, before=None, **options):
         torch.manual_seed(0)
         random.seed(0)
+        np.random.seed(0)
         self.model = make_model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         if before:
@@ -75,10 +60,11 @@ class Member:
         script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain)
         self.loader, self.host, self.job = script.loader, script.host, script.context
         self.job.session.jobs_place = lambda: stands
-        self.kept = []
+        self.kept, self.orders, self.passed, self.joined_at = [], {}, 0, None
         real = self.job.join
 
         def joined(state):
+            self.joined_at = self.passed
             real(state)
             if join is not None:
                 state.load_state_dict(join)
@@ -91,26 +77,83 @@ class Member:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        self.passed += 1
         if not self.host.is_idle:
-            self.kept.append(copy.deepcopy(self.host.participant.state.state_dict()))
+            self.kept.append(copy.deepcopy(self.host.participant.state.sent()))
+            drawn = self.host._order.drawn
+            self.orders[drawn[0].epoch] = [batch.indices for batch in drawn]
 
 
-def train(member, loss_of=lambda member, x, y: cross_entropy(member.model(x), y), after=lambda member: None):
+def plain_loss(member, x, y):
+    return cross_entropy(member.model(x), y)
+
+
+def train(member, loss_of=plain_loss, after=lambda member: None):
     for _ in range(EPOCHS):
         for x, y in member.loader:
             member.step(loss_of(member, x, y))
         after(member)
 
 
-def require_as_others(**how):
+def late_of(member, stands=STANDS, **options):
+    """A newcomer that finds what the job was after the second batch of the second epoch."""
+    return Member(stands=stands, join=member.kept[STANDS[0] * BATCHES + STANDS[1]], **options)
+
+
+def require_as_others(stands=STANDS, options=dict, **how):
     """Who comes in the middle ends with the parameters of the one that has trained all the time."""
-    options = how.pop("options", dict)
     member = Member(**options())
     train(member, **how)
-    late = Member(stands=STANDS, join=member.kept[STANDS[0] * BATCHES + STANDS[1]], **options())
+    late = late_of(member, stands, **options())
     train(late, **how)
     for ours, theirs in zip(late.model.state_dict().values(), member.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
+    assert late.orders == {epoch: order for epoch, order in member.orders.items() if epoch in late.orders}
+    assert late.joined_at == stands[0] * BATCHES + stands[1]
+    assert late.host.finish().progress == member.host.finish().progress
+
+
+OF_A_CLOSURE = np.random.default_rng(5)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Draws from generators of its own, of which one can't be found."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.numpy, self.legacy = np.random.default_rng(5), np.random.RandomState(5)
+        self.python, self.lazy, self.count, self.order = random.Random(5), None, 0, list(range(60))
+        global OF_A_CLOSURE
+        OF_A_CLOSURE = np.random.default_rng(5)
+
+    def __len__(self):
+        return 60
+
+    def __iter__(self):
+        self.count += 1
+        if self.kind == "lazy":
+            self.lazy = self.lazy or torch.Generator().manual_seed(5)
+        order = {
+            "numpy": lambda: self.numpy.permutation(60).tolist(),
+            "legacy": lambda: self.legacy.permutation(60).tolist(),
+            "python": lambda: self.python.sample(range(60), 60),
+            "lazy": lambda: torch.randperm(60, generator=self.lazy).tolist(),
+            "count": lambda: np.random.default_rng(self.count).permutation(60).tolist(),
+            "in place": lambda: random.Random(3).shuffle(self.order) or list(self.order),
+            "closure": lambda: OF_A_CLOSURE.permutation(60).tolist(),
+        }
+        return iter(order[self.kind]())
+
+
+@pytest.mark.parametrize("stands", [(0, 0), (0, 2), (1, 0), (1, 2)])
+@pytest.mark.parametrize("kind", ["loader", "numpy", "legacy", "python", "lazy", "count", "in place", "closure"])
+def test_a_newcomer_passes_by_what_it_was_told_of_and_draws_the_order_of_the_others(kind, stands):
+    def options():
+        if kind == "loader":
+            return {"shuffle": True, "generator": torch.Generator().manual_seed(5)}
+        return {"sampler": OwnOrder(kind)}
+
+    require_as_others(stands, options)
 
 
 FEATURES = {}
@@ -147,22 +190,6 @@ def test_a_newcomer_gets_through_what_the_others_do(make_model, loss_of):
     require_as_others(options=lambda: {"make_model": make_model}, loss_of=loss_of)
 
 
-def test_a_model_is_run_once_on_the_way_if_its_answer_is_all():
-    calls = []
-
-    class Counted(torch.nn.Linear):
-        def forward(self, x):
-            calls.append(len(x))
-            return super().forward(x)
-
-    member = Member(make_model=lambda: Counted(8, 3), stands=(2, 0))
-    late = iter(member.loader)
-    for _ in range(BATCHES):
-        x, y = next(late)
-        member.step(cross_entropy(member.model(x), y))
-    assert calls == [15]
-
-
 def test_weights_that_the_loop_gives_a_sampler_travel():
     def options():
         generator = torch.Generator().manual_seed(3)
@@ -176,60 +203,93 @@ def test_weights_that_the_loop_gives_a_sampler_travel():
     require_as_others(options=options, after=reweigh)
 
 
-@pytest.mark.parametrize(("of_model", "is_refused"), [(True, True), (False, False)])
-def test_labels_that_a_newcomer_has_made_of_another_model_are_refused(of_model, is_refused):
+@pytest.mark.filterwarnings("error")  # torch warns where the optimizer's own step was not called before
+def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
+
+    member = Member(stands=(0, 2))
+    scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1, gamma=0.5)
+    for x, y in member.loader:
+        member.step(plain_loss(member, x, y))
+        scheduler.step()
+        break
+    assert member.host.is_idle
+
+
+@pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
+def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
+    member = Member()
+    train(member)
+    late, said = late_of(member, told), []
+    late.job.fail = lambda message, traceback, *, users: said.append((message, users))
+    late.host._on_left = lambda: said.append("left")
+    for _ in range(epochs):
+        for x, y in late.loader:
+            late.step(plain_loss(late, x, y))
+    for number, (x, y) in enumerate(late.loader if batches else ()):
+        late.step(plain_loss(late, x, y))
+        if number + 1 == batches:
+            break
+    assert late.host.finish() is None
+    (message, users), left = said
+    assert "\n" not in message
+    assert "where the job stands in epoch 2" in message
+    assert (users, left) == (False, "left")
+
+
+def test_a_newcomer_that_finds_less_than_it_was_told_is_started_again():
+    member, told = Member(stands=(1, 2)), []
+    member.job.fail = lambda message, traceback, *, users: told.append((message, users))
+    with pytest.raises(SystemExit) as ended:
+        train(member)
+    assert ended.value.code == 1
+    ((message, users),) = told
+    assert "started again" in message
+    assert not users
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_labels_that_a_newcomer_has_made_of_another_model_are_refused(of_model):
     def relabel(member):
         x, y = member.plain.dataset.tensors
         made = member.model(x).argmax(1) if of_model else y
         member.plain.dataset.tensors = x, (made + 1) % 3
 
+    if not of_model:
+        require_as_others(after=relabel)
+        return
     member = Member()
     train(member, after=relabel)
-    late = Member(stands=STANDS, join=member.kept[6])
-    if is_refused:
-        with pytest.raises(UserError, match=r"has changed its data, and in its training data .*tensors"):
-            train(late, after=relabel)
-        assert not late.kept
-    else:
+    late = late_of(member)
+    with pytest.raises(UserError, match=r"has changed its data, and in its training data .*tensors"):
         train(late, after=relabel)
-        assert torch.equal(late.model.gate.weight, member.model.gate.weight)
 
 
 def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
     member = Member()
     member.teacher = None
     train(member, of_a_teacher)
-    late = Member(stands=STANDS, join=member.kept[6])
+    late = late_of(member)
     late.teacher = None
     with pytest.raises(UserError, match="a copy of the model that this worker has made while it was catching up"):
         train(late, of_a_teacher)
     assert not late.kept, "no step was made of it"
     late.teacher(torch.zeros(1, 8))  # outside the loop
-    early = Member(stands=STANDS, join=member.kept[6])
+    early = late_of(member)
     early.teacher = copy.deepcopy(early.model)  # which is as everybody's
     train(early, of_a_teacher)
 
 
-def test_a_model_that_is_copied_on_the_way_is_its_own():
-    member = Member(make_model=Plain, stands=STANDS)
-    x, _ = next(iter(member.loader))
-    answer = member.model(x)
-    copied = copy.deepcopy(member.model)
-    with torch.no_grad():
-        copied.out.bias += 1
-    assert torch.allclose(copied(x), answer + 1)
-
-
 def test_a_hidden_state_of_the_way_is_refused():
     def stateful(member, x, y):
-        out, hidden = member.model(x, member.hidden)
-        member.hidden = hidden.detach()
+        out = member.model(x, member.hidden)
+        member.hidden = out.detach()
         return cross_entropy(out, y)
 
-    member = Member(make_model=Recurrent, shuffle=False)
+    options = {"make_model": lambda: torch.nn.GRUCell(8, 3), "shuffle": False}
+    member = Member(**options)
     member.hidden = None
     train(member, stateful)
-    late = Member(make_model=Recurrent, stands=STANDS, join=member.kept[6], shuffle=False)
+    late = late_of(member, **options)
     late.hidden = None
     with pytest.raises(UserError, match="the model is called with what it has answered to a batch before"):
         train(late, stateful)
@@ -246,28 +306,27 @@ def resumed(member):
 def test_a_newcomer_that_goes_on_from_a_checkpoint_of_the_job_is_refused(begins, comes):
     member = Member(before=begins)
     train(member)
+    late = late_of(member, before=comes)
     with pytest.raises(UserError, match="another optimizer's state than where the job began"):
-        train(Member(stands=STANDS, join=member.kept[6], before=comes))
-    train(Member(stands=STANDS, join=member.kept[6], before=begins))
+        train(late)
+    train(late_of(member, before=begins))
 
 
 def test_what_is_raised_on_the_way_is_said_to_be():
-    member = Member(stands=STANDS)
+    member, of_the_job = Member(stands=STANDS), Member()
     master = FakeMaster()
     runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
     runtime._context = ElasticContext(master.session, member.job.collective, BatchPolicy(15, None), seed=0)
     runtime._pid = os.getpid()
     host = member.host
     runtime.train_in_place(host.finish, lambda: host.hints.about(on_its_way=host.is_on_its_way))
-    assert not host.hints.about(on_its_way=host.is_on_its_way), "it is not on its way yet"
-    for _ in member.loader:
-        break
+    assert not host.is_on_its_way, "it is not yet"
+    for each in (member, of_the_job):
+        next(iter(each.loader))
+    assert (host.is_on_its_way, of_the_job.host.is_on_its_way) == (True, False)
     runtime._tell_failure(ValueError("no real batch"))
     assert "ValueError: no real batch; raised on a worker that was catching up" in master.last_word.message
-    member = Member()
-    for _ in member.loader:
-        break
-    assert not member.host.hints.about(on_its_way=member.host.is_on_its_way)
+    assert not host.hints.about(on_its_way=False)
 
 
 def test_another_part_than_before_is_told_where_the_script_raises():
@@ -281,48 +340,31 @@ def test_another_part_than_before_is_told_where_the_script_raises():
     assert "this worker's part of a batch from 8 to 4 samples" in hints.about(on_its_way=False)
 
 
-def of_one():
-    model = torch.nn.Linear(8, 3)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(16), batch_size=8)
-
-
 def test_an_error_that_is_swallowed_is_raised_again():
     member = Member()
-    swallowed, given = [], 0
+    swallowed = []
 
     def go_on():
-        nonlocal given
-        for x, y in member.loader:
-            given += 1
+        for _ in member.loader:
             try:
                 member.optimizer.step()
                 member.optimizer.step()
-                cross_entropy(member.model(x), y).backward()
             except Exception as error:  # noqa: BLE001
                 swallowed.append(error)
 
-    with pytest.raises(UserError) as first:
-        go_on()
-    with pytest.raises(UserError) as second:
-        go_on()
-    with pytest.raises(UserError) as third:
-        member.host.finish()
-    assert swallowed == [first.value] == [second.value] == [third.value]
-    assert given == 1
+    for use in (go_on, go_on, member.host.finish):
+        with pytest.raises(UserError) as told:
+            use()
+        assert swallowed == [told.value]
 
 
 def test_what_the_script_raises_itself_may_be_swallowed():
-    def closure():
-        raise RuntimeError("out of memory")
-
     member = Member()
     for number, (x, y) in enumerate(member.loader):
-        try:
+        with contextlib.suppress(ZeroDivisionError):
             if number == 1:
-                member.optimizer.step(closure)
-            member.step(cross_entropy(member.model(x), y))
-        except RuntimeError:
-            continue
+                member.optimizer.step(lambda: 1 / 0)
+            member.step(plain_loss(member, x, y))
     assert member.host.fault is None
 
 
@@ -331,22 +373,15 @@ def test_what_the_script_raises_itself_may_be_swallowed():
     [({"shuffle": True}, True), ({"shuffle": True, "generator": torch.Generator()}, False), ({}, False)],
 )
 def test_another_loaders_order_that_each_worker_would_draw_by_itself_is_refused(options, is_refused):
-    def train_it():
-        model, optimizer, loader = of_one()
-        script = PlainScript(0, Board(1), model, optimizer, loader)
-        other = DataLoader(make_data(16), batch_size=8, **options)
-        for (x, y), (z, _) in zip(script.loader, other, strict=True):
-            optimizer.zero_grad()
-            loss = cross_entropy(model(x), y) + model(z).square().mean()
-            model.eval()
-            list(DataLoader(make_data(16), shuffle=True))  # of an evaluation
-            model.train()
-            loss.backward()
-            optimizer.step()
+    member = Member(make_model=lambda: torch.nn.Linear(8, 3))
 
-    if not is_refused:
+    def train_it():
+        for (x, y), (z, _) in zip(member.loader, DataLoader(make_data(), batch_size=15, **options), strict=True):
+            loss = plain_loss(member, x, y) + member.model(z).square().mean()
+            member.model.eval()
+            list(DataLoader(make_data(16), shuffle=True))  # of an evaluation
+            member.model.train()
+            member.step(loss)
+
+    with pytest.raises(UserError, match=re.escape(OTHER_ORDER)) if is_refused else contextlib.nullcontext():
         train_it()
-        return
-    with pytest.raises(UserError) as refused:
-        train_it()
-    assert str(refused.value) == OTHER_ORDER

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee
+from elastic_kit import Board, SumOfThreads, in_threads, train_together
 from session_kit import FakeMaster, enter
 
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -16,8 +14,7 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
-SPREAD, DIMENSIONS = 3.0, 20
-SAMPLES = 4000
+SPREAD, DIMENSIONS, SAMPLES = 3.0, 20, 4000
 
 
 class Centre(torch.nn.Module):
@@ -31,37 +28,28 @@ class Centre(torch.nn.Module):
         return (torch.cat([self.first, self.rest]) - x).square().sum(1).mean() / 2
 
 
-class Quadratic:
-    """One worker's part in a training that never moves."""
-
-    def __init__(self, rank, board, policy):
-        self.master = FakeMaster()
-        context = ElasticContext(self.master.session, SumOfThreads(rank, board), policy, seed=0)
-        generator = torch.Generator().manual_seed(7)
-        self.samples = 0.5 + SPREAD * torch.randn(SAMPLES, DIMENSIONS, generator=generator)
-        self.model = Centre()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.loader = ElasticDataLoader(context, torch.utils.data.TensorDataset(self.samples))
-        self.state = TorchState(context, self.model, self.optimizer, self.loader, {})
-        enter(context, context.collective.world)
-
-    def train(self, unfrozen_at=0):
-        for _ in self.loader.sampler.epochs(1):
-            for number, batch in enumerate(self.loader):
-                self.model.first.requires_grad_(number >= unfrozen_at)
-                for (samples,) in batch:
-                    batch.backward(self.model(samples))
-                self.optimizer.step()
-                self.state.commit()
-        return self.master.reports
-
-
 def train(workers, policy, unfrozen_at=0):
+    """What rank 0 reports of a training that never moves."""
     board = Board(workers)
-    members = [Quadratic(rank, board, policy) for rank in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        reports, *_ = pool.map(lambda member: member.train(unfrozen_at), members, timeout=120)
-    return reports, members[0].samples
+    samples = 0.5 + SPREAD * torch.randn(SAMPLES, DIMENSIONS, generator=torch.Generator().manual_seed(7))
+
+    def work(rank):
+        master, model = FakeMaster(), Centre()
+        context = ElasticContext(master.session, SumOfThreads(rank, board), policy, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        loader = ElasticDataLoader(context, torch.utils.data.TensorDataset(samples))
+        state = TorchState(context, model, optimizer, loader, {})
+        enter(context, context.collective.world)
+        for _ in loader.sampler.epochs(1):
+            for number, batch in enumerate(loader):
+                model.first.requires_grad_(number >= unfrozen_at)
+                for (inputs,) in batch:
+                    batch.backward(model(inputs))
+                optimizer.step()
+                state.commit()
+        return master.reports
+
+    return in_threads(work, range(workers))[0], samples
 
 
 @pytest.mark.parametrize(("workers", "micro_batch"), [(2, None), (3, 3)])
@@ -89,18 +77,13 @@ def test_a_step_that_begins_to_train_further_parameters_tells_nothing():
     assert [bool(each.gradient_variance) for each in measured[:4]] == [True, True, False, True]
 
 
-def test_steps_in_which_it_is_measured_train_as_all_others():
+def test_steps_in_which_it_is_measured_train_as_all_others(monkeypatch):
     """The gradients are the same, summed at the end of the step or meanwhile."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
     losses = []
     for steps in (NOISE_STEPS, 1, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("elasticdl.elastic.torch_kit.pieces.torch_state.NOISE_STEPS", steps)
-            patch.setattr(buckets, "BUCKET_BYTES", 1)
-            board = Board(2)
-            members = [Trainee(rank, board, BatchPolicy(None, 4, None)) for rank in range(2)]
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda member: member.train(2), members, timeout=60))
-            losses.append(members[0].losses)
+        monkeypatch.setattr("elasticdl.elastic.torch_kit.pieces.torch_state.NOISE_STEPS", steps)
+        losses.append(train_together(2, BatchPolicy(None, 4, None))[0].losses)
     assert losses[0] == losses[1] == losses[2]
 
 

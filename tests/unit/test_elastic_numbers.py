@@ -1,15 +1,12 @@
 """The arithmetic of steps: batch plan, order, progress over arbitrary histories of workers."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import progress as progress_module
-from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, equal_shares, split, step_seed
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy, equal_shares, step_seed
 from elasticdl.elastic.core.progress import Progress, SampleOrder, epoch_order
 
 sizes = st.integers(1, 2000)
@@ -28,8 +25,8 @@ def micro_sizes(plan, most, least=1):
 def test_equal_shares_are_exact_balanced_and_within_the_bound(batch, workers, bound):
     plan = micro_sizes(BatchPlan.equal(range(batch), workers), bound)
     shares = [sum(micro) for micro in plan]
-    assert len(plan) == workers
-    assert sum(shares) == batch
+    assert (len(plan), sum(shares)) == (workers, batch)
+    assert shares == sorted(shares, reverse=True)
     assert max(shares) - min(shares) <= 1
     for share, micro in zip(shares, plan, strict=True):
         assert 0 not in micro
@@ -95,6 +92,16 @@ def test_shares_are_all_units_of_the_batch(shares):
         BatchPlan(range(7), shares, unit=2)
 
 
+@given(batch=st.integers(1, 300), workers=workers, most=st.integers(1, 40), least=st.integers(1, 5))
+def test_no_micro_batch_is_too_small(batch, workers, most, least):
+    found = micro_sizes(BatchPlan.equal(range(batch), workers, least=least), most, least)
+    for share, pieces in zip(equal_shares(batch, workers, least), found, strict=True):
+        assert sum(pieces) == share
+        assert len(pieces) == (share and max(1, min(-(-share // most), share // least)))
+        assert not pieces or min(pieces) >= min(least, share)
+    assert sum(map(bool, found)) == max(1, min(workers, batch // least))
+
+
 @given(batch=st.integers(2, 300), workers=workers, bound=st.one_of(st.none(), st.integers(2, 40)))
 def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, bound):
     """Unless two is the most, and the batch is odd: then one worker has one over."""
@@ -103,39 +110,6 @@ def test_no_micro_batch_has_one_sample_where_two_are_needed(batch, workers, boun
     assert sum(every) == batch
     assert all(size <= (bound or batch) for size in every)
     assert every.count(1) == (batch % 2 if bound == 2 else 0)
-    assert sum(map(bool, found)) == min(workers, batch // 2)
-
-
-@given(batch=st.integers(1, 100), workers=st.integers(1, 9), most=st.integers(1, 40), least=st.integers(1, 5))
-def test_a_run_that_is_made_in_pieces_has_none_that_is_too_small(batch, workers, most, least):
-    for share, pieces in zip(
-        equal_shares(batch, workers, least),
-        micro_sizes(BatchPlan.equal(range(batch), workers, least=least), most, least),
-        strict=True,
-    ):
-        assert sum(pieces) == share
-        assert len(pieces) == (share and max(1, min(-(-share // most), share // least)))
-        assert not pieces or min(pieces) >= min(least, share)
-
-
-@pytest.mark.parametrize(
-    ("batch", "bound", "workers"),
-    [(256, 64, 3), (127, 64, 1), (128, 16, 3), (100, 32, 1), (256, 64, 5), (256, 64, 6)],
-)
-def test_where_the_formula_of_runai_is_wrong(batch, bound, workers):
-    steps = max(1, batch // (bound * workers))
-    per_step = batch // (steps * workers)
-    assert per_step > bound or per_step * steps * workers != batch  # theirs
-    plan = micro_sizes(BatchPlan.equal(range(batch), workers), bound)
-    assert sum(map(sum, plan)) == batch
-    assert max(map(max, plan)) <= bound
-
-
-@given(total=st.integers(0, 1000), parts=workers)
-def test_split_puts_the_larger_parts_first(total, parts):
-    result = split(total, parts)
-    assert sum(result) == total
-    assert list(result) == sorted(result, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -147,28 +121,20 @@ def test_a_policy_is_one_of_two(given_, message):
 
 
 def test_order_is_a_pure_function_and_differs_between_epochs_and_seeds():
+    """A checkpoint must continue with the same order and the same numbers in a later version."""
+    assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
+    assert [step_seed(0, 0, 0), step_seed(7, 3, 0), step_seed(7, 3, 128)] == [3442837909, 2071489831, 1825764898]
     first = epoch_order(100, seed=1, epoch=0)
-    assert (first == epoch_order(100, seed=1, epoch=0)).all()
     assert (first != epoch_order(100, seed=1, epoch=1)).any()
     assert (first != epoch_order(100, seed=2, epoch=0)).any()
     assert sorted(first) == list(range(100))
     assert (epoch_order(5, 1, 3, shuffle=False) == np.arange(5)).all()
 
 
-def test_the_order_is_pinned():
-    """A checkpoint must continue with the same order in a later version."""
-    assert epoch_order(8, seed=7, epoch=3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
-
-
 @given(seed=st.integers(0, 2**31), step=st.integers(0, 2**40), unit=st.integers(0, 64))
 def test_seeds_of_steps_are_valid_and_differ_between_units(seed, step, unit):
     assert 0 <= step_seed(seed, step, unit) < 2**32
     assert step_seed(seed, step, unit) != step_seed(seed, step, unit + 1)
-
-
-def test_a_seed_is_pinned():
-    """A job that goes on in a later version draws the same numbers."""
-    assert [step_seed(0, 0, 0), step_seed(7, 3, 0), step_seed(7, 3, 128)] == [3442837909, 2071489831, 1825764898]
 
 
 @st.composite
@@ -186,82 +152,29 @@ def histories(draw):
     history=histories(),
 )
 def test_every_sample_once_per_epoch_whatever_the_history(samples, policy, history):
-    order = SampleOrder(samples, policy, seed=3)
-    progress = Progress()
-    used: dict[int, Counter] = {0: Counter(), 1: Counter()}
-    steps_of_global_batches = []
-
-    def run(workers, limit):
-        nonlocal progress
-        plans = [list(order.steps(progress, rank, workers)) for rank in range(workers)]
-        for step in range(min(limit, len(plans[0]))):
-            for plan in (ranks[step] for ranks in plans):
-                for micro in plan.micro_batches:
-                    used[progress.epoch].update(micro.indices.tolist())
-            steps_of_global_batches.append(plans[0][step].batch)
-            progress = plans[0][step].after
-
-    for workers, committed, torn in [*history, (2, 10**6, False)]:
-        run(workers, committed)
+    order, progress = SampleOrder(samples, policy, seed=3), Progress()
+    used = {0: [], 1: []}
+    for workers, committed, torn in [*history, (2, 10**6, False), (3, 10**6, False)]:
+        step = progress.step
+        made, progress = walked(order, progress, workers, committed)
+        used[progress.epoch] += made
         if torn:  # a step is begun and dropped: it is made again by the next world
             next(order.steps(progress, 0, workers), None)
+        assert progress.step - step <= committed
         if progress.position == samples and progress.epoch == 0:
             progress = progress.next_epoch()
-    run(3, 10**6)
-    assert used[0] == Counter(range(samples))
-    assert progress.step == len(steps_of_global_batches)
+    for epoch, indices in used.items():
+        assert indices == epoch_order(samples, 3, epoch).tolist()
 
 
-def test_the_order_of_an_epoch_is_made_once_however_many_worlds_it_takes(monkeypatch):
-    made = []
-
-    def counted(samples, seed, epoch, *, shuffle):
-        made.append(epoch)
-        return epoch_order(samples, seed, epoch, shuffle=shuffle)
-
-    monkeypatch.setattr(progress_module, "epoch_order", counted)
-    order = SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
-    used = {
-        epoch: [next(order.steps(Progress(epoch=epoch), 0, workers)).micro_batches[0].indices for workers in (1, 2, 3)]
-        for epoch in (0, 1, 0)
-    }
-    assert made == [0, 1, 0]
-    for epoch, first in used.items():
-        assert all(np.array_equal(each, epoch_order(25, 7, epoch)[: len(each)]) for each in first)
-    with pytest.raises(ValueError, match="read-only"):
-        used[0][0][0] = 0
-    assert order == SampleOrder(25, BatchPolicy(10, None, 4), seed=7)
-
-
-def test_a_change_of_workers_divides_no_more_than_is_asked_for(monkeypatch):
-    divided = []
-    equal = BatchPlan.equal
-
-    def counted(whole, workers, **options):
-        divided.append((len(whole), workers))
-        return equal(whole, workers, **options)
-
-    monkeypatch.setattr(progress_module.BatchPlan, "equal", counted)
-    order, progress = SampleOrder(10**6, BatchPolicy(10, None, 4), shuffle=False), Progress()
-    for workers in (2, 3, 1):
-        progress = next(order.steps(progress, 0, workers)).after
-    assert divided == [(10, 2), (10, 3), (10, 1)]
-    assert progress.position == 30
-
-
-def test_the_batches_of_a_fixed_policy_do_not_depend_on_the_workers():
-    policy = BatchPolicy(10, None, 4)
-    order = SampleOrder(25, policy, seed=0)
-
-    def batches(workers):
-        ranks = [list(order.steps(Progress(), rank, workers)) for rank in range(workers)]
-        return [
-            np.concatenate([micro.indices for plan in step for micro in plan.micro_batches]).tolist()
-            for step in zip(*ranks, strict=True)
-        ]
-
-    assert batches(1) == batches(2) == batches(3) == batches(7)
-    assert [len(batch) for batch in batches(2)] == [10, 10, 5]
+def walked(order, progress, workers, most):
+    """The samples of some steps, in order, and the progress after them."""
+    used = []
+    plans = [list(order.steps(progress, rank, workers))[:most] for rank in range(workers)]
+    for step in zip(*plans, strict=True):
+        used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
+        progress = step[0].after
+    return used, progress
 
 
 @given(samples=st.integers(35, 300), position=st.integers(0, 300), workers=st.integers(1, 5), drop_last=st.booleans())
@@ -281,11 +194,9 @@ def test_the_steps_of_an_epoch_without_its_last_batch_do_not_depend_on_the_histo
         return
     used, progress = [], Progress()
     for workers, committed, _ in [*history, (3, 10**6, False)]:
-        plans = [list(order.steps(progress, rank, workers))[:committed] for rank in range(workers)]
-        for step in zip(*plans, strict=True):
-            assert step[0].batch == batch
-            used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
-            progress = step[0].after
+        made, progress = walked(order, progress, workers, committed)
+        used += made
+    assert len(used) == progress.step * batch
     assert used == epoch_order(samples, 3, 0)[: samples // batch * batch].tolist()
     assert order.remaining_steps(progress, 1) == 0
 
@@ -321,11 +232,9 @@ def test_epochs_of_some_steps_go_through_all_samples_before_they_are_shuffled_an
         while progress.epoch < 2 + (number + 1) * in_pass:
             workers, committed, _ = next(changes)
             left = order.remaining_steps(progress, workers)
-            plans = [list(order.steps(progress, rank, workers)) for rank in range(workers)]
-            assert left == len(plans[0]) <= steps
-            for step in list(zip(*plans, strict=True))[:committed]:
-                used += [index for plan in step for micro in plan.micro_batches for index in micro.indices.tolist()]
-                progress = step[0].after
+            assert left == len(list(order.steps(progress, 0, workers))) <= steps
+            made, progress = walked(order, progress, workers, committed)
+            used += made
             if not order.remaining_steps(progress, 1):
                 progress = progress.next_epoch()
         assert used == epoch_order(samples, 3, number).tolist()

@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
@@ -133,77 +132,36 @@ class Training:
         return self.settings, float(group["lr"]), self.state.seen, self.state.progress, weights
 
 
-@pytest.mark.parametrize("ends_epochs", [False, True], ids=["", "commit at the end of epochs"])
-@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, ends_epochs):
-    options = {"each_step": each_step, "ends_epochs": ends_epochs}
-    expected = Training(SCHEDULERS[name], **options).run().result
+def require_as_undisturbed(name, expected=None, **options):
+    expected = expected or Training(SCHEDULERS[name], **options).run().result
     assert len({rate for rate, _ in expected[0].values()}) > 1
-    for point, occurrence in POINTS:
-        disturbed = Training(SCHEDULERS[name], point=point, occurrence=occurrence, **options).run()
-        if disturbed.broke:
-            assert disturbed.result == expected, (point, occurrence)
-
-
-@pytest.mark.parametrize("commits", ["top", "second"])
-@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
-def test_so_it_is_with_commits_elsewhere_or_not_after_each_step(each_step, commits):
-    expected = Training(SCHEDULERS["StepLR"], each_step=each_step).run().result
     for point, occurrence in [(None, 0), *POINTS]:
-        disturbed = Training(
-            SCHEDULERS["StepLR"], each_step=each_step, point=point, occurrence=occurrence, commits=commits
-        ).run()
+        disturbed = Training(SCHEDULERS[name], point=point, occurrence=occurrence, **options).run()
         assert disturbed.result == expected, (point, occurrence)
 
 
-def test_a_commit_before_the_step_leaves_the_batch_to_the_next_world():
-    expected = Training(SCHEDULERS["StepLR"], each_step=False).run().result
-    training = Training(SCHEDULERS["StepLR"], each_step=False, commits="top")
-    worlds, real_train = [], training.train
-
-    def train():
-        worlds.append(training.state.step)
-        real_train()
-
-    def reach(point):
-        if point == "before step" and training.state.step == 1 and len(worlds) == 1:
-            change_at_next_vote(training)
-
-    training.reach = reach
-    training.context.run(train, training.state)
-    assert worlds == [0, 2]
-    assert training.result == expected
+@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_is_that_of_an_undisturbed_run_wherever_the_world_breaks(name, each_step, caplog):
+    require_as_undisturbed(name, each_step=each_step)
+    assert "scheduler" not in caplog.text, "it is in its place"
 
 
-def change_at_next_vote(training):
-    reducer = training.state._reducer
-    real = reducer.close
-
-    def close(**votes):
-        reducer.close = real
-        outcome = real(**votes)
-        return replace(outcome, vote=replace(outcome.vote, leaving=True))
-
-    reducer.close = close
+@pytest.mark.parametrize(
+    "options", [{"commits": "top"}, {"commits": "second"}, {"ends_epochs": True}, {"snapshot": True}], ids=str
+)
+@pytest.mark.parametrize("each_step", [False, True], ids=["each epoch", "each step"])
+def test_so_it_is_with_commits_elsewhere_or_not_after_each_step_and_with_snapshots(each_step, options):
+    expected = Training(SCHEDULERS["StepLR"], each_step=each_step).run().result
+    require_as_undisturbed("StepLR", expected, each_step=each_step, **options)
 
 
-def test_rank_0_can_ask_for_the_end_of_training():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
-    training.state.stopping = True
-    training.make_step(next(iter(training.loader)))
-    assert training.state.vote.stopping
-
-
-def test_a_snapshot_goes_back_as_a_whole():
-    expected = Training(SCHEDULERS["StepLR"], each_step=False).run().result
-    for point, occurrence in POINTS:
-        options = {"each_step": False, "point": point, "occurrence": occurrence, "snapshot": True}
-        assert Training(SCHEDULERS["StepLR"], **options).run().result == expected, (point, occurrence)
+def by_epochs(**options):
+    return Training(SCHEDULERS["StepLR"], each_step=False, **options)
 
 
 def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
+    training = by_epochs()
     group = training.optimizer.param_groups[0]
     rate = group["lr"] = torch.tensor(0.1)
     training.state.commit()
@@ -213,52 +171,25 @@ def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was():
     assert float(rate) == pytest.approx(0.1)
 
 
-def test_a_step_that_no_commit_has_followed_keeps_the_values_that_belong_to_it():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
-    steps = iter(training.loader)
-    for _ in range(2):  # no commit
-        batch = next(steps)
-        for inputs, labels in batch:
-            batch.backward(cross_entropy(training.model(inputs), labels))
-        training.optimizer.step()
-        training.state.seen += batch.plan.batch
-    next(steps)
-    training.state.seen += 1000  # of a step that is torn
-    lose_world(training.context)
-    assert (training.state.step, training.state.seen) == (2, 40)
-
-
-def test_a_schedule_that_is_set_after_the_commit_is_warned_of_once(caplog):
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
+def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(caplog):
+    training = by_epochs()
     for _ in training.loader.epochs(1):
         for batch in training.loader:
             training.make_step(batch)
             training.schedule()
     assert caplog.text.count("call scheduler.step() before state.commit()") == 1
-
-
-def test_a_scheduler_that_the_state_does_not_hold_is_warned_of(caplog):
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
     del training.state.values["scheduler"]
     training.context.run(lambda: None, training.state)
     assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
 
 
-def test_nothing_is_warned_of_where_the_schedule_is_in_its_place(caplog):
-    for each_step, ends_epochs in itertools.product([False, True], repeat=2):
-        Training(SCHEDULERS["StepLR"], each_step=each_step, ends_epochs=ends_epochs).run()
-    assert "scheduler" not in caplog.text
-
-
 def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_left_at_it():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
-    ends = []
+    training, ends = by_epochs(), []
 
     def train():
         for epoch in training.loader.epochs(EPOCHS):
             for batch in training.loader:
-                for inputs, labels in batch:
-                    batch.backward(cross_entropy(training.model(inputs), labels))
+                training.accumulate(batch)
                 training.optimizer.step()
             ends.append(epoch)
             if epoch == 1:
@@ -267,63 +198,41 @@ def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_le
 
     training.context.run(train, training.state)
     assert ends == [0, 1]
-    assert training.state.step == EPOCHS * STEPS
-    assert training.state.progress.epoch == EPOCHS
+    assert (training.state.step, training.state.progress.epoch) == (EPOCHS * STEPS, EPOCHS)
 
 
-class TestABatchThatIsNotThePresentOne:
-    def batches(self):
-        return Training(SCHEDULERS["StepLR"], each_step=False)
-
-    def test_can_not_be_gone_through_twice(self):
-        training = self.batches()
-        batch = next(iter(training.loader))
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (lambda batch, steps, training: list(batch), r"step 1 are loaded once.*keep what is needed again in a list"),
+        (lambda batch, steps, training: "labels" in [type(each) for each in batch], "loaded once"),
+        (lambda batch, steps, training: next(steps), r"the batch of step 1 is over.*before the next is fetched"),
+        (lambda batch, steps, training: lose_world(training.context), "the workers have changed"),
+    ],
+    ids=["gone through", "searched", "followed by a later one", "in a later world"],
+)
+def test_a_batch_that_is_not_the_present_one_can_not_be_used(before, words):
+    training = by_epochs()
+    batch = next(steps := iter(training.loader))
+    before(batch, steps, training)
+    with pytest.raises(UserError, match=words):
         list(batch)
-        with pytest.raises(UserError, match=r"step 1 are loaded once.*keep what is needed again in a list"):
-            list(batch)
 
-    def test_says_so_after_a_search_in_it(self):
-        batch = next(iter(self.batches().loader))
-        assert "labels" not in [type(item).__name__ for item in batch]
-        with pytest.raises(UserError, match="loaded once"):
+
+def test_a_batch_can_not_be_weighed_once_a_later_one_is_there():
+    training = by_epochs()
+    first = next(steps := iter(training.loader))
+    inputs, labels = next(iter(first))
+    next(steps)
+    with pytest.raises(UserError, match="is over"):
+        first.backward(cross_entropy(training.model(inputs), labels))
+
+
+def test_a_batch_that_was_not_used_up_leaves_the_samples_of_the_next_alone():
+    training = by_epochs()
+    expected = [[inputs.tolist() for inputs, _ in batch] for batch in training.loader]
+    for number, batch in enumerate(training.loader):
+        if number == 0:
             next(iter(batch))
-
-    def test_can_not_be_used_once_a_later_one_is_there(self):
-        training = self.batches()
-        steps = iter(training.loader)
-        first, _ = next(steps), next(steps)
-        with pytest.raises(UserError, match=r"the batch of step 1 is over.*before the next is fetched"):
-            next(iter(first))
-
-    def test_can_not_be_weighed_once_a_later_one_is_there(self):
-        training = self.batches()
-        steps = iter(training.loader)
-        first = next(steps)
-        inputs, labels = next(iter(first))
-        next(steps)
-        with pytest.raises(UserError, match="is over"):
-            first.backward(cross_entropy(training.model(inputs), labels))
-
-    def test_can_not_be_used_in_a_later_world(self):
-        training = self.batches()
-        batch = next(iter(training.loader))
-        lose_world(training.context)
-        with pytest.raises(UserError, match="the workers have changed"):
-            list(batch)
-
-    def test_leaves_the_samples_of_the_next_alone_where_it_was_not_used_up(self):
-        training = self.batches()
-        expected = [[inputs.tolist() for inputs, _ in batch] for batch in training.loader]
-        for number, batch in enumerate(training.loader):
-            if number == 0:
-                next(iter(batch))
-            else:
-                assert [inputs.tolist() for inputs, _ in batch] == expected[number]
-
-
-def test_a_change_of_the_world_at_a_commit_is_raised_there():
-    training = Training(SCHEDULERS["StepLR"], each_step=False)
-    training.context.session.post(p.Terminated("told to leave"))
-    batch = next(iter(training.loader))
-    with pytest.raises(WorldChanged):
-        training.make_step(batch)
+        else:
+            assert [inputs.tolist() for inputs, _ in batch] == expected[number]

@@ -11,9 +11,8 @@ from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes, hold
 
 
 class Writes(Callback):
-    def __init__(self):
-        self.file = None
-        self.steps = 0
+    def __init__(self, path):
+        self.path, self.file, self.steps = str(path), None, 0
 
     def on_train_begin(self):
         self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT)
@@ -22,9 +21,7 @@ class Writes(Callback):
 @pytest.fixture
 def made(tmp_path):
     """Two callbacks, of the first worker and of a newcomer."""
-    both = [Writes(), Writes()]
-    for number, each in enumerate(both):
-        each.path = str(tmp_path / str(number))
+    both = [Writes(tmp_path / name) for name in "ab"]
     yield both
     for each in both:
         if each.file is not None:
@@ -56,19 +53,18 @@ def test_a_newcomer_of_keras_keeps_its_own_file(made):
 
     first, newcomer = made
     sent = []
-    collectives = [
-        SimpleNamespace(
-            broadcast_bytes=lambda value, _: sent.append(value) or sent[0],
-            world=SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0),
-        )
-        for rank in range(2)
-    ]
-    root, other = (OwnCallbacks([each], on) for each, on in zip(made, collectives, strict=True))
+
+    def member(callback, rank):
+        world = SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0)
+        sends = SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0], world=world)
+        return OwnCallbacks([callback], sends), world
+
+    (root, its_world), (other, others_world) = member(first, 0), member(newcomer, 1)
     first.on_train_begin()
     root.catch_up(pytest.fail)
     first.steps = 7
-    for each, on in zip((root, other), collectives, strict=True):
-        each.enter(on.world)
+    root.enter(its_world)
+    other.enter(others_world)
     newcomer.on_train_begin()
     own = newcomer.file
     other.catch_up(lambda: None)

@@ -1,10 +1,9 @@
 """Mixed precision, clipping, a schedule, the compiler and checkpointing in one loop: what differs, and why."""
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from elastic_kit import Board, SumOfThreads, make_data
+from elastic_kit import Board, SumOfThreads, in_threads, make_data
 from session_kit import FakeMaster, enter
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -62,9 +61,7 @@ class Member:
 
 def train(workers, micro_batch, dtype):
     board = Board(workers)
-    members = [Member(rank, board, micro_batch, dtype) for rank in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        return next(iter(pool.map(Member.train, members, timeout=120)))
+    return in_threads(Member.train, [Member(rank, board, micro_batch, dtype) for rank in range(workers)])[0]
 
 
 def difference(one, other):

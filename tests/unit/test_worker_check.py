@@ -4,11 +4,10 @@ import io
 import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from worker_kit import write_zoo
+from worker_kit import function, spec_maker
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
@@ -19,13 +18,10 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.fixture
 def run(monkeypatch, tmp_path, capfd):
     """Checks a module with something added; gives exit code, stdout and stderr."""
-    monkeypatch.setattr("sys.path", list(sys.path))
+    make = spec_maker(tmp_path, monkeypatch)
 
     def checked(extra="", **options):
-        name = f"zoo_{uuid.uuid4().hex}"
-        zoo = write_zoo(tmp_path / "zoo", extra, name=name)
-        spec = JobSpec(model_zoo=str(zoo), model_def=name, **options)
-        monkeypatch.setattr("sys.stdin", io.StringIO(spec.to_json()))
+        monkeypatch.setattr("sys.stdin", io.StringIO(make(extra, **options).to_json()))
         code = check.main()
         said = capfd.readouterr()
         return code, said.out, said.err
@@ -33,55 +29,9 @@ def run(monkeypatch, tmp_path, capfd):
     return checked
 
 
-def test_silent_when_all_is_well_however_noisy_the_module(run):
-    noise = "\nimport os, sys\nprint('out')\nprint('err', file=sys.stderr)\nos.write(1, b'raw out')\nos.write(2, b'raw err')\n"
-    assert run(noise) == (0, "", "")
-
-
-def function(name, body):
-    parameters = {"optimizer": "parameters", "dataset": "mode, path"}.get(name, "")
-    return f"\nimport sys\nprint('noise', file=sys.stderr)\ndef {name}({parameters}):\n    {body}\n"
-
-
-@pytest.mark.parametrize(
-    ("extra", "expected"),
-    [
-        (function("custom_model", "return {}['width']"), "custom_model() raised KeyError: 'width'"),
-        (function("custom_model", "return 3"), "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
-        (function("optimizer", "return 3"), "optimizer(parameters) returned int; expected a torch.optim.Optimizer"),
-        (function("callbacks", "return 3"), "callbacks() raised TypeError: 'int' object is not iterable"),
-        (function("eval_metrics_fn", "return [1]"), "eval_metrics_fn() returned list; expected a dict of functions"),
-        (function("dataset", "raise ValueError('no such file: ' + path)"), "dataset('training', ''): no such file:"),
-    ],
-)  # fmt: skip
-def test_one_line_for_what_is_wrong(run, extra, expected):
-    code, out, err = run(extra)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert expected in err
-
-
-GIVEN = "custom_model()'s model, given the first samples of dataset('training', '') (features {}), raised "
-
-
-def test_a_model_or_a_loss_that_does_not_take_the_data(run):
-    code, _, err = run("\ndef custom_model():\n    return torch.nn.Linear(5, 1)\n")
-    assert code == 2
-    assert "py: " + GIVEN.format("float32 (40, 2)") + "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in err
-    code, _, err = run(
-        "\ndef loss(labels, predictions):\n    return torch.nn.functional.nll_loss(predictions, labels)\n"
-    )
-    assert code == 2
-    assert "loss(labels, predictions), given labels float32 (40, 1) and predictions float32 (40, 1), raised" in err
-    code, _, err = run("\ndef loss(labels, predictions):\n    return (labels - predictions) ** 2\n")
-    assert code == 2
-    assert "returned a tensor of shape (40, 1); expected a scalar tensor" in err
-    code, _, err = run("\ndef loss(labels, predictions):\n    return ((labels - predictions) ** 2).sum()\n")
-    assert code == 2
-    assert "the loss is a sum over the samples" in err
-    assert err.count("\n") == 1
-
-
+NOISE = (
+    "\nimport os, sys\nprint('out')\nprint('err', file=sys.stderr)\nos.write(1, b'raw out')\nos.write(2, b'raw err')\n"
+)
 RELUCTANT = """
 class Reluctant(torch.nn.Linear):
     def forward(self, inputs):
@@ -96,16 +46,47 @@ def custom_model():
 
 
 @pytest.mark.parametrize(
-    "condition",
+    "extra",
     [
-        ("not self.training", "ValueError('only in training')"),
-        ("len(inputs) != 40", "ValueError('only batches of 40')"),
-        ("True", "NotImplementedError('not here')"),
-        ("True", "RuntimeError('Expected all tensors to be on the same device, but found cuda:0 and cpu!')"),
+        NOISE,
+        # What a worker may be able to do is not refused.
+        RELUCTANT.format("not self.training", "ValueError('only in training')"),
+        RELUCTANT.format("len(inputs) != 40", "ValueError('only batches of 40')"),
+        RELUCTANT.format("True", "NotImplementedError('not here')"),
+        RELUCTANT.format("True", "RuntimeError('Expected all tensors to be on the same device, but found cuda:0!')"),
     ],
 )
-def test_what_a_worker_may_be_able_to_do_is_not_refused(run, condition):
-    assert run(RELUCTANT.format(*condition)) == (0, "", "")
+def test_silent_when_all_is_well(run, extra):
+    assert run(extra) == (0, "", "")
+
+
+def of_loss(body):
+    return function("loss(labels, predictions)", f"return {body}")
+
+
+FIRST = "given the first samples of dataset('training', '') (features float32 (40, 2)), raised "
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (function("custom_model()", "return {}['width']"), "custom_model() raised KeyError: 'width'"),
+        (function("custom_model()", "return 3"), "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
+        (function("optimizer(parameters)", "return 3"), "optimizer(parameters) returned int; expected a torch.optim.Optimizer"),
+        (function("callbacks()", "return 3"), "callbacks() raised TypeError: 'int' object is not iterable"),
+        (function("eval_metrics_fn()", "return [1]"), "eval_metrics_fn() returned list; expected a dict of functions"),
+        (function("dataset(mode, path)", "raise ValueError('no such file: ' + path)"), "dataset('training', ''): no such file:"),
+        (function("custom_model()", "return torch.nn.Linear(5, 1)"), FIRST + "RuntimeError: mat1 and mat2 shapes cannot be"),
+        (of_loss("torch.nn.functional.nll_loss(predictions, labels)"), "given labels float32 (40, 1) and predictions float32 (40, 1), raised"),
+        (of_loss("(labels - predictions) ** 2"), "returned a tensor of shape (40, 1); expected a scalar tensor"),
+        (of_loss("((labels - predictions) ** 2).sum()"), "the loss is a sum over the samples"),
+    ],
+)  # fmt: skip
+def test_one_line_for_what_is_wrong(run, extra, expected):
+    code, out, err = run("\nprint('noise')\n" + extra)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert expected in err
 
 
 def test_runs_two_samples_in_evaluation_mode(run, tmp_path):
@@ -116,8 +97,7 @@ def test_runs_two_samples_in_evaluation_mode(run, tmp_path):
 
 def test_a_last_batch_of_one_sample_is_refused_where_the_model_does_not_take_it(run):
     code, _, err = run(global_batch_size=39)
-    assert code == 2
-    assert err.count("\n") == 1
+    assert (code, err.count("\n")) == (2, 1)
     assert "the last batch of an epoch has one sample, as 40 leave one over of batches of 39: take another" in err
     assert "Expected more than 1 value per channel" in err
     linear = "\ndef custom_model():\n    return torch.nn.Linear(2, 1)\n"
@@ -130,24 +110,18 @@ def test_names_the_users_line(run):
     assert Path(path).read_text().splitlines()[int(line) - 1] == "    return 1 / 0"
 
 
-def test_refuses_what_horovod_cannot_bear(run, monkeypatch):
-    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "1")
-    code, _, err = run()
+def test_refuses_what_horovod_cannot_bear_and_says_where_it_is_missing(run, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("HOROVOD_CYCLE_TIME", "1")
+        code, _, err = run()
     assert code == 2
     assert "unset HOROVOD_CYCLE_TIME" in err
-
-
-def test_says_that_horovod_is_missing(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     code, _, err = run(collective="horovod")
     assert code == 2
     assert "Horovod with PyTorch is needed" in err
     assert "--collective torch does without" in err
-
-
-def test_without_horovod_torch_is_taken_where_it_is_not_asked_for(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    assert run()[0] == 0
+    assert run()[0] == 0, "torch is taken where it is not asked for"
 
 
 def test_refuses_a_second_history_in_one_folder(run, tmp_path):

@@ -1,11 +1,10 @@
 """Every sample of the evaluation set counts once, however it is shared out."""
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads
+from elastic_kit import Board, SumOfThreads, in_threads
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -24,60 +23,50 @@ def squared(labels, outputs):
     return (outputs.sum(dim=1) - labels).square().mean()
 
 
-def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda activity: None, **changes):
-    given = {
-        "model": model or torch.nn.Identity(),
-        "dataset": dataset,
-        "loss": squared,
-        "metrics": {
-            "labels_in_order": lambda labels, outputs: float(torch.equal(labels, torch.arange(len(dataset)))),
-            "inputs_in_order": lambda labels, outputs: float(torch.equal(outputs, dataset.tensors[0])),
-        },
-        "batch_size": batch_size,
-        "context": SimpleNamespace(collective=collective, device=torch.device("cpu"), advance=advance),
-        **changes,
+def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda activity: None, metrics=None):
+    in_order = {
+        "labels_in_order": lambda labels, outputs: float(torch.equal(labels, torch.arange(len(dataset)))),
+        "inputs_in_order": lambda labels, outputs: float(torch.equal(outputs, dataset.tensors[0])),
     }
-    return TorchEvaluator(**given)
-
-
-@pytest.mark.parametrize("samples", [1, 2, 3, 7, 16, 17])
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_exact_for_every_share(samples, workers):
-    dataset = data(samples)
-    board = Board(workers)
-    with ThreadPoolExecutor(workers) as pool:
-        results = list(
-            pool.map(
-                lambda rank: make_evaluator(SumOfThreads(rank, board), dataset, batch_size=3).evaluate(),
-                range(workers),
-            )
-        )
-    assert all(result == results[0] for result in results)
-    assert results[0].samples == samples
-    assert results[0].metrics["labels_in_order"] == 1.0
-    assert results[0].metrics["inputs_in_order"] == 1.0
-    exact = float(squared(dataset.tensors[1], dataset.tensors[0]))
-    assert results[0].metrics["loss"] == pytest.approx(exact, rel=1e-5)
+    return TorchEvaluator(
+        model=model or torch.nn.Identity(),
+        dataset=dataset,
+        loss=squared,
+        metrics=in_order if metrics is None else metrics,
+        batch_size=batch_size,
+        context=SimpleNamespace(collective=collective, device=torch.device("cpu"), advance=advance),
+    )
 
 
 def alone(dataset=None, **changes):
-    return make_evaluator(HorovodCollective(TorchTensors()), dataset or data(10), **changes)
+    return make_evaluator(HorovodCollective(TorchTensors()), dataset or data(10), **changes).evaluate()
+
+
+@pytest.mark.parametrize("samples", [1, 3, 7, 17])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_exact_for_every_share(samples, workers):
+    dataset, board = data(samples), Board(workers)
+    results = in_threads(
+        lambda rank: make_evaluator(SumOfThreads(rank, board), dataset, batch_size=3).evaluate(), range(workers)
+    )
+    assert all(result == results[0] for result in results)
+    exact = pytest.approx(float(squared(dataset.tensors[1], dataset.tensors[0])), rel=1e-5)
+    assert results[0].samples == samples
+    assert results[0].metrics == {"labels_in_order": 1.0, "inputs_in_order": 1.0, "loss": exact}
 
 
 def test_runs_in_evaluation_mode_without_a_trace():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2))
     model[2].eval()  # frozen by the user
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    first, second = (alone(model=model, metrics={}).evaluate() for _ in range(2))
+    first, second = (alone(model=model, metrics={}) for _ in range(2))
     assert first == second  # dropout would differ
-    assert [module.training for module in model] == [True, True, False]
-    assert model.training
+    assert [module.training for module in (model, *model)] == [True, True, True, False]
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 def test_the_mode_is_put_back_when_the_users_code_raises():
-    model = torch.nn.Dropout()
-    modes = []
+    model, modes = torch.nn.Dropout(), []
 
     def forward(inputs):
         modes.append(model.training)
@@ -85,20 +74,22 @@ def test_the_mode_is_put_back_when_the_users_code_raises():
 
     model.forward = forward
     with pytest.raises(KeyError):
-        alone(model=model).evaluate()
-    assert modes == [False]
-    assert model.training
+        alone(model=model)
+    assert (modes, model.training) == ([False], True)
+
+
+class Shaped(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, inputs):
+        return self.shape(inputs)
 
 
 def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
     sizes, beats = [], []
-
-    class Spy(torch.nn.Module):
-        def forward(self, inputs):
-            sizes.append(len(inputs))
-            return inputs
-
-    alone(data(10), model=Spy(), batch_size=4, advance=beats.append).evaluate()
+    alone(model=Shaped(lambda inputs: sizes.append(len(inputs)) or inputs), batch_size=4, advance=beats.append)
     assert sizes == [4, 3, 3]
     assert beats.count(Activity.ALIVE) >= 3
 
@@ -111,43 +102,30 @@ def test_while_rank_0_has_the_metrics_computed_the_others_wait_for_it_and_not_it
         return 0.0
 
     def evaluate(rank):
-        evaluator = make_evaluator(
-            SumOfThreads(rank, board), data(6), metrics={"slow": slow}, advance=said[rank].append
-        )
-        evaluator.evaluate()
+        told = {"metrics": {"slow": slow}, "advance": said[rank].append}
+        make_evaluator(SumOfThreads(rank, board), data(6), **told).evaluate()
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(evaluate, range(2)))
+    in_threads(evaluate, range(2))
     assert meanwhile == [Activity.ALIVE]
     assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 2
-
-
-class Shaped(torch.nn.Module):
-    def __init__(self, shape):
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, inputs):
-        return self.shape(inputs)
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
         (lambda inputs: (inputs, inputs), "output must be one tensor, not tuple"),
-        (lambda inputs: {"logits": inputs}, "output must be one tensor, not dict"),
         (lambda inputs: inputs.mean(), r"one row a sample: 4, but its shape is \(\)"),
         (lambda inputs: inputs[:1], r"one row a sample: 4, but its shape is \(1, 2\)"),
     ],
 )
 def test_outputs_that_are_not_rows_are_refused(shape, message):
     with pytest.raises(UserError, match=message):
-        alone(model=Shaped(shape)).evaluate()
+        alone(model=Shaped(shape))
 
 
 def test_half_precision_is_widened_for_the_metrics():
     seen = []
-    alone(model=Shaped(torch.Tensor.bfloat16), metrics={"n": lambda y, o: seen.append(o.dtype) or 0.0}).evaluate()
+    alone(model=Shaped(torch.Tensor.bfloat16), metrics={"n": lambda y, o: seen.append(o.dtype) or 0.0})
     assert seen == [torch.float32]
 
 
@@ -167,10 +145,8 @@ def test_only_rank_0_receives_the_outputs_of_others_and_computes_the_metrics():
         metrics = {"rank": lambda labels, outputs: computed.append(rank) or float(len(labels))}
         return make_evaluator(collective, data(100), metrics=metrics).evaluate()
 
-    with ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(evaluate, range(3), timeout=60))
-    assert all(result == results[0] for result in results)
-    assert results[0].metrics["rank"] == 100.0
+    results = in_threads(evaluate, range(3))
+    assert [result.metrics["rank"] for result in results] == [100.0] * 3
     assert computed == [0]
     assert received[0] > 0
     assert received[1:] == [0, 0]
@@ -181,13 +157,12 @@ def test_another_type_on_another_worker_is_refused():
 
     def evaluate(rank):
         model = Shaped(torch.Tensor.double) if rank else torch.nn.Identity()
-        return make_evaluator(SumOfThreads(rank, board), data(8), model=model).evaluate()
-
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(evaluate, 0)
-        pool.submit(evaluate, 1)
         try:
-            with pytest.raises(UserError, match="another shape or type on another worker"):
-                first.result(30)
-        finally:
+            make_evaluator(SumOfThreads(rank, board), data(8), model=model).evaluate()
+        except Exception as error:  # noqa: BLE001
             board.barrier.abort()  # the other waits for the metrics
+            return error
+
+    first, _ = in_threads(evaluate, range(2))
+    assert isinstance(first, UserError)
+    assert "another shape or type on another worker" in str(first)

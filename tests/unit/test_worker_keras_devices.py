@@ -1,16 +1,12 @@
 """TensorFlow is told of its devices before it uses them, wherever the module imports it."""
 
-import sys
-import uuid
-
 import pytest
 import tensorflow as tf
-from worker_keras_kit import MODULE
-from worker_kit import write_zoo
+from worker_keras_kit import spec_maker
+from worker_kit import function
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras.backend import prepare_devices
-from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
 from elasticdl.worker.frameworks import build_model, set_defaults
 from elasticdl.worker.zoo import load_module
@@ -42,43 +38,35 @@ def devices(monkeypatch):
     return made
 
 
-def module_with(tmp_path, monkeypatch, extra):
-    monkeypatch.setattr("sys.path", list(sys.path))
-    name = f"zoo_{uuid.uuid4().hex}"
-    write_zoo(tmp_path / "zoo", extra, MODULE, name)
-    return JobSpec(model_zoo=str(tmp_path / "zoo"), model_def=name)
+@pytest.fixture
+def make_spec(tmp_path, monkeypatch):
+    return spec_maker(tmp_path, monkeypatch)
 
 
-def test_before_a_module_that_imports_it_builds_its_model(devices, tmp_path, monkeypatch):
-    spec = module_with(tmp_path, monkeypatch, "\ndef custom_model():\n    return happened.append('model')\n")
-    module = load_module(spec)
+def test_before_a_module_that_imports_it_builds_its_model(devices, make_spec):
+    module = load_module(make_spec(function("custom_model()", "return happened.append('model')")))
     module.custom_model.__globals__["happened"] = devices.happened
     build_model(module, 0)
     assert devices.happened == ["growth of GPU:0", "growth of GPU:1", "model"]
 
 
-def test_devices_that_a_model_is_on_already_are_left_alone(devices):
+@pytest.mark.parametrize("told_before", [True, False])
+def test_devices_that_are_used_already_are_left_alone(devices, told_before):
+    if told_before:
+        prepare_devices()
     devices.used = True
     prepare_devices()
-    assert devices.happened == []
+    assert devices.happened == ["growth of GPU:0", "growth of GPU:1"] * told_before
 
 
-def test_once_is_enough(devices):
-    prepare_devices()
-    devices.used = True
-    prepare_devices()
-    assert devices.happened == ["growth of GPU:0", "growth of GPU:1"]
-
-
-def test_the_environment_says_so_before_anything_of_the_module_is_imported(tmp_path, monkeypatch):
+def test_the_environment_says_so_before_anything_of_the_module_is_imported(make_spec, monkeypatch):
     monkeypatch.delenv(GROWTH, raising=False)
-    tell = f"\nimport os\ntold = os.environ.get('{GROWTH}')\ndef custom_model():\n    raise ValueError(f'told: {{told}}')\n"
+    tell = f"\nimport os\ntold = os.environ.get('{GROWTH}')\n"
     with pytest.raises(UserError, match="told: true"):
-        check.check(module_with(tmp_path, monkeypatch, tell))
+        check.check(make_spec(tell + function("custom_model()", "raise ValueError(f'told: {told}')")))
 
 
-def test_what_the_user_has_set_stays(monkeypatch):
+def test_what_the_user_has_set_stays():
     environ = {GROWTH: "false"}
     set_defaults(environ)
-    assert environ[GROWTH] == "false"
-    assert environ["KERAS_BACKEND"] == "tensorflow"
+    assert (environ[GROWTH], environ["KERAS_BACKEND"]) == ("false", "tensorflow")

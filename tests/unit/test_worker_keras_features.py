@@ -30,20 +30,14 @@ def custom_model():
 """
 
 
-@pytest.fixture
-def make_spec(tmp_path, monkeypatch):
-    return spec_maker(tmp_path, monkeypatch)
-
-
-def test_trains_and_evaluates_as_without_the_dict(make_spec):
-    results = []
+def test_trains_and_evaluates_as_without_the_dict(tmp_path, monkeypatch):
+    make_spec, results = spec_maker(tmp_path, monkeypatch), []
     for extra in (DICTS, DICTS + "\n\ndataset = plain\n"):
         spec = make_spec(extra, num_epochs=1)
         check(spec)
         job = make_job(spec)
         job.trainer.run()
-        evaluation = job.learner.evaluate()
-        results.append(([report.loss for report in job.script.reports], evaluation.metrics))
+        results.append(([report.loss for report in job.script.reports], job.learner.evaluate().metrics))
     assert results[0] == results[1]
     assert results[0][0]
 
@@ -58,30 +52,27 @@ def functional(inputs):
 
 
 @pytest.mark.parametrize(
-    ("make", "one"),
+    ("make", "features", "one"),
     [
-        (lambda: functional(keras.Input((2,))), True),
-        (lambda: functional([keras.Input((2,))]), True),
-        (lambda: keras.Sequential([keras.layers.Dense(1)]), True),
-        (lambda: functional({"a": keras.Input((2,), name="a")}), False),
-        (lambda: functional([keras.Input((2,)), keras.Input((2,))]), False),
-        (Own, False),
+        (lambda: functional(keras.Input((2,))), {"a": 5}, True),
+        (lambda: functional([keras.Input((2,))]), {"a": 5}, True),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), {"a": 5}, True),
+        (lambda: functional({"a": keras.Input((2,), name="a")}), {"a": 5}, False),
+        (lambda: functional([keras.Input((2,)), keras.Input((2,))]), {"a": 5}, False),
+        (Own, {"a": 5}, False),
+        (keras.Sequential, np.ones(2), False),
+        (keras.Sequential, {"a": 5, "b": 6}, False),
+        (keras.Sequential, (5,), False),
     ],
 )
-def test_only_for_a_model_of_one_input_without_a_name(make, one):
-    given = [({"a": np.ones(2)}, 1)]
-    data = one_feature(make(), Datasets(given, None))
-    assert isinstance(data.training, OneFeature) is one
-    assert data.evaluation is None
-    features, label = data.training[0]
-    assert isinstance(features, dict) is not one
-    assert label == 1
-
-
-@pytest.mark.parametrize("features", [np.ones(2), {"a": np.ones(2), "b": np.ones(2)}, (np.ones(2),)])
-def test_other_features_stay(features):
+def test_only_for_a_model_of_one_input_without_a_name_and_a_dict_of_one(make, features, one):
     given = [(features, 1)]
-    assert one_feature(keras.Sequential(), Datasets(given, given)).training is given
+    data = one_feature(make(), Datasets(given, None))
+    assert data.evaluation is None
+    if one:
+        assert data.training[0] == (5, 1)
+    else:
+        assert data.training is given
 
 
 def test_whole_batches():

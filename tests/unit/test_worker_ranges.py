@@ -1,15 +1,18 @@
-"""Which numbers of workers a job may have: `scale` refuses what submission refuses."""
+"""Which numbers of workers a job may have, and by which rules its rate follows them."""
 
 import asyncio
 
 import grpc
 import pytest
 
+from elasticdl.callbacks import Callback, LearningRateScheduler
+from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.job.spec import JobSpec
 from elasticdl.job.worker_range import WorkerRange
 from elasticdl.master.shell.servicer import Servicer
 from elasticdl.master.state.events import ScaleRequested
 from elasticdl.proto import elasticdl_pb2 as pb
+from elasticdl.worker.batch_sizes import rate_rules
 
 KUEUE, VOLCANO = {"queue": "kueue=train"}, {"queue": "volcano=train"}
 FIXED = "the gang in --queue {} was submitted with 4 workers, which can't be changed: submit another job"
@@ -26,56 +29,56 @@ class Context:
         raise RefusedError(text)
 
 
-class Mailbox:
-    def __init__(self):
-        self.events = []
-
-    def post(self, event):
-        self.events.append(event)
+class Mailbox(list):
+    post = list.append
 
     async def settled(self):
         return True
 
 
-def scaled(spec, workers):
-    """What a master of this job answers, and what it then does."""
-    mailbox = Mailbox()
-    status = pb.JobStatus(job_name="digits", phase="running", min_workers=4, max_workers=4)
-    servicer = Servicer(mailbox, None, lambda: status, None, None, None, pb.Welcome, spec.why_not_scaled_to)
-    low, high = workers
-    request = pb.ScaleRequest(min_workers=low, max_workers=high)
-    try:
-        answer = asyncio.run(servicer.Scale(request, Context())).message
-    except RefusedError as refusal:
-        answer = str(refusal)
-    return answer, mailbox.events
-
-
 @pytest.mark.parametrize(
     ("options", "workers", "refusal"),
     [
-        (KUEUE, (2, 8), FIXED.format("kueue=train")),
-        (KUEUE, (8, 8), FIXED.format("kueue=train")),
-        (KUEUE, (2, 2), FIXED.format("kueue=train")),
-        (VOLCANO, (8, 8), FIXED.format("volcano=train")),
-        ({}, (2, 8), WHOLE),
+        ({"gang": True, **KUEUE}, (2, 8), FIXED.format("kueue=train")),
+        ({"gang": True, **KUEUE}, (2, 2), FIXED.format("kueue=train")),
+        ({"gang": True, **VOLCANO}, (8, 8), FIXED.format("volcano=train")),
+        ({"gang": True}, (2, 8), WHOLE),
+        ({"gang": True, **KUEUE}, (4, 4), None),
+        ({"gang": True}, (8, 8), None),  # without a queue nobody holds it to a size
+        (KUEUE, (2, 8), None),
     ],
 )
-def test_a_gang_is_not_scaled_to_what_it_could_not_be_submitted_with(options, workers, refusal):
-    spec = JobSpec.model_validate({"image": "i", "gang": True, "num_workers": "4", **options})
-    assert scaled(spec, workers) == (refusal, [])
+def test_a_job_is_scaled_to_what_it_could_be_submitted_with(options, workers, refusal):
+    spec = JobSpec.model_validate({"image": "i", "num_workers": "4", **options})
+    mailbox, (low, high) = Mailbox(), workers
+    status = pb.JobStatus(job_name="digits", phase="running", min_workers=4, max_workers=4)
+    servicer = Servicer(mailbox, None, lambda: status, None, None, None, pb.Welcome, spec.why_not_scaled_to)
+    asked = servicer.Scale(pb.ScaleRequest(min_workers=low, max_workers=high), Context())
+    if refusal is None:
+        asyncio.run(asked)
+        assert mailbox == [ScaleRequested(WorkerRange(minimum=low, maximum=high))]
+        return
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(asked)
+    assert (str(refused.value), mailbox) == (refusal, [])
+
+
+def half(epoch):
+    return 0.5
 
 
 @pytest.mark.parametrize(
-    ("options", "workers"),
+    ("options", "callbacks", "rules"),
     [
-        ({"gang": True, **KUEUE}, (4, 4)),
-        ({"gang": True}, (8, 8)),  # without a queue nobody holds it to a size
-        (KUEUE, (2, 8)),
-        ({}, (2, 8)),
+        ({}, [Callback()], LearningRate()),
+        ({"learning_rate_scaling": "none"}, [], LearningRate()),
+        (
+            {"learning_rate_scaling": "sqrt", "learning_rate_ramp_steps": 5},
+            [],
+            LearningRate(scaling="sqrt", ramp_steps=5),
+        ),
+        ({}, [LearningRateScheduler(print), Callback(), LearningRateScheduler(half)], LearningRate(half)),
     ],
 )
-def test_other_jobs_are_scaled(options, workers):
-    spec = JobSpec.model_validate({"image": "i", "num_workers": "4", **options})
-    low, high = workers
-    assert scaled(spec, workers)[1] == [ScaleRequested(WorkerRange(minimum=low, maximum=high))]
+def test_the_rate_follows_options_and_the_last_scheduler(options, callbacks, rules):
+    assert rate_rules(JobSpec(minibatch_size=8, **options), callbacks) == rules

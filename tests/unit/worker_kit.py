@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from session_kit import FakeMaster, let_break
 
 from elasticdl.elastic.collectives.horovod import HorovodCollective
@@ -20,6 +23,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model
+from elasticdl.worker.learner import Learner
 from elasticdl.worker.torch_learner import TorchLearner
 from elasticdl.worker.trainer import Trainer
 from elasticdl.worker.zoo import load_module
@@ -57,6 +61,26 @@ def write_zoo(folder: Path, extra: str = "", module: str = MODULE, name: str = "
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.py").write_text(module + extra)
     return folder
+
+
+def function(signature: str, *lines: str) -> str:
+    """For a module: one more function, or another one of that name."""
+    return f"\n\ndef {signature}:\n    " + "\n    ".join(lines) + "\n"
+
+
+def spec_maker(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str = MODULE, **defaults: object):
+    """Makes the specification of a job over a module of its own, with something added or with something else."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(folder)
+
+    def make(extra: str = "", module: str = module, **options: object) -> JobSpec:
+        name = f"zoo_{uuid.uuid4().hex}"
+        given = {"model_zoo": str(write_zoo(folder / "zoo", extra, module, name)), "model_def": name, **defaults}
+        if "minibatch_size" in options:
+            del given["global_batch_size"]
+        return JobSpec(**{**given, **options})
+
+    return make
 
 
 class ScriptedCore(WorkerCore):
@@ -112,25 +136,39 @@ class Script(FakeMaster):
         return left
 
 
-class BreakingCollective(HorovodCollective):
+class Counting(HorovodCollective):
     """Fails when an operation with one of the given names is done for the n-th time.
 
     The other members, if any, contribute just what this one does.
     """
 
-    def __init__(self, failures: set[tuple[str, int]] = frozenset()):
-        super().__init__(TorchTensors())
+    def __init__(self, tensors, failures: set[tuple[str, int]] = frozenset()):
+        super().__init__(tensors)
         self.failures = failures
         self.done: dict[str, int] = {}
 
+    def require_one_engine(self, store, world):
+        """They do."""
+
+    def gather(self, array, name):
+        self.count(name)
+        return [array] * self.world.size
+
+    def count(self, name):
+        self.done[name] = self.done.get(name, 0) + 1
+        if (name, self.done[name]) in self.failures:
+            raise WorldBroken(f"{name} failed")
+
+
+class BreakingCollective(Counting):
+    def __init__(self, failures=frozenset()):
+        super().__init__(TorchTensors(), failures)
+
     def sum_(self, tensors, name):
-        self._count(name)
+        self.count(name)
         for tensor in tensors:
             tensor *= self.world.size
         return tensors
-
-    def require_one_engine(self, store, world):
-        """They do."""
 
     def begin_sum(self, tensor, name):
         return Transfer(tensor)
@@ -139,25 +177,16 @@ class BreakingCollective(HorovodCollective):
         for transfer in transfers:
             transfer.tensor.mul_(self.world.size)
 
-    def gather(self, array, name):
-        self._count(name)
-        return [array] * self.world.size
-
     def break_at_steps(self, reducer):
         """Also in a world of one, which sums nothing."""
         close, end = reducer.close, reducer.end
 
         def counted(work):
-            self._count(STEP)
+            self.count(STEP)
             return work()
 
         reducer.close = lambda **votes: counted(lambda: close(**votes))
         reducer.end = lambda: counted(end)
-
-    def _count(self, name):
-        self.done[name] = self.done.get(name, 0) + 1
-        if (name, self.done[name]) in self.failures:
-            raise WorldBroken(f"{name} failed")
 
 
 @dataclass
@@ -167,17 +196,24 @@ class Job:
     spec: JobSpec
     script: Script
     context: ElasticContext
-    learner: TorchLearner
+    learner: Learner
     trainer: Trainer
 
 
-def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
+def job_of(spec, script, collective, context_class, learner_class, callbacks=None) -> Job:
+    """``callbacks``: in place of the module's."""
     script = script or Script()
-    context = ElasticContext(script.session, BreakingCollective(failures), batch_policy(spec), spec.seed)
+    context = context_class(script.session, collective, batch_policy(spec), spec.seed)
     module = load_module(spec)
-    learner = TorchLearner(module, spec, context, build_model(module, spec.seed))
-    learner.callbacks = list(callbacks)
-    context.collective.break_at_steps(learner.state._reducer)
-    if failures:  # which nobody has who is alone
-        let_break(script.session.core)
+    learner = learner_class(module, spec, context, build_model(module, spec.seed))
+    if callbacks is not None:
+        learner.callbacks = callbacks
     return Job(spec, script, context, learner, Trainer(spec, context, learner))
+
+
+def make_job(spec: JobSpec, script: Script | None = None, failures=frozenset(), callbacks=()) -> Job:
+    job = job_of(spec, script, BreakingCollective(failures), ElasticContext, TorchLearner, list(callbacks))
+    job.context.collective.break_at_steps(job.learner.state._reducer)
+    if failures:  # which nobody has who is alone
+        let_break(job.script.session.core)
+    return job
