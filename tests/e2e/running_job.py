@@ -106,6 +106,11 @@ class RunningJob:
         """The newest step that any worker has committed, from the records that workers write."""
         return max((committed(path) for path in self.record_files()), default=0)
 
+    def wait_for_rows(self, curve: Path, number: int = 3) -> None:
+        """Until a script has written so many more lines to its curve."""
+        made = len(read_curve(curve))
+        self.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
+
     def record_files(self) -> list[Path]:
         return sorted((self.job.path.parent.parent / "record").glob("*.jsonl"))
 
@@ -114,6 +119,10 @@ class RunningJob:
 
     def signal(self, worker: int, number: signal.Signals) -> None:
         os.kill(self.pid(worker), number)
+
+    def said(self) -> list[str]:
+        """What all workers have printed, one after the other."""
+        return [line for log in sorted(self.job.logs.glob("worker-*.log")) for line in log.read_text().splitlines()]
 
     def scale(self, minimum: int, maximum: int = 0) -> None:
         """As `elasticdl scale`, without the second that a command takes to start."""
@@ -153,6 +162,22 @@ def committed(path: Path) -> int:
     """The newest step that this worker's record says was applied."""
     lines = [line for line in path.read_text().splitlines() if line.startswith('{"commit"') and line.endswith("}")]
     return int(lines[-1].split(":")[1].split(",")[0]) if lines else 0
+
+
+def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> str:
+    """What a script says that runs without a job and ends with this code."""
+    command = [sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(
+        command, env={**os.environ, **env}, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def read_curve(path: Path) -> list[tuple[float, ...]]:
+    """The rows of numbers that were written in full."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Plain loops with what people's loops have, each with one line for elasticdl.
 
-    plain_features.py CURVE EPOCHS accumulate | scaled | compiled | moving
+    plain_features.py CURVE EPOCHS accumulate | scaled | compiled
 
 A line per step in CURVE: what the script's own counters say, the mean loss and the learning rate.
 """
@@ -142,54 +142,7 @@ def compiled(curve, epochs):
             report(curve, step, epoch, i, len(loader), elastic.mean(loss), optimizer.param_groups[0]["lr"])
 
 
-class Centred(nn.Module):
-    """Assigns its running mean anew, counts samples, and has a target that follows by momentum."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(32))
-        self.register_buffer("seen", torch.tensor(0))
-        self.net, self.target = Net(), Net().requires_grad_(False)
-
-    def forward(self, pixels):
-        before = self.mean  # which does not depend on a worker's part of the batch
-        if self.training:
-            with torch.no_grad():
-                self.mean = 0.9 * self.mean + 0.1 * pixels.mean(0)
-                self.seen = self.seen + len(pixels)
-                for own, other in zip(self.target.parameters(), self.net.parameters(), strict=True):
-                    own.data = 0.99 * own.data + 0.01 * other.data
-        return self.net(pixels - before)
-
-
-def moving(curve, epochs):
-    """Two optimizers, one of which steps each third time, a parameter that the model has not, and what the forward pass moves."""
-    torch.set_default_dtype(torch.float64)  # sums of many weights are told, in which rounding to float32 adds up
-    loader = DataLoader(Digits(), batch_size=40, shuffle=True, collate_fn=stack)
-    model, scale = Centred(), nn.Parameter(torch.ones(7))
-    often = torch.optim.AdamW([*model.net.body.parameters(), scale], lr=0.01)
-    rarely = torch.optim.SGD(model.net.head.parameters(), lr=0.1, momentum=0.5)
-    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(often, 80), torch.optim.lr_scheduler.StepLR(rarely, 5)]
-    model, often, loader, rarely = elastic.prepare(model, often, loader, rarely)
-    step = 0
-    for epoch in range(epochs):
-        for i, batch in enumerate(loader):
-            loss = cross_entropy(model(batch["pixels"]) * scale, batch["label"])
-            loss.backward()
-            often.step()
-            often.zero_grad()
-            schedulers[0].step()
-            step += 1
-            if step % 3 == 0:
-                rarely.step()
-                rarely.zero_grad(set_to_none=False)
-                schedulers[1].step()
-            moved = (model.mean.sum(), model.seen, sum(each.sum() for each in model.target.parameters()))
-            rates = [each.get_last_lr()[0] for each in schedulers]
-            report(curve, step, epoch, i, elastic.mean(loss), scale.sum().item(), *map(float, moved), *rates)
-
-
-KINDS = {"accumulate": accumulate, "scaled": scaled, "compiled": compiled, "moving": moving}
+KINDS = {"accumulate": accumulate, "scaled": scaled, "compiled": compiled}
 
 if __name__ == "__main__":
     torch.manual_seed(0)
