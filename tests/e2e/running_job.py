@@ -168,7 +168,13 @@ def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> st
     """What a script says that runs without a job and ends with this code."""
     command = [sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(
-        command, env={**os.environ, **env}, capture_output=True, text=True, timeout=DEADLINE, cwd=REPOSITORY, check=False
+        command,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=REPOSITORY,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr

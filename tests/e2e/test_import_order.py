@@ -12,7 +12,9 @@ from elasticdl.common.startup import python_path
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this PyTorch comes without triton")
 
-FRONT_ENDS = [f"elasticdl.{name}" for name in ("elastic.torch", "elastic.lightning", "elastic.transformers", "ga.torch")]
+FRONT_ENDS = [
+    f"elasticdl.{name}" for name in ("elastic.torch", "elastic.lightning", "elastic.transformers", "ga.torch")
+]
 MAKE_OPTIMIZER = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)"
 
 

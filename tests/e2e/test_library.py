@@ -20,7 +20,9 @@ def test_the_only_worker_leaves_its_state_to_the_next_and_one_more_joins(tmp_pat
     alone.touch()
     late = f'test "$ELASTICDL_WORKER_ID" = 0 || while test -e {alone}; do sleep 0.1; done; exec "$@"'
     command = ["sh", "-c", late, "sh", sys.executable, str(SCRIPT), str(elastic), str(EPOCHS)]
-    with start(tmp_path, "run", "--num_workers", "1", "--stop_grace", "8", "--", *command, TEST_SLOW_WHILE=str(slow)) as job:
+    with start(
+        tmp_path, "run", "--num_workers", "1", "--stop_grace", "8", "--", *command, TEST_SLOW_WHILE=str(slow)
+    ) as job:
         job.wait_for_rows(elastic)
         job.signal(0, signal.SIGTERM)  # nobody is there who could take its state
         job.wait_for("its end", lambda: job.entries("worker_left"))
