@@ -6,13 +6,13 @@ import argparse
 import signal
 import sys
 
-from tests.cluster.build import BuildError, Unavailable
+from tests.cluster.build import find_programs
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneError
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import find_full_programs
-from tests.cluster.programs import find_programs
 from tests.cluster.prompt import HELP, TypedLines, obey
+from tests.cluster.steps import BuildError, Unavailable
 
 _CHECK_EACH_S = 2.0
 

@@ -14,10 +14,11 @@ from cluster_kit import command_line, wait_for
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.cluster.build import IMAGE_BUILDER, Unavailable, require
+from tests.cluster.build import IMAGE_BUILDER, require
 from tests.cluster.full.builder import ImageBuilder
 from tests.cluster.full.images import REPOSITORY_INSIDE
 from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
+from tests.cluster.steps import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow

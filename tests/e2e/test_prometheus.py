@@ -21,7 +21,8 @@ from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 from elasticdl.common.tether import tethered
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse
-from tests.cluster.build import PROMETHEUS, Unavailable, require
+from tests.cluster.build import PROMETHEUS, require
+from tests.cluster.steps import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow

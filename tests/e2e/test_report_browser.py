@@ -304,14 +304,13 @@ def test_the_list_leads_to_the_jobs_whatever_they_are_called(browser, path):
 
 
 def test_what_was_shown_stays_when_its_job_or_the_dashboard_is_gone(browser, path):
-    jobs = [Growing(path, "j")]
+    jobs = [Growing(path, "j"), Growing(path, "k")]
     with serving(jobs) as server:
         browser.open(server.url("", "j"))
-        jobs.clear()
+        del jobs[0]
         browser.until("document.querySelector('#notice').textContent.includes('not there any more')")
         assert browser.ask("document.querySelector('#facts').textContent")
-        jobs.append(Growing(path, "j"))
-        browser.open(server.url("", "j"))
+        browser.open(server.url("", "k"))
         server.close()
         browser.until("document.querySelector('#notice').textContent.includes('does not answer')")
         browser.until("document.querySelector('#notice button')")

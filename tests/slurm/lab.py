@@ -15,8 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.build import SLURM, Unavailable, require
+from tests.cluster.build import SLURM, require
 from tests.cluster.processes import Leashed
+from tests.cluster.steps import Unavailable
 
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
 NODE_TIMEOUT = 10  # seconds until a node that does not answer is given up
