@@ -33,10 +33,7 @@ def wait_for_commits(job, world):
     job.wait_for(f"commits of all of {world['members']}", committed)
 
 
-@pytest.mark.parametrize(
-    "framework",
-    ["torch", pytest.param("tensorflow", marks=pytest.mark.slow), pytest.param("keras", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.slow)])
 def test_a_script_of_horovods_goes_on_while_workers_come_and_go(tmp_path, framework):
     go_on = tmp_path / "go_on"
     go_on.touch()

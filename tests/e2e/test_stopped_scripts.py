@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from running_job import QUICK_KERAS, run_alone, start
 
-SCRIPTS = Path(__file__).parent / "scripts" / "stopped"
+SCRIPTS = Path(__file__).parent / "scripts"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 STEPS = 120
 
@@ -34,16 +34,18 @@ def stop(job):
     return kept["step"]
 
 
-def run(home, workers, script, slow, *arguments):
-    command = ["--num_workers", workers, "--collective", "torch", "--", "python", str(SCRIPTS / script), *arguments]
-    env = {**OFFLINE, **(QUICK_KERAS if script == "keras_fit.py" else {})}
-    return start(home, "run", *command, TEST_SLOW_WHILE=str(slow), **env)
+def run(home, workers, kind, slow):
+    script = ["stopped_keras.py"] if kind == "keras" else ["stopped.py", kind]
+    folder = [str(home / "own")] if kind == "trainer" else []
+    command = ["--num_workers", workers, "--collective", "torch", "--", "python", str(SCRIPTS / script[0]), *script[1:]]
+    env = {**OFFLINE, **(QUICK_KERAS if kind == "keras" else {})}
+    return start(home, "run", *command, *folder, TEST_SLOW_WHILE=str(slow), **env)
 
 
 def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(tmp_path):
-    plain, slow = run_alone(SCRIPTS / "plain.py", **OFFLINE), tmp_path / "slow"
+    plain, slow = run_alone(SCRIPTS / "stopped.py", "plain", **OFFLINE), tmp_path / "slow"
     slow.touch()
-    with run(tmp_path, "2", "plain.py", slow) as job:
+    with run(tmp_path, "2", "plain", slow) as job:
         job.wait_for("a few steps", lambda: steps_of(job) >= 5)
         killed = job.entries("world_formed")[-1]["members"][0]
         job.signal(killed, signal.SIGKILL)
@@ -51,7 +53,7 @@ def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(tmp_path
         stopped = stop(job)
         said = job.output
     slow.unlink()
-    with run(tmp_path, "1", "plain.py", slow) as job:
+    with run(tmp_path, "1", "plain", slow) as job:
         assert job.finish() == 0, job.describe()
         assert [entry["step"] for entry in job.entries("resumed")] == [stopped]
         assert not job.job.kept_states()
@@ -66,22 +68,19 @@ def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["library.py", "lightning_module.py", "trainer.py", "keras_fit.py"])
-def test_a_stopped_training_ends_as_one_that_was_not(tmp_path, script):
-    slow, whole, parts = tmp_path / "slow", tmp_path / "whole", tmp_path / "parts"
-    own = {home: [str(home / "own")] if script == "trainer.py" else [] for home in (whole, parts)}
-    for home in (whole, parts):
-        (home / "own").mkdir(parents=True)
-    with run(whole, "1", script, slow, *own[whole]) as job:
+@pytest.mark.parametrize("kind", ["library", "lightning", "trainer", "keras"])
+def test_a_stopped_training_ends_as_one_that_was_not(tmp_path, kind):
+    slow = tmp_path / "slow"
+    with run(tmp_path / "whole", "1", kind, slow) as job:
         assert job.finish() == 0, job.describe()
         expected = final(job.output)
     slow.touch()
-    with run(parts, "2", script, slow, *own[parts]) as job:
+    with run(tmp_path / "parts", "2", kind, slow) as job:
         stopped = stop(job)
     slow.unlink()
-    with run(parts, "1", script, slow, *own[parts]) as job:
+    with run(tmp_path / "parts", "1", kind, slow) as job:
         assert job.finish() == 0, job.describe()
         # Unless the trainer has just written a checkpoint of its own.
-        resumed = [] if script == "trainer.py" and stopped % 10 == 0 else [stopped]
+        resumed = [] if kind == "trainer" and stopped % 10 == 0 else [stopped]
         assert [entry["step"] for entry in job.entries("resumed")] == resumed
         assert final(job.output) == expected

@@ -1,4 +1,4 @@
-"""Where the test cluster's programs come from, what is said when they can't, and what can be typed to a cluster."""
+"""Where the test cluster's programs come from, and what is said when they can't."""
 
 import contextlib
 import os
@@ -12,7 +12,6 @@ import pytest
 from tests.cluster import __main__ as main
 from tests.cluster import build, debian
 from tests.cluster.build import NAMES, find_programs
-from tests.cluster.prompt import HELP, obey
 from tests.cluster.steps import Unavailable
 
 
@@ -63,35 +62,6 @@ def test_given_programs_must_be_complete_and_of_a_release_that_is_known(tmp_path
         find_programs()
 
 
-class TwoNodes:
-    node_names = ("n0", "n1")
-
-    def __init__(self):
-        self.done = []
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.done.append((name, *arguments))
-
-
-@pytest.mark.parametrize(
-    ("line", "done"),
-    [
-        ("lose n0", [("lose_node", "n0")]),
-        ("freeze n1", [("freeze_node", "n1")]),
-        ("thaw n1", [("thaw_node", "n1")]),
-        ("add n2", [("add_node", "n2", 3)]),
-        ("add n2 6", [("add_node", "n2", 6)]),
-        ("api 20", [("restart_api_server", 20.0)]),
-        *((line, []) for line in ("lose n7", "add n0", "api soon", "what")),
-    ],
-)
-def test_a_mishap_can_be_typed_and_what_is_not_understood_is_answered_with_what_would_be(line, done):
-    cluster = TwoNodes()
-    said = obey(cluster, line, 3)
-    assert cluster.done == done
-    assert (said == f"{HELP}; nodes: n0, n1") is (done == [])
-
-
 def test_a_cluster_that_was_started_in_the_background_ends_with_sigint(monkeypatch):
     """A shell has what it starts with & ignore that signal."""
 
@@ -108,7 +78,7 @@ def test_a_cluster_that_was_started_in_the_background_ends_with_sigint(monkeypat
     before = [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(sys, "argv", ["tests.cluster"])
     monkeypatch.setattr(main, "_cluster", lambda options: Interrupted())
-    monkeypatch.setattr(main.TypedLines, "next", lambda *_: "")
+    monkeypatch.setattr(main, "_CHECK_EACH_S", 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert main.main() == 0

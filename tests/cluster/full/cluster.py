@@ -74,13 +74,6 @@ class FullCluster(Cluster):
             command[0] = str(NODE.folder() / command[0])
             subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
 
-    def freeze_node(self, name: str) -> None:
-        """The machine loses its network to everybody: its pods run on, and it is not heard of."""
-        self._net.disconnect(name)
-
-    def thaw_node(self, name: str) -> None:
-        self._net.connect(name)
-
     @property
     def _net(self) -> Network:
         assert self._network is not None, "the cluster has not been started"
