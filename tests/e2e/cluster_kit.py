@@ -24,7 +24,7 @@ from tests.cluster.cluster import Cluster
 
 ZOO = Path(watched_softmax.__file__).parent
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
-DEADLINE = 120.0
+DEADLINE = 200.0
 _TAIL = 1500  # bytes of a record that hold at least its last two lines
 
 # What a job consists of. Every namespace has some of its own: of those only the job's are meant.

@@ -111,21 +111,18 @@ def write(folder, lines, name="job.html"):
 
 def everything():
     """A journal in which all kinds of things happen."""
-    yield from disturbed()[:-1]
-    yield line(
-        91, "evaluation", step=701, epoch=1, seconds=1, metrics={"accuracy": 0.5, "loss": 1.5, "auc": None}, worker=0
-    )
-    yield line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1)
-    yield line(92, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"])
-    yield line(93, "warning", message="take care")
-    yield line(
-        93,
-        "advice",
-        text="4 workers would do",
-        curve=[{"workers": n, "speedup": n, "low": n - 0.1, "high": n + 0.1} for n in (1, 2)],
-    )
-    yield line(94, "checkpoint", step=701, path="x", seconds=1, held=0.1)
-    yield disturbed()[-1]
+    *lines, end = disturbed()
+    metrics = {"accuracy": 0.5, "loss": 1.5, "auc": None}
+    curve = [{"workers": n, "speedup": n, "low": n - 0.1, "high": n + 0.1} for n in (1, 2)]
+    lines += [
+        line(91, "evaluation", step=701, epoch=1, seconds=1, metrics=metrics, worker=0),
+        line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1),
+        line(92, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
+        line(93, "warning", message="take care"),
+        line(93, "advice", text="4 workers would do", curve=curve),
+        line(94, "checkpoint", step=701, path="x", seconds=1, held=0.1),
+    ]
+    return [*lines, end]
 
 
 def open_all(browser):
