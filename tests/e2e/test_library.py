@@ -13,7 +13,7 @@ STEPS = 6 * EPOCHS
 
 
 def test_the_only_worker_leaves_its_state_to_the_next_and_one_more_joins(tmp_path):
-    """With torch's own loader, processes that load data and call ``init`` as well, and a schedule."""
+    """With torch's own loader, processes that load data, and a schedule."""
     plain, elastic, slow, alone = (tmp_path / name for name in ("plain", "elastic", "slow", "alone"))
     run_alone(SCRIPT, plain, EPOCHS)
     slow.touch()
