@@ -220,10 +220,10 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
 def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
     """The kubeconfig of a cluster that is started here."""
     # Only here: whoever has a cluster need not have what builds one.
-    from tests.cluster.build import BuildError, Unavailable
+    from tests.cluster.build import find_programs
     from tests.cluster.cluster import Cluster
     from tests.cluster.control_plane import ControlPlaneError
-    from tests.cluster.programs import find_programs
+    from tests.cluster.steps import BuildError, Unavailable
 
     try:
         cluster = Cluster(find_programs(), nodes)

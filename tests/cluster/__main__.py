@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 
-from tests.cluster.build import BuildError, Unavailable
+from tests.cluster.build import find_programs
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlaneError
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import find_full_programs
-from tests.cluster.programs import find_programs
-from tests.cluster.prompt import HELP, TypedLines, obey
+from tests.cluster.steps import BuildError, Unavailable
 
 _CHECK_EACH_S = 2.0
 
@@ -31,11 +31,8 @@ def main() -> int:
         with _cluster(options) as cluster:
             print(f"export KUBECONFIG={cluster.kubeconfig}", flush=True)
             _say(f"image of the nodes: {cluster.image}; logs: {cluster.logs}; Ctrl-C ends the cluster and removes it")
-            _say(f"type {HELP}")
-            typed = TypedLines()
             while True:
-                if line := typed.next(_CHECK_EACH_S):
-                    _say(obey(cluster, line, options.gpus))
+                time.sleep(_CHECK_EACH_S)
                 cluster.check()
     except KeyboardInterrupt:
         return 0

@@ -6,25 +6,23 @@
 Prints the folder of each part. Kubernetes, etcd and containerd are compiled from Go's modules, what else a node needs is
 unpacked from Debian's packages; nothing is installed, and root is not needed. Folders are kept in the user's cache
 directory under a name that holds the hash of the recipe; two builds at once build one. What a build fetches and compiles
-on its way is removed when it ends, and what a killed one has left, by the next. A build also removes what has been made by
-another recipe and was not used for a month: until then another checkout may have that recipe.
+on its way is removed when it ends, and what a killed one has left, by the next.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import platform
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,14 +32,12 @@ from tests.cluster import debian
 from tests.cluster.golang import GO, GoModule
 from tests.cluster.steps import BuildError, Steps, Unavailable, or_unavailable
 
-__all__ = ["BuildError", "Unavailable"]
-
 KUBERNETES = "1.37.2"
 MEGABYTE = 1 << 20
-# A build of two cores takes 6 minutes, on a machine that others use a multiple of that.
-_BUILT_WITHIN_S = 7200.0
-_POLL_S = 0.2
-_UNUSED_AFTER_S = 30 * 24 * 3600.0
+NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+# The first 1.x whose flags are those of `tests.cluster.control_plane`, of programs that somebody else has built.
+OLDEST = 26
+_VERSION_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +81,7 @@ CLUSTER = Part(
         flags=("-tags", "selinux,notest"),
         values=tuple((f"k8s.io/component-base/version.{name}", value) for name, value in _VERSION.items()),
     ),
-    names=(
-        *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
-        *("kubelet", "kube-proxy", "kubectl"),
-    ),
+    names=(*NAMES, "kubelet", "kube-proxy", "kubectl"),
 )
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 NODE = Part(
@@ -129,10 +122,8 @@ def cache_folder() -> Path:
     return Path(user_cache_dir("elasticdl"))
 
 
-def require(parts: Sequence[Part], say: Callable[[str], None] = print, run: str = "") -> None:
+def require(parts: Sequence[Part], say: Callable[[str], None] = print) -> None:
     """Have the folder of every part, built now if need be.
-
-    ``run``: whose builds these are; what has failed in a run is not tried again in it.
 
     Raises:
         Unavailable: this machine lacks something that the build starts from, or a place to build.
@@ -140,18 +131,17 @@ def require(parts: Sequence[Part], say: Callable[[str], None] = print, run: str 
     """
     with or_unavailable("the programs of a cluster can't be built"):
         for part in parts:
-            _require(part, say, run)
-
-
-def _require(part: Part, say: Callable[[str], None], run: str) -> None:
-    if not part.is_built:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        with _alone(part, say):
-            if not part.is_built:
-                with _remembered(part, run):
+            if part.is_built:
+                continue
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            with (cache_folder() / f"kubernetes-build-{part.name}.lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say(f"waiting for {part.name}, which is being built (log: {part.log()})")
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # each step of a build has a time to be done in
+                if not part.is_built:
                     _build(part, say)
-    with contextlib.suppress(OSError):  # of a cache that is only read
-        os.utime(part.folder())  # it is in use, see `_unused`
 
 
 def _build(part: Part, say: Callable[[str], None]) -> None:
@@ -163,18 +153,16 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
         raise Unavailable(f"{cache} has {free} MB left: building {part.name} takes {part.megabytes} while it lasts")
     say(f"building {part.name} (once; log: {part.log()})")
     steps = Steps(part.log(), say)
-    with tempfile.TemporaryDirectory(
-        prefix=f"kubernetes-build-{part.name}-", dir=cache, ignore_cleanup_errors=True
-    ) as name:
-        scratch = Path(name)
-        out = scratch / "out"
+    prefix = f"kubernetes-build-{part.name}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=cache, ignore_cleanup_errors=True) as name:
+        scratch, out = Path(name), Path(name, "out")
         out.mkdir()
         if part.packages:
             root = out / "root"
             debian.unpack(part.packages, root, scratch, steps)
+            for file in part.kept:
+                (root / file).rename(out / Path(file).name)
             if part.kept:
-                for file in part.kept:
-                    (root / file).rename(out / Path(file).name)
                 shutil.rmtree(root)
         if part.module:
             part.module.build(out, scratch, steps)
@@ -182,75 +170,42 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
                 (out / each).write_text(f'#!/bin/sh\nexec "${{0%/*}}/{part.module.name}" {each} "$@"\n')
                 (out / each).chmod(0o755)
         out.rename(part.folder())
-        with contextlib.suppress(OSError):
-            for old in _unused(part):
-                old.rename(scratch / old.name)  # not removed on the spot: half of it would be taken for whole
     say(f"{part.name} is ready: {part.folder()}")
 
 
-def _unused(part: Part) -> list[Path]:
-    """What other recipes have made of it, and nobody has used for long."""
-    long_ago = time.time() - _UNUSED_AFTER_S
-    found = cache_folder().glob(f"kubernetes-*{platform.machine()}-{part.name}-*/")
-    return [folder for folder in found if folder != part.folder() and folder.stat().st_mtime < long_ago]
-
-
-@contextlib.contextmanager
-def _alone(part: Part, say: Callable[[str], None]) -> Iterator[None]:
-    """Nobody else builds the part meanwhile.
+def find_programs(say: Callable[[str], None] = print) -> Path:
+    """The folder of the control plane's programs: ``KUBEBUILDER_ASSETS`` if it is set, else `CLUSTER`, built if need be.
 
     Raises:
-        BuildError: somebody has been building it for hours.
+        Unavailable: there are none and they cannot be built here.
+        BuildError: they could not be built.
     """
-    with (cache_folder() / f"kubernetes-build-{part.name}.lock").open("w") as lock:
-        deadline = time.monotonic() + _BUILT_WITHIN_S
-        told = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(
-                        f"somebody else has been building {part.name} for {_BUILT_WITHIN_S:g} s (log: {part.log()})"
-                    ) from None
-                if not told:
-                    say(f"waiting for {part.name}, which is being built (log: {part.log()})")
-                    told = True
-                time.sleep(_POLL_S)
-        yield
-
-
-@contextlib.contextmanager
-def _remembered(part: Part, run: str) -> Iterator[None]:
-    """If it fails, who tries it in the same run is told the same at once."""
-    file = cache_folder() / f"kubernetes-build-{part.name}.failed"
-    kinds = {kind.__name__: kind for kind in (Unavailable, BuildError)}
-    if run and file.exists():
-        failed_in, kind, message = json.loads(file.read_text())
-        if failed_in == run:
-            raise kinds[kind](message)
-    try:
-        with or_unavailable(f"{part.name} can't be built"):
-            yield
-    except (Unavailable, BuildError) as error:
-        whole = file.with_suffix(".new")
-        whole.write_text(json.dumps([run, type(error).__name__, str(error)]))
-        whole.replace(file)
-        raise
-    file.unlink(missing_ok=True)
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        require([CLUSTER], say)
+        return CLUSTER.folder()
+    folder = Path(assets)
+    missing = [name for name in NAMES if not os.access(folder / name, os.X_OK)]
+    if missing:
+        raise Unavailable(f"KUBEBUILDER_ASSETS: {folder} lacks {', '.join(missing)}")
+    command = [str(folder / "kube-apiserver"), "--version"]
+    with or_unavailable(f"KUBEBUILDER_ASSETS: {folder}/kube-apiserver does not tell its version"):
+        version = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_WITHIN_S, check=False).stdout
+    found = re.search(r"v1\.(\d+)", version)
+    if not found or int(found[1]) < OLDEST:
+        said = f"{folder}/kube-apiserver says {version.strip()!r}"
+        raise Unavailable(f"KUBEBUILDER_ASSETS: {said}, and 1.{OLDEST} or newer is needed")
+    return folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.build", description=__doc__.splitlines()[0])
     parser.add_argument("--node", action="store_true", help="containerd and what else a node needs, too")
-    parser.add_argument("--run", default="", metavar="NAME", help="what has failed in a run is not tried again in it")
-    options = parser.parse_args(argv)
-    parts = [CLUSTER, NODE] if options.node else [CLUSTER]
+    parts = [CLUSTER, NODE] if parser.parse_args(argv).node else [CLUSTER]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what removes the scratch folder
     try:
-        require(parts, lambda line: print(f"  {line}", file=sys.stderr, flush=True), options.run)
+        require(parts, lambda line: print(f"  {line}", file=sys.stderr, flush=True))
     except (Unavailable, BuildError) as error:
         print(f"build: {error}", file=sys.stderr)
         return 1

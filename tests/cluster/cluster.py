@@ -16,23 +16,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kubernetes import client, config
 
-from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError, Times
+from tests.cluster.control_plane import HOST, ControlPlane, ControlPlaneError
 from tests.cluster.node.node import NodeSettings
 from tests.cluster.pki import Pair
 from tests.cluster.processes import Leashed
-from tests.cluster.programs import Programs
 
 _NODE_READY_WITHIN_S = 60.0
 _POLL_S = 0.1
-_REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Cluster:
@@ -43,18 +41,10 @@ class Cluster:
     # Whom Kubernetes lets see all Services and pods, by a role that is there from the beginning; a node sees its own pods.
     services_user = "system:kube-scheduler"
 
-    def __init__(
-        self,
-        programs: Programs,
-        nodes: Mapping[str, int],
-        times: Times | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """``nodes`` has the GPUs by name; ``environment`` adds to what every container sees."""
+    def __init__(self, programs: Path, nodes: Mapping[str, int]) -> None:
+        """``programs``: their folder; ``nodes`` has the GPUs by name."""
         self._programs = programs
         self._wanted = nodes
-        self._times = times or Times()
-        self._environment = {**_image_environment(), **(environment or {})}
         self._nodes: dict[str, Leashed] = {}
 
     def start(self) -> None:
@@ -65,7 +55,7 @@ class Cluster:
         """
         self.folder = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
         self.kubeconfig = self.folder / "kubeconfig"
-        self._plane = ControlPlane(self.folder, self._programs, self._times)
+        self._plane = ControlPlane(self.folder, self._programs)
         try:
             self._plane.start(self._connect())
             self._plane.write_admin_kubeconfig(self.kubeconfig)
@@ -92,9 +82,7 @@ class Cluster:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -127,10 +115,11 @@ class Cluster:
         """One more machine; also a lost one's successor under the same name."""
         own = self.folder / "nodes" / name
         own.mkdir(parents=True, exist_ok=True)
-        file_name = f"node-{name}-{time.monotonic_ns()}"  # a name may come back
-        identity = self._plane.issue(file_name, f"system:node:{name}", ["system:nodes"])
         (self.logs / "pods").mkdir(exist_ok=True)
-        self._nodes[name] = self._launch(name, gpus, identity, own)
+        unique = f"{name}-{time.monotonic_ns()}"  # a name may come back
+        identity = self._plane.issue(f"node-{unique}", f"system:node:{name}", ["system:nodes"])
+        services = self._plane.issue(f"services-{unique}", self.services_user, [])
+        self._nodes[name] = self._launch(name, gpus, identity, services, own)
         if wait:
             self.wait_for_node(name)
 
@@ -176,9 +165,8 @@ class Cluster:
     def _disconnect(self) -> None:
         pass
 
-    def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
-        """The machine of a node; what it writes for itself goes below ``own``."""
-        services = self._issue_for_services(identity)
+    def _launch(self, name: str, gpus: int, identity: Pair, services: Pair, own: Path) -> Leashed:
+        """The machine of a node, which looks at Services with ``services``; what it writes for itself goes below ``own``."""
         settings = NodeSettings(
             name=name,
             server=self.server,
@@ -190,16 +178,16 @@ class Cluster:
             folder=str(own),
             logs=str(self.logs / "pods"),
             gpus=gpus,
-            environment=self._environment,
+            environment=_image_environment(),
         )
-        (own / "settings.json").write_text(json.dumps(asdict(settings)))
-        command = [sys.executable, "-m", "tests.cluster.node", str(own / "settings.json")]
-        env = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
-        return Leashed.start(command, self.logs / f"node-{name}.log", env, own)
+        return self._run_node(settings, [sys.executable, "-m", "tests.cluster.node"], own)
 
-    def _issue_for_services(self, identity: Pair) -> Pair:
-        """What a node with this identity looks at Services with."""
-        return self._plane.issue(f"services-{identity.certificate.stem}", self.services_user, [])
+    def _run_node(self, settings: Any, command: list[str], folder: Path, afterwards: Sequence[str] = ()) -> Leashed:
+        """Run a command that is told the path of a node's settings."""
+        file = Path(settings.folder) / "settings.json"
+        file.write_text(json.dumps(asdict(settings)))
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return Leashed.start([*command, str(file)], self.logs / f"node-{settings.name}.log", env, folder, afterwards)
 
     def _check_node(self, name: str) -> None:
         if not self._nodes[name].running:
@@ -218,4 +206,4 @@ class Cluster:
 def _image_environment() -> dict[str, str]:
     """What an image with this repository and its Python would set."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {"PATH": path, "PYTHONPATH": str(_REPOSITORY), "LANG": "C.UTF-8"}
+    return {"PATH": path, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"}

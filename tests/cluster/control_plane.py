@@ -16,15 +16,14 @@ import ssl
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from tests.cluster.kubeconfig import write_kubeconfig
 from tests.cluster.pki import Authority, Pair
 from tests.cluster.processes import Leashed
-from tests.cluster.programs import Programs
 
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 120.0
@@ -32,16 +31,9 @@ _READY_WITHIN_S = 120.0
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 1 << 30
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """How patient the controllers are, in seconds; much less than a real cluster's."""
-
-    # A node that has not been heard of is not ready; it renews its lease every 2 s, on a machine that may be busy.
-    node_grace: int = 12
-    # Then its pods are deleted, unless they tolerate more.
-    toleration: int = 2
+# Much less than a real cluster's. A node renews its lease every 2 s, on a machine that may be busy.
+_NODE_GRACE_S = 12
+_TOLERATION_S = 2
 
 
 class ControlPlaneError(Exception):
@@ -51,10 +43,9 @@ class ControlPlaneError(Exception):
 class ControlPlane:
     """The four programs, in one folder."""
 
-    def __init__(self, folder: Path, programs: Programs, times: Times) -> None:
+    def __init__(self, folder: Path, programs: Path) -> None:
         self._folder = folder
         self._programs = programs
-        self._times = times
         self._processes: dict[str, Leashed] = {}
         self._host = HOST
         self._api_port = 0
@@ -96,8 +87,8 @@ class ControlPlane:
         self._start_controller_manager(controller_port)
 
     def wait_for_accounts(self) -> None:
-        """Returns when the controllers have made what a pod of the default namespace needs."""
-        self._wait_for("default service account", self._has_default_account)
+        """Returns when the controllers have made what a pod of the default namespace needs: until then it is refused."""
+        self._wait_for("default service account", "/api/v1/namespaces/default/serviceaccounts/default")
 
     def stop(self) -> None:
         for name in reversed(list(self._processes)):
@@ -114,22 +105,10 @@ class ControlPlane:
         return self._authority.issue(file_name, user, groups)
 
     def write_kubeconfig(self, path: Path, user: str, identity: Pair) -> None:
-        """A file that needs no other, readable by its owner alone."""
+        """A file that needs no other."""
         cluster = {"server": self.server, "certificate-authority-data": _encoded(self.authority_file)}
-        credentials = {
-            "client-certificate-data": _encoded(identity.certificate),
-            "client-key-data": _encoded(identity.key),
-        }
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": credentials}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user, "namespace": "default"}}],
-        }
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            yaml.safe_dump(content, file)
+        certificate, key = _encoded(identity.certificate), _encoded(identity.key)
+        write_kubeconfig(path, cluster, user, {"client-certificate-data": certificate, "client-key-data": key})
 
     def write_admin_kubeconfig(self, path: Path) -> None:
         self.write_kubeconfig(path, "admin", self._identities["admin"])
@@ -186,8 +165,8 @@ class ControlPlane:
             "kubelet-client-certificate": client.certificate,
             "kubelet-client-key": client.key,
             "kubelet-preferred-address-types": "InternalIP",
-            "default-not-ready-toleration-seconds": self._times.toleration,
-            "default-unreachable-toleration-seconds": self._times.toleration,
+            "default-not-ready-toleration-seconds": _TOLERATION_S,
+            "default-unreachable-toleration-seconds": _TOLERATION_S,
             "cert-dir": self._folder / "pki",
         }
         # The endpoint of the Service `kubernetes`, which may not be on loopback; there the nodes say where the server is.
@@ -196,7 +175,7 @@ class ControlPlane:
         else:
             flags["advertise-address"] = self._host
         self._run("kube-apiserver", flags)
-        self._wait_for("API server", self._api_server_is_ready)
+        self._wait_for("API server", "/readyz")
 
     def _start_scheduler(self, port: int) -> None:
         kubeconfig = self._component_kubeconfig("kube-scheduler")
@@ -222,7 +201,7 @@ class ControlPlane:
             "service-account-private-key-file": self._account_key,
             "root-ca-file": self.authority_file,
             "node-monitor-period": "1s",
-            "node-monitor-grace-period": f"{self._times.node_grace}s",
+            "node-monitor-grace-period": f"{_NODE_GRACE_S}s",
             "node-eviction-rate": "10",
             # Otherwise pods of lost nodes stay when more than half of a small cluster's nodes, and three, are not ready.
             "unhealthy-zone-threshold": "1",
@@ -240,34 +219,23 @@ class ControlPlane:
         return {**flags, "authentication-kubeconfig": kubeconfig, "authorization-kubeconfig": kubeconfig}
 
     def _run(self, name: str, flags: dict[str, object], afterwards: Sequence[str] = ()) -> None:
-        command = [self._programs.path(name), *(f"--{flag}={value}" for flag, value in flags.items())]
+        command = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
         self._processes[name] = Leashed.start(command, self._log(name), folder=self._folder, afterwards=afterwards)
 
-    def _wait_for(self, what: str, ready: Callable[[], bool]) -> None:
+    def _wait_for(self, what: str, path: str) -> None:
+        """Until the API server answers a request for ``path``, and not with an error."""
+        context = ssl.create_default_context(cafile=str(self.authority_file))
+        context.load_cert_chain(self._identities["admin"].certificate, self._identities["admin"].key)
         deadline = time.monotonic() + _READY_WITHIN_S
-        while not ready():
-            self.check()
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context):
+                    return
+            except OSError:
+                self.check()
             if time.monotonic() > deadline:
                 raise ControlPlaneError(f"{what}: not ready in {_READY_WITHIN_S:g} s: {self._tail('kube-apiserver')}")
             time.sleep(_POLL_S)
-
-    def _api_server_is_ready(self) -> bool:
-        return self._get("/readyz") is not None
-
-    def _has_default_account(self) -> bool:
-        # Until the controllers have made it every pod is refused.
-        return self._get("/api/v1/namespaces/default/serviceaccounts/default") is not None
-
-    def _get(self, path: str) -> bytes | None:
-        """The body of the answer; None if there is none, or it is an error."""
-        context = ssl.create_default_context(cafile=str(self.authority_file))
-        context.load_cert_chain(self._identities["admin"].certificate, self._identities["admin"].key)
-        try:
-            with urllib.request.urlopen(f"{self.server}{path}", timeout=5, context=context) as answer:
-                body: bytes = answer.read()
-                return body
-        except OSError:
-            return None
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"

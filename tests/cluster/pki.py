@@ -39,13 +39,11 @@ class Authority:
     def create(cls, folder: Path) -> Authority:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("elasticdl-test-cluster", ())
-        certificate = (
-            _builder(name, name, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "elasticdl-test-cluster")])
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = _builder(name, name, key).add_extension(constraints, True).add_extension(identifier, False)
+        certificate = builder.sign(key, hashes.SHA256())
         return cls(folder, _write(folder, "ca", certificate, key), certificate, key)
 
     def issue(
@@ -58,9 +56,10 @@ class Authority:
     ) -> Pair:
         """A certificate that serves at ``addresses`` and ``names`` and makes its holder ``user`` of ``groups``."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(user, groups), self._certificate.subject, key.public_key()).add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
+        organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+        subject = x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+        uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = _builder(subject, self._certificate.subject, key).add_extension(uses, critical=False)
         alternatives: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(each)) for each in addresses]
         alternatives += [x509.DNSName(each) for each in names]
         if alternatives:
@@ -69,37 +68,25 @@ class Authority:
 
     def new_signing_key(self, file_name: str) -> Path:
         """A bare private key, for the tokens of service accounts."""
-        path = self.folder / f"{file_name}.key"
-        _write_private(path, _pem(ec.generate_private_key(ec.SECP256R1())))
-        return path
+        return _write_private(self.folder / f"{file_name}.key", ec.generate_private_key(ec.SECP256R1()))
 
 
-def _name(user: str, groups: Sequence[str]) -> x509.Name:
-    organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
-    return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
     return builder.not_valid_before(now - _CLOCK_SKEW).not_valid_after(now + _VALID)
 
 
 def _write(folder: Path, file_name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    pair = Pair(folder / f"{file_name}.crt", folder / f"{file_name}.key")
-    pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(pair.key, _pem(key))
-    return pair
+    (folder / f"{file_name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return Pair(folder / f"{file_name}.crt", _write_private(folder / f"{file_name}.key", key))
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
     # Go's server wants the traditional form of an EC key for tokens, and takes it everywhere.
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
-
-
-def _write_private(path: Path, content: bytes) -> None:
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+    return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from tests.cluster.build import CLUSTER
@@ -25,16 +24,10 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for line in summary(terminalreporter.stats.get("skipped", [])):
-        terminalreporter.line(line)
-
-
-def summary(skipped: Sequence[Any]) -> list[str]:
-    """How many tests were skipped for want of a cluster, by why, from the reports of all that were skipped."""
+    """How many tests were skipped for want of a cluster, by why."""
+    skipped = terminalreporter.stats.get("skipped", [])
     reasons = (str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
     missed = Counter(reason.partition(f"{NO_CLUSTER}: ")[2] for reason in reasons)
-    return [f"{_tests(count)} skipped: {reason}" for reason, count in missed.items() if reason]
-
-
-def _tests(count: int) -> str:
-    return "1 test on a cluster was" if count == 1 else f"{count} tests on a cluster were"
+    for reason, count in missed.items():
+        if reason:
+            terminalreporter.line(f"tests on a cluster that were skipped: {count}: {reason}")

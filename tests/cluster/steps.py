@@ -79,21 +79,13 @@ class Steps:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            with _stopped_at_the_end(process):
-                try:
-                    code = process.wait(within_s)
-                except subprocess.TimeoutExpired:
-                    return f"not done in {within_s:g} s"
+            try:
+                code = process.wait(within_s)
+            except subprocess.TimeoutExpired:
+                return f"not done in {within_s:g} s"
+            finally:
+                if process.poll() is None:  # with what it has started, such as compilers
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         tail = self._log.read_bytes()[begin:].decode(errors="replace").strip().splitlines() or ["no output"]
         return f"{tail[-1]} (exit status {code})" if code else ""
-
-
-@contextlib.contextmanager
-def _stopped_at_the_end(leader: subprocess.Popen[bytes]) -> Iterator[None]:
-    """With what it has started, such as compilers."""
-    try:
-        yield
-    finally:
-        if leader.poll() is None:
-            os.killpg(leader.pid, signal.SIGKILL)
-            leader.wait()

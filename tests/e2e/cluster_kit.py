@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from tests.cluster.cluster import Cluster
 
 ZOO = Path(watched_softmax.__file__).parent
 # Nothing should take this long, even on a busy machine; a test that waits for less would only be flaky.
-DEADLINE = 120.0
-POLL = 0.1
+DEADLINE = 200.0
 _TAIL = 1500  # bytes of a record that hold at least its last two lines
 
 # What a job consists of. Every namespace has some of its own: of those only the job's are meant.
@@ -80,21 +78,13 @@ def priority_classes(cluster: Cluster, suffix: str, **values: int) -> Iterator[N
             scheduling.delete_priority_class(name)
 
 
-def wait_for(what: str, condition: Callable[[], Any], describe: Callable[[], str] = str) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], describe: Callable[[], str] = str, poll: float = 0.1) -> Any:
     """What ``condition`` returns, once that is true."""
     deadline = time.monotonic() + DEADLINE
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} in {DEADLINE:.0f} s\n{describe()}"
-        time.sleep(POLL)
+        time.sleep(poll)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The last step that a worker has made, and the world that it made it in."""
-
-    step: int
-    world: int
 
 
 class WatchedJob:
@@ -126,12 +116,6 @@ class WatchedJob:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def hurry(self) -> None:
-        """From now on the job is as fast as it can."""
-        self._slow.unlink()
-
-    # ---- what there is ----
-
     def workers(self) -> dict[int, Any]:
         """The pods of the workers that run and are not told to leave."""
         there = {entry["place"]: worker for worker, entry in self._started().items()}
@@ -147,7 +131,8 @@ class WatchedJob:
 
     def running(self, role: str) -> list[Any]:
         """Such pods."""
-        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=self._selector(role))
+        selector = f"elasticdl.org/job={self.name},elasticdl.org/role={role}"
+        found: Any = self.core.list_namespaced_pod(self.namespace, label_selector=selector)
         return [each for each in found.items if each.status.phase == "Running" and not each.metadata.deletion_timestamp]
 
     def process(self, pod: Any) -> psutil.Process | None:
@@ -163,23 +148,20 @@ class WatchedJob:
                 continue
         return min(found, key=lambda process: process.create_time(), default=None)
 
-    def commits(self) -> dict[int, Commit]:
-        """By worker, those that are gone included."""
-        return {
-            int(path.stem.removeprefix("worker-")): commit
-            for path in self._record.glob("worker-*.jsonl")
-            if (commit := _last_commit(path))
-        }
+    def commits(self) -> dict[int, Entry]:
+        """The last step that each worker has made, those that are gone included."""
+        paths = {int(path.stem.removeprefix("worker-")): path for path in self._record.glob("worker-*.jsonl")}
+        return {worker: commit for worker, path in paths.items() if (commit := _last_commit(path))}
 
     def together(self) -> set[int]:
         """The workers that have made a step in the newest world in which anybody has."""
         commits = self.commits()
-        newest = max((commit.world for commit in commits.values()), default=0)
-        return {number for number, commit in commits.items() if commit.world == newest}
+        newest = max((commit["world"] for commit in commits.values()), default=0)
+        return {number for number, commit in commits.items() if commit["world"] == newest}
 
     def step(self) -> int:
         """The newest that any worker has made."""
-        return max((commit.step for commit in self.commits().values()), default=0)
+        return max((commit["commit"] for commit in self.commits().values()), default=0)
 
     def wait_for_step(self, step: int) -> None:
         wait_for(f"step {step} of job {self.name}", lambda: self.step() >= step, self.describe)
@@ -187,17 +169,14 @@ class WatchedJob:
     def describe(self) -> str:
         """For a test that has failed: the end of the journal, and of what the masters said."""
         events = self.elasticdl("events", self.name).stdout.splitlines()[-60:]
-        logs = sorted(
-            (self.cluster.logs / "pods").glob(f"{self.namespace}_{self.name}-master*/*.log"), key=os.path.getmtime
-        )
+        found = (self.cluster.logs / "pods").glob(f"{self.namespace}_{self.name}-master*/*.log")
+        logs = sorted(found, key=os.path.getmtime)
         ends = [f"--- {path.parent.name}\n{path.read_text()[-3000:]}" for path in logs[-3:]]
         return "\n".join(["--- journal", *events, *ends])
 
-    # ---- how it ends ----
-
     def finish(self) -> list[Entry]:
         """Wait until the job has ended, well; its whole journal."""
-        self.hurry()
+        self._slow.unlink()  # from now on it is as fast as it can
         wait_for(f"end of job {self.name}", self._has_ended, self.describe)
         lines = self.elasticdl("events", self.name, "--json").stdout.splitlines()
         story: list[Entry] = list(map(json.loads, lines))
@@ -225,16 +204,13 @@ class WatchedJob:
         done = self.elasticdl("delete", self.name)
         assert done.stdout == f"job {self.name} deleted\n", done.stderr
 
-    def _selector(self, role: str) -> str:
-        return f"elasticdl.org/job={self.name},elasticdl.org/role={role}"
 
-
-def _last_commit(path: Path) -> Commit | None:
+def _last_commit(path: Path) -> Entry | None:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         lines = file.read().decode().splitlines(keepends=True)
     for line in reversed(lines):
         if line.startswith('{"commit"') and line.endswith("\n"):
-            entry = json.loads(line)
-            return Commit(entry["commit"], entry["world"])
+            found: Entry = json.loads(line)
+            return found
     return None

@@ -76,32 +76,15 @@ def storm(worlds=1000, workers=500, seed=1, job="storm"):
             step += made
             loss = 4 / (1 + step / 4000) + rng.uniform(-0.03, 0.03)
             again = max(0, min(made, last - step + made))
-            add(
-                steps(
-                    now,
-                    step,
-                    made,
-                    world=version - 1,
-                    seconds=took,
-                    loss=loss,
-                    again=again,
-                    slowest=rng.choice((0, 0, 0.004)),
-                )
-            )
+            slowest = rng.choice((0, 0, 0.004))
+            add(steps(now, step, made, world=version - 1, seconds=took, loss=loss, again=again, slowest=slowest))
             last = max(last, step)
         if version % 10 == 0:
-            add(line(now, "evaluation", step=step, epoch=version // 10, samples=10_000, seconds=1.5, worker=members[0],
-                     metrics={"accuracy": 1 - 0.9 / (1 + step / 9000), "loss": 4 / (1 + step / 3500)}))  # fmt: skip
-            add(
-                line(
-                    now + 1.5,
-                    "checkpoint",
-                    step=step,
-                    path=f"checkpoints/checkpoint-{step:010d}.pt",
-                    seconds=2.0,
-                    held=0.2,
-                )
-            )
+            metrics = {"accuracy": 1 - 0.9 / (1 + step / 9000), "loss": 4 / (1 + step / 3500)}
+            about = {"epoch": version // 10, "samples": 10_000, "seconds": 1.5, "worker": members[0]}
+            add(line(now, "evaluation", step=step, metrics=metrics, **about))
+            path = f"checkpoints/checkpoint-{step:010d}.pt"
+            add(line(now + 1.5, "checkpoint", step=step, path=path, seconds=2.0, held=0.2))
             now += 1.6
         kind = rng.choice(("grow", "shrink", "failure"))
         gone = rng.sample(members, rng.randint(1, 3))

@@ -30,24 +30,16 @@ ELASTICDL = [sys.executable, "-m", "elasticdl.cli"]
 DEADLINE = 120.0
 
 
-def environment(home: Path, **extra: str) -> dict[str, str]:
-    return {**os.environ, "ELASTICDL_HOME": str(home), **extra}
-
-
 def run_cli(
     home: Path, *arguments: str, timeout: float = DEADLINE, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    command = [*ELASTICDL, *arguments]
-    return subprocess.run(
-        command,
-        env=environment(home, **(env or {})),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=REPOSITORY,
-        check=False,
-    )
+    return _run([*ELASTICDL, *arguments], {"ELASTICDL_HOME": str(home), **(env or {})}, timeout)
+
+
+def _run(command: list[str], env: Mapping[str, str], timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+    how = {"capture_output": True, "text": True, "cwd": REPOSITORY, "timeout": timeout}
+    return subprocess.run(command, env={**os.environ, **env}, check=False, **how)
 
 
 class RunningJob:
@@ -76,28 +68,24 @@ class RunningJob:
             time.sleep(0.02)
 
     def wait_for_world(self, *, size: int, after: int = 0) -> Entry:
-        """A world of this size with a version above ``after`` that has made a step."""
-        found: list[Entry] = []
+        """The first world of this size with a version above ``after``."""
 
-        def formed() -> bool:
-            found[:] = [w for w in self.entries("world_formed") if w["world"] > after and len(w["members"]) == size]
-            return bool(found)
+        def formed() -> list[Entry]:
+            return [w for w in self.entries("world_formed") if w["world"] > after and len(w["members"]) == size]
 
         self.wait_for(f"world of {size} workers after world {after}", formed)
-        return found[0]
+        return formed()[0]
 
     def wait_for_world_without(self, worker: int) -> Entry:
         """The first world after the last one of this worker's; the worker's replacement may already be in it."""
-        found: list[Entry] = []
 
-        def formed() -> bool:
+        def formed() -> list[Entry]:
             worlds = self.entries("world_formed")
             last = max((w["world"] for w in worlds if worker in w["members"]), default=0)
-            found[:] = [w for w in worlds if w["world"] > last]
-            return bool(found)
+            return [w for w in worlds if w["world"] > last]
 
         self.wait_for(f"world without worker {worker}", formed)
-        return found[0]
+        return formed()[0]
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(f"step {step}", lambda: self.steps_recorded() >= step)
@@ -105,6 +93,11 @@ class RunningJob:
     def steps_recorded(self) -> int:
         """The newest step that any worker has committed, from the records that workers write."""
         return max((committed(path) for path in self.record_files()), default=0)
+
+    def wait_for_rows(self, curve: Path, number: int = 3) -> None:
+        """Until a script has written so many more lines to its curve."""
+        made = len(read_curve(curve))
+        self.wait_for(f"{number} steps", lambda: len(read_curve(curve)) >= made + number)
 
     def record_files(self) -> list[Path]:
         return sorted((self.job.path.parent.parent / "record").glob("*.jsonl"))
@@ -114,6 +107,10 @@ class RunningJob:
 
     def signal(self, worker: int, number: signal.Signals) -> None:
         os.kill(self.pid(worker), number)
+
+    def said(self) -> list[str]:
+        """What all workers have printed, one after the other."""
+        return [line for log in sorted(self.job.logs.glob("worker-*.log")) for line in log.read_text().splitlines()]
 
     def scale(self, minimum: int, maximum: int = 0) -> None:
         """As `elasticdl scale`, without the second that a command takes to start."""
@@ -155,6 +152,28 @@ def committed(path: Path) -> int:
     return int(lines[-1].split(":")[1].split(",")[0]) if lines else 0
 
 
+def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> str:
+    """What a script says that runs without a job and ends with this code."""
+    command = [sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=REPOSITORY,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def read_curve(path: Path) -> list[tuple[float, ...]]:
+    """The rows of numbers that were written in full."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [tuple(map(float, line.split())) for line in lines if line.endswith("\n")]
+
+
 @contextmanager
 def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterator[RunningJob]:
     """Start `elasticdl ARGUMENTS --job_name NAME`; whatever happens, nothing of it is left afterwards."""
@@ -166,7 +185,7 @@ def start(home: Path, *arguments: str, name: str = "job", **env: str) -> Iterato
     with output.open("w") as sink:
         process = subprocess.Popen(
             tethered(command),  # a test that is killed leaves no job behind
-            env=environment(home, **env),
+            env={**os.environ, "ELASTICDL_HOME": str(home), **env},
             stdout=sink,
             stderr=subprocess.STDOUT,
             text=True,

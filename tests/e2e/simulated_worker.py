@@ -1,7 +1,7 @@
 """A worker without a framework: speaks the session's protocol, and counts instead of training.
 
 Rank 0 reports a step each `STEP_SECONDS`. SIGTERM makes it drain; it can be frozen (SIGSTOP) and killed from outside.
-Arguments: the number of steps after which it has finished; optionally a step at which it fails as the user's code would.
+Argument: the number of steps after which it has finished.
 """
 
 import os
@@ -20,10 +20,9 @@ SAMPLES = 8
 
 
 class SimulatedWorker:
-    def __init__(self, environment: WorkerEnvironment, steps: int, fail_at: int) -> None:
+    def __init__(self, environment: WorkerEnvironment, steps: int) -> None:
         self.environment = environment
         self.steps = steps
-        self.fail_at = fail_at
         self.step = 0
         self.world = pb.World()
         self.ended = threading.Event()
@@ -49,10 +48,6 @@ class SimulatedWorker:
             if kind == "world":
                 self.world = message.world
                 self.step = message.world.root.step if message.world.standing else 0
-                put = pb.KvPut(world_version=self.world.version, scope="global", key=str(self.environment.worker_id))
-                self.out.put(pb.WorkerMessage(kv_put=put))
-            elif kind == "kv_entry":
-                print(f"world {message.kv_entry.world_version}: entry of {message.kv_entry.key}", flush=True)
             elif kind in ("change", "broken") and getattr(message, kind).world_version == self.world.version:
                 self.ask(broken=kind == "broken")
             elif kind in ("drain", "stop_work"):
@@ -78,34 +73,21 @@ class SimulatedWorker:
     def train_step(self) -> None:
         self.step += 1
         self.report()
-        if self.step == self.fail_at:
-            why = "ValueError: no"
-            failed = pb.Failed(cause=pb.Failed.USER, message=why, traceback=f"Traceback: {why}", trained=True)
-            self.end(pb.WorkerMessage(failed=failed))
-        elif self.step >= self.steps:
+        if self.step >= self.steps:
+            self.ended.set()
             done = pb.Finished(step=self.step, epochs=1, metrics={"accuracy": 0.9})
-            self.end(pb.WorkerMessage(finished=done))
+            self.out.put(pb.WorkerMessage(finished=done))
+            self.out.put(None)
 
     def report(self) -> None:
         if self.world.rank == 0:
-            step = pb.StepReport(
-                step=self.step,
-                loss=1 / self.step,
-                samples=SAMPLES,
-                seconds=STEP_SECONDS,
-                total_samples=SAMPLES * self.step,
-            )
+            made = {"step": self.step, "loss": 1 / self.step, "samples": SAMPLES, "seconds": STEP_SECONDS}
+            step = pb.StepReport(**made, total_samples=SAMPLES * self.step)
             progress = pb.Progress(steps=[step], total_steps=self.steps, total_epochs=1)
             self.out.put(pb.WorkerMessage(progress=progress))
-
-    def end(self, word: pb.WorkerMessage) -> None:
-        self.ended.set()
-        self.out.put(word)
-        self.out.put(None)
 
 
 if __name__ == "__main__":
     environment = WorkerEnvironment.from_env(os.environ)
     assert environment is not None
-    steps, fail_at = (*map(int, sys.argv[1:]), 0)[:2]
-    sys.exit(SimulatedWorker(environment, steps, fail_at).run())
+    sys.exit(SimulatedWorker(environment, int(sys.argv[1])).run())

@@ -5,18 +5,17 @@ import pytest
 from benchmarks.faults.run import BY_NAME, find
 from benchmarks.processes import scratch
 
+pytestmark = pytest.mark.slow
 LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}
 LATE_SECONDS = 5.0  # at most, beyond the limit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "collective", "done"),
     [
         ("wait_for_a_lock", "torch", "replaced"),
         ("hold_pythons_lock", "auto", "replaced"),
         ("skip_a_collective", "auto", "the job ends"),
-        ("stop", "torch", "replaced"),
     ],
 )
 def test_who_hangs_is_named_with_its_line(tmp_path, name, collective, done):
@@ -27,7 +26,6 @@ def test_who_hangs_is_named_with_its_line(tmp_path, name, collective, done):
     assert finding.done == done
 
 
-@pytest.mark.slow
 def test_status_and_events_show_where_it_stands(tmp_path):
     """As a user sees it, while the worker still hangs."""
     with scratch(tmp_path / "kept") as processes:

@@ -4,78 +4,59 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
+from cluster_kit import command_line, wait_for
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.cluster.build import IMAGE_BUILDER, Unavailable, require
+from tests.cluster.build import IMAGE_BUILDER, require
 from tests.cluster.full.builder import ImageBuilder
 from tests.cluster.full.images import REPOSITORY_INSIDE
 from tests.cluster.kit import Pods, container, is_running, new_namespace, shell
+from tests.cluster.steps import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
 
 HIGH = "full-cluster-high"
 DEADLINE = 200
-# Of these there are so many that a failure would show nothing else.
-ORDINARY = ("steps", "evaluation", "epoch_finished")
 MODEL_ZOO = Path(__file__).resolve().parents[2] / "model_zoo"
 TRAIN = ["train", "--model_def", "digits.mlp_torch"]
 # Of three GPUs of each node, so that no two workers are on one.
 TRAIN += ["--worker_resource_request", "cpu=0.2,memory=256Mi,gpu=2", "--worker_resource_limit", "memory=1Gi,gpu=2"]
 TRAIN += ["--global_batch_size", "64", "--stop_grace", "5"]
-TWO, ONE_OR_TWO = ["--num_workers", "2"], ["--num_workers", "1-2"]
 
 
 class Journal:
-    """What `elasticdl events --follow` tells, entry by entry."""
+    """What the journal of the job tells since it was last looked at."""
 
-    def __init__(self, lines):
-        self._entries = queue.Queue()
-        self._seen = []
-        self._reader = threading.Thread(target=self._read, args=(lines,))
-        self._reader.start()
+    def __init__(self, elasticdl):
+        self._elasticdl = elasticdl
+        self._seen = 0
 
-    def _read(self, lines):
-        for line in lines:
-            self._entries.put(json.loads(line))
+    def _rest(self):
+        lines = self._elasticdl("events", "long", "--json").stdout.splitlines()
+        return [(number, json.loads(line)) for number, line in enumerate(lines) if number >= self._seen]
 
-    def next(self, event, **fields):
-        """The first entry of this kind after those that were waited for before."""
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            try:
-                entry = self._entries.get(timeout=max(0, deadline - time.monotonic()))
-            except queue.Empty:
-                last = [(each["event"], each.get("reason")) for each in self._seen[-12:]]
-                raise AssertionError(f"no {event} with {fields} in {DEADLINE} s; last were {last}") from None
-            if entry["event"] not in ORDINARY:
-                self._seen.append(entry)
-            if entry["event"] == event and all(entry.get(key) == value for key, value in fields.items()):
-                return entry
+    def next(self, event, holds=lambda entry: True):
+        """The first such entry after those that were waited for before."""
+        found = []
 
-    def latest(self, event):
-        """The last entry of this kind, which may have come before what was waited for last."""
-        return next((entry for entry in reversed(self._seen) if entry["event"] == event), None) or self.next(event)
+        def told():
+            found[:] = [(n, entry) for n, entry in self._rest() if entry["event"] == event and holds(entry)]
+            return found
+
+        wait_for(event, told, lambda: self._elasticdl("events", "long").stdout[-3000:], poll=1)
+        self._seen = found[0][0] + 1
+        return found[0][1]
 
     def world_of(self, size):
-        """The next world of so many members; the entry that tells of it."""
-        while True:
-            entry = self.next("world_formed")
-            if len(entry["members"]) == size:
-                return entry
-
-    def close(self):
-        self._reader.join(DEADLINE)
+        return self.next("world_formed", lambda entry: len(entry["members"]) == size)
 
 
 @pytest.fixture(scope="module")
@@ -85,20 +66,8 @@ def pods(full_cluster):
 
 
 @pytest.fixture(scope="module")
-def command(full_cluster, pods, tmp_path_factory):
-    """The command line and environment of an `elasticdl` command in the tests' namespace."""
-    home = tmp_path_factory.mktemp("home")
-    env = {**os.environ, "KUBECONFIG": str(full_cluster.kubeconfig), "ELASTICDL_HOME": str(home)}
-    return lambda *argv: ([sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", pods.namespace], env)
-
-
-@pytest.fixture(scope="module")
-def elasticdl(command):
-    def run(*argv):
-        line, env = command(*argv)
-        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
-
-    return run
+def elasticdl(full_cluster, pods, tmp_path_factory):
+    return command_line(full_cluster.kubeconfig, pods.namespace, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
@@ -126,31 +95,15 @@ def zoo_image(full_cluster, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def journal(full_cluster, command, elasticdl, pods):
+def journal(full_cluster, elasticdl):
     """That of a job which trains for ever, on a worker of each node."""
-    long = [
-        "--model_zoo",
-        f"{REPOSITORY_INSIDE}/model_zoo",
-        "--image",
-        full_cluster.image,
-        "--job_name",
-        "long",
-        "--num_epochs",
-        "1000000",
-    ]
-    done = elasticdl(*TRAIN, *ONE_OR_TWO, *long, "--detach")
+    long = ["--model_zoo", f"{REPOSITORY_INSIDE}/model_zoo", "--image", full_cluster.image, "--job_name", "long"]
+    done = elasticdl(*TRAIN, "--num_workers", "1-2", *long, "--num_epochs", "1000000", "--detach")
     assert done.returncode == 0, done.stderr
-    line, env = command("events", "long", "--json", "--follow")
     try:
-        pods.until(lambda seen: any(map(is_running, of_job(seen, "long", "master"))), "master running")
-        with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as follower:
-            journal = Journal(follower.stdout)
-            try:
-                journal.world_of(2)
-                yield journal
-            finally:
-                follower.terminate()
-                journal.close()
+        journal = Journal(elasticdl)
+        journal.world_of(2)
+        yield journal
     finally:
         assert elasticdl("delete", "long").stdout == "job long deleted\n"
 
@@ -178,7 +131,7 @@ def now(pods):
 
 
 def test_a_job_trains_on_both_nodes_and_leaves_nothing(elasticdl, zoo_image, pods):
-    done = elasticdl(*TRAIN, *TWO, "--image", zoo_image, "--job_name", "short", "--num_epochs", "2")
+    done = elasticdl(*TRAIN, "--num_workers", "2", "--image", zoo_image, "--job_name", "short", "--num_epochs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     assert "world 1: 2 workers" in done.stderr
@@ -198,8 +151,7 @@ def test_a_preempted_worker_comes_back(journal, pods, high):
     assert len({pod.status.pod_ip for pod in before.values()}) == 2
     pods.create("important", shell("trap 'exit 0' TERM; while :; do sleep 0.1; done"), gpus=2, priorityClassName=high)
     try:
-        journal.world_of(1)
-        told, left = journal.latest("worker_draining"), journal.latest("worker_left")
+        told, left = journal.next("worker_draining"), journal.next("worker_left")
         assert told["worker"] == left["worker"]  # it was heard to leave, and was not lost
         assert left["cause"] == "preempted", left
         pods.running("important")
@@ -211,15 +163,8 @@ def test_a_preempted_worker_comes_back(journal, pods, high):
 def test_a_worker_out_of_memory_is_told_and_replaced(journal, pods):
     pod = next(iter(workers(pods, "long").values()))
     fill = ["dd", "if=/dev/zero", "of=/dev/shm/fill", "bs=1M", "count=2000"]
-    opened = stream(
-        pods.core.connect_get_namespaced_pod_exec,
-        pod.metadata.name,
-        pods.namespace,
-        command=fill,
-        stdout=True,
-        stderr=True,
-        _preload_content=False,
-    )
+    where = (pods.core.connect_get_namespaced_pod_exec, pod.metadata.name, pods.namespace)
+    opened = stream(*where, command=fill, stdout=True, stderr=True, _preload_content=False)
     left = journal.next("worker_left")
     opened.close()
     assert left["cause"] == "out_of_memory", left
@@ -230,7 +175,6 @@ def test_a_lost_node_is_told_and_its_worker_replaced(journal, full_cluster, pods
     (master,) = of_job(now(pods), "long", "master")
     lost = next(node for node in workers(pods, "long") if node != master.spec.node_name)
     full_cluster.lose_node(lost)
-    journal.world_of(1)  # long before the cluster knows
     left = journal.next("worker_left")
     assert left["cause"] == "node_lost", left
     full_cluster.add_node(lost, 3)

@@ -1,16 +1,13 @@
 """A job on a real control plane: submitted, followed, looked at and removed with the command line alone."""
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from cluster_kit import command_line, wait_for
 from kubernetes import client
 
 from tests.cluster.kit import is_running, until
@@ -22,20 +19,11 @@ TRAIN = ["train", "--image", "local/host", "--job_name", "digits", "--model_zoo"
 TRAIN += ["--model_def", "digits.mlp_torch", "--num_workers", "1-2", "--global_batch_size", "64"]
 # For a third worker there is no place then.
 ONE_A_NODE = ["--num_workers", "1-3", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"]
-DEADLINE = 200
-SHOW = "import os, sys; print(sys.argv[1], os.environ['TOKEN'], os.environ['GIVEN'], os.environ['HOME'])"
 
 
 @pytest.fixture
 def elasticdl(own_cluster, namespace, tmp_path):
-    """Runs a command in the test's namespace."""
-    env = {**os.environ, "KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home")}
-
-    def run(*argv):
-        command = [sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", namespace]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
-
-    return run
+    return command_line(own_cluster.kubeconfig, namespace, tmp_path / "home")
 
 
 @pytest.fixture
@@ -44,25 +32,19 @@ def core(own_cluster):
 
 
 def events(elasticdl, name):
-    return [
-        each
-        for each in map(json.loads, elasticdl("events", "digits", "--json").stdout.splitlines())
-        if each["event"] == name
-    ]
+    entries = map(json.loads, elasticdl("events", "digits", "--json").stdout.splitlines())
+    return [each for each in entries if each["event"] == name]
 
 
 def wait_until(condition, elasticdl):
     """Asks now and then: each time is a process, in whose way the job's own would be."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, elasticdl("logs", "digits").stdout
-        time.sleep(2)
+    wait_for("what the test waits for", condition, lambda: elasticdl("logs", "digits").stdout, poll=2)
 
 
-def nothing_left(core, namespace):
+def delete(elasticdl, core, namespace):
+    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
     listings = (core.list_namespaced_pod, core.list_namespaced_service, core.list_namespaced_secret)
-    selector = "elasticdl.org/job=digits"
-    return not any(listing(namespace, label_selector=selector).items for listing in listings)
+    assert not any(listing(namespace, label_selector="elasticdl.org/job=digits").items for listing in listings)
 
 
 def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tmp_path):
@@ -84,8 +66,7 @@ def test_a_job_from_its_submission_to_its_removal(elasticdl, core, namespace, tm
     assert (finished["phase"], finished["steps"]) == ("succeeded", 23)
     assert "master    | " in elasticdl("logs", "digits").stdout
     assert elasticdl("stop", "digits").stderr == "elasticdl stop: job digits is not running: it has succeeded\n"
-    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
-    assert nothing_left(core, namespace)
+    delete(elasticdl, core, namespace)
 
 
 def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace):
@@ -107,115 +88,32 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, 
     assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
-    (first,) = core.list_namespaced_pod(namespace, label_selector="elasticdl.org/role=master").items
+    masters = {"label_selector": "elasticdl.org/role=master"}
+    (first,) = core.list_namespaced_pod(namespace, **masters).items
     core.delete_namespaced_pod(first.metadata.name, namespace, grace_period_seconds=0)
-    until(
-        lambda seen: any(is_running(pod) for name, pod in seen.items() if name != first.metadata.name),
-        "another master",
-        core.list_namespaced_pod,
-        namespace,
-        label_selector="elasticdl.org/role=master",
-    )
+
+    def another_runs(seen):
+        return any(is_running(pod) for name, pod in seen.items() if name != first.metadata.name)
+
+    until(another_runs, "another master", core.list_namespaced_pod, namespace, **masters)
     wait_until(lambda: events(elasticdl, "master_restarted"), elasticdl)
     assert events(elasticdl, "master_restarted")[0]["missing"] == []
     assert len(events(elasticdl, "job_started")) == 1
     assert "workers now 1, before" in elasticdl("scale", "digits", "1").stdout
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
-    until(
-        lambda jobs: jobs["digits-master"].status.succeeded,
-        "complete",
-        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
-        namespace,
-    )
-    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
-    assert nothing_left(core, namespace)
+    jobs = client.BatchV1Api(own_cluster.client()).list_namespaced_job
+    until(lambda seen: seen["digits-master"].status.succeeded, "complete", jobs, namespace)
+    delete(elasticdl, core, namespace)
 
 
-def test_a_program_gets_its_arguments_as_they_are_and_its_variables_from_secrets(elasticdl, core, namespace):
-    core.create_namespaced_secret(namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "t0ken"}})
-    variables = ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token"]
-    argv = ["--", "python", "-c", SHOW, "$(HOME) $$"]
-    options = ["--image", "local/host", "--job_name", "digits", "--namespace", namespace, *variables]
-    done = elasticdl("run", *options, *argv)
-    assert "submitted" in done.stderr
-    assert done.stdout.startswith("$(HOME) $$ t0ken $(HOME)x /tmp")  # which is elsewhere in a pod of the tests
-    assert "$(HOME) $$ t0ken $(HOME)x /tmp" in elasticdl("logs", "digits").stdout
-    shown = [core.list_namespaced_pod(namespace), core.list_namespaced_config_map(namespace)]
-    assert "$(HOME)x" not in str(shown)
-    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
-    assert nothing_left(core, namespace)
-
-
-def test_an_image_that_cannot_be_pulled(elasticdl, core, namespace):
-    missing = ["--image", "missing/image", "--image_timeout", "3"]
-    done = elasticdl("train", *missing, "--job_name", "digits", "--model_def", "digits.mlp_torch")
-    line = 'job digits: the image can\'t be pulled: Back-off pulling image "missing/image"; nothing of the job was left'
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"elasticdl train: {line} behind"
-    assert nothing_left(core, namespace)
-
-
-RIGHTS = {
-    "": ["pods", "pods/log", "secrets", "configmaps", "services", "serviceaccounts", "events"],
-    "batch": ["jobs"],
-    "networking.k8s.io": ["networkpolicies"],
-    "rbac.authorization.k8s.io": ["roles", "rolebindings"],
-}
-
-
-def may_reach_pods(own_cluster, namespace, *more):
-    """The user ``follower`` may do all it takes, and ``more``."""
-    resources = {**RIGHTS, "": [*RIGHTS[""], *more]}
-    rules = [{"apiGroups": [group], "resources": kinds, "verbs": ["*"]} for group, kinds in resources.items()]
-    rbac = client.RbacAuthorizationV1Api(own_cluster.client())
-    if more:
-        rbac.patch_namespaced_role("follower", namespace, {"rules": rules})
-        return
-    rbac.create_namespaced_role(namespace, {"metadata": {"name": "follower"}, "rules": rules})
-    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "follower"}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "follower"}
-    binding = {"metadata": {"name": "follower"}, "roleRef": reference, "subjects": [subject]}
-    rbac.create_namespaced_role_binding(namespace, binding)
-
-
-@contextlib.contextmanager
-def killed(process):
-    """In the end, whatever the test finds."""
-    try:
-        yield
-    finally:
-        process.kill()
-
-
-def read_until(process, text):
-    for line in process.stderr:
-        if text in line:
-            return line
-    raise AssertionError(f"it ended before it said {text}")
-
-
-def test_a_master_that_runs_and_is_not_reached_is_told_and_when_it_is_reached(elasticdl, own_cluster, core, namespace):
-    may_reach_pods(own_cluster, namespace)
-    env = {**os.environ, "KUBECONFIG": str(own_cluster.user_kubeconfig("follower", []))}
-    command = [sys.executable, "-m", "elasticdl.cli", *TRAIN, "--num_epochs", "100000", "--namespace", namespace]
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process, killed(process):
-        why = f"it takes the right to get pods/portforward in namespace {namespace}; it is tried again"
-        assert read_until(process, "its master runs but").endswith(f"can't be reached: {why}\n")
-        may_reach_pods(own_cluster, namespace, "pods/portforward")
-        assert read_until(process, "reached") == "its master is reached again\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 130
-    assert elasticdl("delete", "digits").stdout == "job digits deleted\n"
-    assert nothing_left(core, namespace)
-
-
-HANGS = """
-import ctypes, os, torch
+PROGRAM = """
+import ctypes, os, sys, torch
 import elasticdl.elastic.torch as elastic
 
 def hold_pythons_lock():
     ctypes.PyDLL(None).sleep(1000)
 
+print(sys.argv[1], os.environ["TOKEN"], os.environ["GIVEN"], os.environ["HOME"], flush=True)
 data = torch.utils.data.TensorDataset(torch.ones(24, 2))
 model = torch.nn.Linear(2, 1)
 loader = torch.utils.data.DataLoader(data, batch_size=8)
@@ -230,12 +128,18 @@ for epoch in range(100000):
 """
 
 
-def test_a_worker_in_which_no_python_can_run_is_named_by_what_its_pod_has_logged(elasticdl, namespace):
+def test_a_program_gets_what_it_is_given_and_a_worker_in_which_no_python_can_run_is_named(elasticdl, core, namespace):
+    core.create_namespaced_secret(namespace, {"metadata": {"name": "hub"}, "stringData": {"token": "t0ken"}})
     options = ["--image", "local/host", "--job_name", "digits", "--num_workers", "2", "--heartbeat_timeout", "5"]
-    submitted = elasticdl("run", "--detach", *options, "--namespace", namespace, "--", "python", "-c", HANGS)
+    options += ["--envs", "GIVEN=$(HOME)x", "--env_from_secret", "TOKEN=hub/token", "--namespace", namespace]
+    submitted = elasticdl("run", "--detach", *options, "--", "python", "-c", PROGRAM, "$(HOME) $$")
     assert submitted.returncode == 0, submitted.stderr
     wait_until(lambda: events(elasticdl, "worker_stuck"), elasticdl)
     stuck = events(elasticdl, "worker_stuck")[0]
-    assert (stuck["worker"], stuck["where"]) == (1, "<string>:6 in hold_pythons_lock"), stuck
+    assert (stuck["worker"], stuck["where"]) == (1, "<string>:6 in hold_pythons_lock"), stuck  # as its pod has logged
+    # HOME is elsewhere in a pod of the tests.
+    assert "$(HOME) $$ t0ken $(HOME)x /tmp" in elasticdl("logs", "digits").stdout
+    shown = [core.list_namespaced_pod(namespace), core.list_namespaced_config_map(namespace)]
+    assert "$(HOME)x" not in str(shown)
     assert elasticdl("stop", "digits", "--now").returncode == 0
-    assert elasticdl("delete", "digits").returncode == 0
+    delete(elasticdl, core, namespace)

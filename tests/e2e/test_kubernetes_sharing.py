@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from cluster_kit import DEADLINE, command_line, objects_in, wait_for
+from running_job import ZOO
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = '<script type="application/json" id="data">'
 
 
@@ -29,10 +28,9 @@ def submit(elasticdl, name):
     """Its workers take a node each, of which there are two. A second one pays also where others use the processors."""
     done = elasticdl(
         *("train", "--detach", "--image", "local/host", "--job_name", name, "--share_queue", "team"),
-        *("--model_zoo", str(ROOT / "tests" / "e2e" / "zoo"), "--model_def", "paced_mlp"),
+        *("--model_zoo", str(ZOO), "--model_def", "paced_mlp"),
         *("--model_params", "sample_seconds=0.005", "--global_batch_size", "64", "--num_epochs", "100000"),
-        *("--num_workers", "1-2"),
-        *("--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"),
+        *("--num_workers", "1-2", "--worker_resource_request", "cpu=0.1,memory=256Mi,gpu=3"),
     )
     assert done.returncode == 0, done.stderr
 
@@ -48,28 +46,26 @@ def wait_for_members(elasticdl, name, number):
         sizes = [len(entry["members"]) for entry in journal(elasticdl, name) if entry["event"] == "world_formed"]
         return sizes[-1:] == [number]
 
-    def told():
-        rest = [entry for entry in journal(elasticdl, name) if entry["event"] not in ("steps", "epoch_finished")]
-        return "\n".join([elasticdl("status", name).stdout, *map(json.dumps, rest[-12:])])
-
-    wait_for(f"{number} members of {name}", arrived, told)
+    wait_for(f"{number} members of {name}", arrived, lambda: elasticdl("events", name).stdout[-3000:])
 
 
-def lists(url):
-    """Phases of the jobs that the dashboard lists."""
-    with urllib.request.urlopen(url + "data.json", timeout=DEADLINE) as answer:
-        jobs = json.load(answer).get("content", ())
-    return {job["name"]: job["phase"] for job in jobs}
+def stop(elasticdl, name):
+    assert elasticdl("stop", name, "--now").returncode == 0
+    assert elasticdl("delete", name).stdout == f"job {name} deleted\n"
 
 
 def check_dashboard(own_cluster, namespace, home):
+    def jobs(url):
+        with urllib.request.urlopen(f"{url}data.json", timeout=DEADLINE) as answer:
+            return {job["name"]: job["phase"] for job in json.load(answer).get("content", ())}
+
     env = {**os.environ, "KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(home)}
     command = [sys.executable, "-m", "elasticdl.cli", "dashboard", "red", "--namespace", namespace]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
             page = process.stdout.readline().strip()
-            jobs = page.partition("job/")[0]
-            wait_for("list of both jobs", lambda: lists(jobs) == {"red": "running", "blue": "running"})
+            listed = page.partition("job/")[0]
+            wait_for("list of both jobs", lambda: jobs(listed) == {"red": "running", "blue": "running"})
             with urllib.request.urlopen(page, timeout=DEADLINE) as answer:
                 assert b"<title>red" in answer.read()
             process.send_signal(signal.SIGINT)
@@ -87,15 +83,12 @@ def test_a_job_gives_a_place_to_its_neighbour_and_has_it_back(elasticdl, own_clu
     decisions = [entry["reason"] for entry in journal(elasticdl, "red") if entry["event"] == "decision"]
     assert [reason for reason in decisions if reason.startswith("1 of 2 places that the jobs of its queue have")]
     check_dashboard(own_cluster, namespace, tmp_path / "home")
-    assert elasticdl("stop", "blue", "--now").returncode == 0
-    assert elasticdl("delete", "blue").stdout == "job blue deleted\n"
+    stop(elasticdl, "blue")
     wait_for_members(elasticdl, "red", 2)
     page = tmp_path / "red.html"
     assert elasticdl("report", "red", "--out", str(page)).stdout == f"{page}\n"
     told = json.loads(page.read_text().partition(PAGE)[2].partition("</script>")[0])
-    sizes = [size for _, size, *_ in told["worlds"]]
-    assert sizes[-3:] == [2, 1, 2]
+    assert [size for _, size, *_ in told["worlds"]][-3:] == [2, 1, 2]
     assert {"grow", "shrink"} >= {pause[1] for pause in told["pauses"]} >= {"shrink"}
-    assert elasticdl("stop", "red", "--now").returncode == 0
-    assert elasticdl("delete", "red").stdout == "job red deleted\n"
+    stop(elasticdl, "red")
     assert objects_in(own_cluster, namespace) == before

@@ -21,7 +21,8 @@ from cluster_kit import STEPS_PER_EPOCH, WatchedJob, wait_for
 from elasticdl.common.tether import tethered
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse
-from tests.cluster.build import PROMETHEUS, Unavailable, require
+from tests.cluster.build import PROMETHEUS, require
+from tests.cluster.steps import Unavailable
 
 pytest_plugins = ["tests.cluster.fixtures"]
 pytestmark = pytest.mark.slow
@@ -51,7 +52,8 @@ class Collector:
 
     def __init__(self, program: Path, folder: Path, target: str, papers: Path) -> None:
         self._log = folder / "prometheus.log"
-        port = _free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         configuration = folder / "prometheus.yml"
         configuration.write_text(yaml.safe_dump(scrape_configuration(target, papers)))
@@ -60,14 +62,6 @@ class Collector:
             self.process = subprocess.Popen(
                 tethered([*command, f"--web.listen-address=127.0.0.1:{port}"]), stdout=log, stderr=subprocess.STDOUT
             )
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
     def describe(self) -> str:
         return self._log.read_text()[-3000:]
@@ -111,12 +105,6 @@ def scrape_configuration(target: str, papers: Path) -> dict[str, Any]:
     return {"scrape_configs": [job]}
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
 @pytest.fixture
 def job(cluster, namespace, tmp_path) -> Iterator[WatchedJob]:
     folder = tmp_path / "job"
@@ -138,20 +126,20 @@ def prometheus(job, program, tmp_path) -> Iterator[Collector]:
         (papers / secret.metadata.name / key).write_bytes(base64.b64decode(value))
     collector = Collector(program, tmp_path, f"{master.status.pod_ip}:{METRICS_PORT}", papers)
     yield collector
-    collector.stop()
+    collector.process.kill()
+    collector.process.wait()
 
 
 def test_prometheus_tells_what_the_report_tells(job, prometheus):
     """Of a job that has lost a worker, and while it trains on."""
     of_job = f'{{elasticdl_org_job="{NAME}"}}'
-    wait_for(
-        "metrics of both workers", lambda: prometheus.ask(f"elasticdl_world_size{of_job} == 2"), prometheus.describe
-    )
+    both = f"elasticdl_world_size{of_job} == 2"
+    wait_for("metrics of both workers", lambda: prometheus.ask(both), prometheus.describe)
     process = job.process(job.workers()[0])
     process.send_signal(signal.SIGKILL)
     lost = f'elasticdl_lost_seconds_total{{cause="failure",elasticdl_org_job="{NAME}"}} > 0'
     wait_for("a failure that was paid for", lambda: prometheus.ask(lost), job.describe)
-    back = f"elasticdl_world_size{of_job} == 2 and elasticdl_worker_restarts_total{of_job} >= 1"
+    back = f"{both} and elasticdl_worker_restarts_total{of_job} >= 1"
     wait_for("the world with a replacement", lambda: prometheus.ask(back), job.describe)
     step = job.step()
     job.wait_for_step(step + 2 * STEPS_PER_EPOCH)
@@ -160,9 +148,8 @@ def test_prometheus_tells_what_the_report_tells(job, prometheus):
     at, collected = spent(prometheus, of_job)
     time.sleep(TOLERANCE)  # what was so then is in the journal now
     history = Facts()
-    history.read(
-        line for line in job.elasticdl("events", NAME, "--json").stdout.splitlines() if json.loads(line)["time"] <= at
-    )
+    journal = job.elasticdl("events", NAME, "--json").stdout.splitlines()
+    history.read(line for line in journal if json.loads(line)["time"] <= at)
     told = history.settled(at).wall
     assert collected.keys() == {str(doing) for doing in TimeUse}
     for doing, seconds in told.items():
@@ -170,8 +157,11 @@ def test_prometheus_tells_what_the_report_tells(job, prometheus):
     assert collected["productive"] > 0
     assert collected["failure"] > 0
 
-    empty = {query for query in dashboard_queries() if not prometheus.ask(query)}
-    assert {query.partition("{")[0] for query in empty} == EMPTY
+    dashboard = json.loads((OBSERVABILITY / "grafana_dashboard.json").read_text())
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = [each.replace("$job", NAME).replace("$namespace", NAMESPACE) for each in targets]
+    empty = {query.partition("{")[0] for query in queries if not prometheus.ask(query)}
+    assert empty == EMPTY
 
 
 def spent(prometheus: Collector, of_job: str) -> tuple[float, dict[str, float]]:
@@ -182,12 +172,3 @@ def spent(prometheus: Collector, of_job: str) -> tuple[float, dict[str, float]]:
         found = prometheus.ask(query)
         if prometheus.number(f"timestamp(elasticdl_productive_seconds_total{of_job})") == before:
             return before, {each["metric"].get("cause", "productive"): float(each["value"][1]) for each in found}
-
-
-def dashboard_queries() -> list[str]:
-    dashboard = json.loads((OBSERVABILITY / "grafana_dashboard.json").read_text())
-    return [
-        target["expr"].replace("$job", NAME).replace("$namespace", NAMESPACE)
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-    ]

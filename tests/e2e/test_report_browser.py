@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from history_kit import disturbed, formed, launched, line, steps, storm
@@ -26,17 +25,13 @@ pytestmark = pytest.mark.skipif(
 )
 PATIENCE = 60.0
 RANGE = "new Date(document.querySelector('#curves')._fullLayout.xaxis.range[0] + 'Z').getTime()"
+OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
 FLAGS = [
     "--headless",
     "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
     "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
     "--window-size=1280,1000",
+    *(f"--disable-{each}" for each in OFF),
 ]
 NASTY = (
     "</script><script>document.title='hit'</script><img src=x onerror=\"document.title='hit'\">&lt;b&gt;'\u2028`${1}"
@@ -116,26 +111,28 @@ def write(folder, lines, name="job.html"):
 
 def everything():
     """A journal in which all kinds of things happen."""
-    yield from disturbed()[:-1]
-    yield line(
-        91, "evaluation", step=701, epoch=1, seconds=1, metrics={"accuracy": 0.5, "loss": 1.5, "auc": None}, worker=0
-    )
-    yield line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1)
-    yield line(92, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"])
-    yield line(93, "warning", message="take care")
-    yield line(
-        93,
-        "advice",
-        text="4 workers would do",
-        curve=[{"workers": n, "speedup": n, "low": n - 0.1, "high": n + 0.1} for n in (1, 2)],
-    )
-    yield line(94, "checkpoint", step=701, path="x", seconds=1, held=0.1)
-    yield disturbed()[-1]
+    *lines, end = disturbed()
+    metrics = {"accuracy": 0.5, "loss": 1.5, "auc": None}
+    curve = [{"workers": n, "speedup": n, "low": n - 0.1, "high": n + 0.1} for n in (1, 2)]
+    lines += [
+        line(91, "evaluation", step=701, epoch=1, seconds=1, metrics=metrics, worker=0),
+        line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1),
+        line(92, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
+        line(93, "warning", message="take care"),
+        line(93, "advice", text="4 workers would do", curve=curve),
+        line(94, "checkpoint", step=701, path="x", seconds=1, held=0.1),
+    ]
+    return [*lines, end]
+
+
+def open_all(browser):
+    browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    browser.until("document.querySelector('#workers tbody')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path, scheme):
-    url = write(tmp_path, everything())
+    url = write(tmp_path, [*everything(), line(100, "warning", message="long" * 300)])
     browser.open(url, scheme=scheme)
     assert browser.requests() == [url]
     assert browser.complaints() == []
@@ -150,23 +147,13 @@ def test_a_report_draws_everything_and_asks_for_nothing(browser, tmp_path, schem
     ground = browser.ask("getComputedStyle(document.body).backgroundColor")
     browser.ask("document.querySelector('#theme').click()")
     assert browser.ask("getComputedStyle(document.body).backgroundColor") != ground
-
-
-def test_the_tables_beside_the_charts_say_what_these_show(browser, tmp_path):
-    browser.open(write(tmp_path, everything()))
-    browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    browser.until("document.querySelector('#workers tbody')")
+    open_all(browser)
     for table, rows in {"workers": 2, "worlds": 2, "points": 2, "evaluations": 1}.items():
         browser.until(f"document.querySelectorAll('#{table} tbody tr').length === {rows}")
     assert "checkpoint" in browser.until("document.querySelector('#marks tbody')?.textContent")
-
-
-@pytest.mark.parametrize("width", [390, 768, 1280])
-def test_no_width_has_to_be_scrolled_sideways(browser, tmp_path, width):
-    browser.open(write(tmp_path, [*everything(), line(100, "warning", message="long" * 300)]), width=width)
-    browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    browser.until("document.querySelector('#workers tbody')")
-    assert browser.ask("document.documentElement.scrollWidth") <= width
+    for width in (390, 1280):
+        open_all(browser.open(url, width=width))
+        assert browser.ask("document.documentElement.scrollWidth") <= width, "it has to be scrolled sideways"
 
 
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser, tmp_path):
@@ -229,18 +216,12 @@ def test_times_of_day_are_right_before_and_after_clocks_change(in_berlin, tmp_pa
     assert browser.complaints() == []
 
 
-def test_times_of_day_are_those_of_the_browser(in_berlin, tmp_path):
-    browser = in_berlin.open(write(tmp_path, disturbed()))  # it began at 8:00:00 UTC
-    assert browser.ask("document.querySelector('#lanes .xtick').textContent").startswith("09:00:00")
-
-
 def test_what_a_job_says_is_text_wherever_it_stands(browser, tmp_path):
     said = json.dumps(NASTY)
     lines = [each.replace('"j"', said).replace('"killed"', said).replace('"h"', said) for each in everything()]
     lines += [line(100, "warning", message=NASTY), line(100, NASTY)]
     browser.open(write(tmp_path, lines))
-    browser.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    browser.until("document.querySelector('#workers tbody')")
+    open_all(browser)
     assert browser.ask("document.title") == f"{NASTY} · elasticdl"
     assert browser.ask("document.querySelector('#job').textContent") == NASTY
     assert browser.ask("document.querySelectorAll('img').length") == 0
@@ -277,77 +258,77 @@ class Growing:
 
 
 @pytest.fixture
-def live(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    path.write_text("\n".join(disturbed()[:9]) + "\n")
-    with (
-        closing(LiveBoard(lambda warn: [Growing(path, "j"), Growing(path, NASTY)])) as board,
-        closing(LiveServer(board)) as server,
-    ):
-        yield path, server
+def path(tmp_path):
+    made = tmp_path / "journal.jsonl"
+    made.write_text("\n".join(disturbed()[:9]) + "\n")
+    return made
 
 
-def test_the_page_of_a_job_follows_it_and_keeps_zoom_and_focus(browser, live):
-    path, server = live
-    browser.open(server.url("", "j"))
-    browser.until("document.querySelectorAll('#pauses tbody tr').length === 0")
-    whole = browser.ask("document.querySelector('#curves').layout.xaxis.range")
-    browser.drag("#curves .nsewdrag", by=300)
-    zoomed = browser.until(f"{RANGE} > {whole[0]} + 100 && {RANGE}")
-    browser.ask("document.querySelector('#by-step').focus()")
-    with path.open("a") as file:
-        file.write("\n".join(disturbed()[9:-1]) + "\n" + steps(95, 750, 49, world=2) + "\n")
-    browser.until("document.querySelectorAll('#pauses tbody tr').length === 1")
-    browser.until("document.querySelector('#facts').textContent.includes('750')")
-    assert browser.ask(RANGE) == zoomed
-    assert browser.ask("document.activeElement.id") == "by-step"
-    assert all(url.startswith(server.url()) for url in browser.requests())
-    assert browser.complaints() == []
+@contextmanager
+def serving(jobs):
+    """The dashboard of these jobs, also as they change."""
+    with closing(LiveBoard(lambda warn: list(jobs))) as board, closing(LiveServer(board)) as server:
+        yield server
 
 
-def test_the_list_leads_to_the_jobs_whatever_they_are_called(browser, live):
-    _, server = live
-    browser.open(server.url())
-    assert browser.until("document.querySelectorAll('#jobs tbody a').length") == 2
-    browser.ask("document.querySelectorAll('#jobs tbody a')[1].click()")
-    browser.until("document.querySelector('#job')?.textContent === 'j'")
-    assert browser.ask("document.referrer") == ""
-    assert browser.ask("document.querySelectorAll('img').length") == 0
-    assert browser.complaints() == []
-
-
-def test_a_dashboard_that_has_ended_is_said_to_and_what_was_shown_stays(browser, tmp_path):
-    path = tmp_path / "journal.jsonl"
-    path.write_text("\n".join(disturbed()[:9]) + "\n")
-    with closing(LiveBoard(lambda warn: [Growing(path, "j")])) as board:
-        server = LiveServer(board)
+def test_the_page_of_a_job_follows_it_and_keeps_zoom_and_focus(browser, path):
+    with serving([Growing(path, "j")]) as server:
         browser.open(server.url("", "j"))
+        browser.until("document.querySelectorAll('#pauses tbody tr').length === 0")
+        whole = browser.ask("document.querySelector('#curves').layout.xaxis.range")
+        browser.drag("#curves .nsewdrag", by=300)
+        zoomed = browser.until(f"{RANGE} > {whole[0]} + 100 && {RANGE}")
+        browser.ask("document.querySelector('#by-step').focus()")
+        with path.open("a") as file:
+            file.write("\n".join(disturbed()[9:-1]) + "\n" + steps(95, 750, 49, world=2) + "\n")
+        browser.until("document.querySelectorAll('#pauses tbody tr').length === 1")
+        browser.until("document.querySelector('#facts').textContent.includes('750')")
+        assert browser.ask(RANGE) == zoomed
+        assert browser.ask("document.activeElement.id") == "by-step"
+        assert all(url.startswith(server.url()) for url in browser.requests())
+        assert browser.complaints() == []
+
+
+def test_the_list_leads_to_the_jobs_whatever_they_are_called(browser, path):
+    with serving([Growing(path, "j"), Growing(path, NASTY)]) as server:
+        browser.open(server.url())
+        assert browser.until("document.querySelectorAll('#jobs tbody a').length") == 2
+        browser.ask("document.querySelectorAll('#jobs tbody a')[1].click()")
+        browser.until("document.querySelector('#job')?.textContent === 'j'")
+        assert browser.ask("document.referrer") == ""
+        assert browser.ask("document.querySelectorAll('img').length") == 0
+        assert browser.complaints() == []
+
+
+def test_what_was_shown_stays_when_its_job_or_the_dashboard_is_gone(browser, path):
+    jobs = [Growing(path, "j"), Growing(path, "k")]
+    with serving(jobs) as server:
+        browser.open(server.url("", "j"))
+        del jobs[0]
+        browser.until("document.querySelector('#notice').textContent.includes('not there any more')")
+        assert browser.ask("document.querySelector('#facts').textContent")
+        browser.open(server.url("", "k"))
         server.close()
         browser.until("document.querySelector('#notice').textContent.includes('does not answer')")
-    browser.until("document.querySelector('#notice button')")
-    assert browser.ask("document.querySelector('#facts').textContent")
-    assert not [thread for thread in threading.enumerate() if thread.name == "dashboard"]
+        browser.until("document.querySelector('#notice button')")
+        assert browser.ask("document.querySelector('#facts').textContent")
 
 
 class Failing(Growing):
     """Its journal can't be read, now and then."""
 
-    def __init__(self, path, name):
-        super().__init__(path, name)
-        self.fails = True
+    fails = True
 
     def feed(self):
         if self.fails:
             raise RuntimeError("there is no room")
-        return FileFeed(self.path)
+        return super().feed()
 
 
-def test_a_page_that_fails_says_why_until_it_is_drawn(browser, tmp_path, monkeypatch):
+def test_a_page_that_fails_says_why_until_it_is_drawn(browser, path, monkeypatch):
     monkeypatch.setattr("elasticdl.cli.live_board.AGAIN_SECONDS", 0.5)
-    path = tmp_path / "journal.jsonl"
-    path.write_text("\n".join(disturbed()[:9]) + "\n")
     job = Failing(path, "j")
-    with closing(LiveBoard(lambda warn: [job])) as board, closing(LiveServer(board)) as server:
+    with serving([job]) as server:
         browser.driver.get("about:blank")
         browser.complaints()  # of the test before
         browser.driver.get(server.url("", "j"))
@@ -357,14 +338,3 @@ def test_a_page_that_fails_says_why_until_it_is_drawn(browser, tmp_path, monkeyp
         browser.until("document.documentElement.dataset.drawn")
         browser.until("document.querySelector('#notice').hidden")
         assert browser.complaints() == []
-
-
-def test_a_job_that_is_deleted_is_said_to_be_gone_and_what_was_shown_stays(browser, tmp_path):
-    path = tmp_path / "journal.jsonl"
-    path.write_text("\n".join(disturbed()[:9]) + "\n")
-    jobs = [Growing(path, "j")]
-    with closing(LiveBoard(lambda warn: jobs)) as board, closing(LiveServer(board)) as server:
-        browser.open(server.url("", "j"))
-        jobs.clear()
-        browser.until("document.querySelector('#notice').textContent.includes('not there any more')")
-        assert browser.ask("document.querySelector('#facts').textContent")

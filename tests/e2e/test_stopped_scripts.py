@@ -5,10 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from running_job import QUICK_KERAS, start
+from running_job import QUICK_KERAS, run_alone, start
 
-SCRIPTS = Path(__file__).parent / "scripts" / "stopped"
-WARM = ["torch", "torch._dynamo", "elasticdl.elastic.torch"]
+SCRIPTS = Path(__file__).parent / "scripts"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 STEPS = 120
 
@@ -35,12 +34,18 @@ def stop(job):
     return kept["step"]
 
 
-def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(alone, tmp_path):
-    plain = alone.run_well(str(SCRIPTS / "plain.py"))
-    slow = tmp_path / "slow"
+def run(home, workers, kind, slow):
+    script = ["stopped_keras.py"] if kind == "keras" else ["stopped.py", kind]
+    folder = [str(home / "own")] if kind == "trainer" else []
+    command = ["--num_workers", workers, "--collective", "torch", "--", "python", str(SCRIPTS / script[0]), *script[1:]]
+    env = {**OFFLINE, **(QUICK_KERAS if kind == "keras" else {})}
+    return start(home, "run", *command, *folder, TEST_SLOW_WHILE=str(slow), **env)
+
+
+def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(tmp_path):
+    plain, slow = run_alone(SCRIPTS / "stopped.py", "plain", **OFFLINE), tmp_path / "slow"
     slow.touch()
-    command = ["--collective", "torch", "--", "python", str(SCRIPTS / "plain.py")]
-    with start(tmp_path, "run", "--num_workers", "2", *command, TEST_SLOW_WHILE=str(slow)) as job:
+    with run(tmp_path, "2", "plain", slow) as job:
         job.wait_for("a few steps", lambda: steps_of(job) >= 5)
         killed = job.entries("world_formed")[-1]["members"][0]
         job.signal(killed, signal.SIGKILL)
@@ -48,7 +53,7 @@ def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(alone, t
         stopped = stop(job)
         said = job.output
     slow.unlink()
-    with start(tmp_path, "run", "--num_workers", "1", *command) as job:
+    with run(tmp_path, "1", "plain", slow) as job:
         assert job.finish() == 0, job.describe()
         assert [entry["step"] for entry in job.entries("resumed")] == [stopped]
         assert not job.job.kept_states()
@@ -57,35 +62,25 @@ def test_what_a_script_prints_and_trains_goes_on_over_a_kill_and_a_stop(alone, t
     ours, theirs = ([line for line in text.splitlines() if line.startswith("step ")] for text in (said, plain))
     told = [int(re.findall(r"\d+", line)[0]) for line in ours]
     assert told == sorted(set(told))
-    missing = set(range(1, STEPS + 1)) - set(told)
-    assert len(missing) <= 2, (
-        missing
-    )  # that were made, and not printed yet, as worker 0 was killed and the job was stopped
+    # Steps that were made, and not printed yet, as worker 0 was killed and the job was stopped.
+    assert len(set(range(1, STEPS + 1)) - set(told)) <= 2
     assert set(ours) <= set(theirs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["library.py", "lightning_module.py", "trainer.py", "keras_fit.py"])
-def test_a_stopped_training_ends_as_one_that_was_not(tmp_path, script):
+@pytest.mark.parametrize("kind", ["library", "lightning", "trainer", "keras"])
+def test_a_stopped_training_ends_as_one_that_was_not(tmp_path, kind):
     slow = tmp_path / "slow"
-    env = {**OFFLINE, **(QUICK_KERAS if script == "keras_fit.py" else {})}
-
-    def run(home, *workers):
-        (home / "own").mkdir(parents=True, exist_ok=True)
-        arguments = [str(home / "own")] if script == "trainer.py" else []
-        command = ["--collective", "torch", "--", "python", str(SCRIPTS / script), *arguments]
-        return start(home, "run", *workers, *command, TEST_SLOW_WHILE=str(slow), **env)
-
-    with run(tmp_path / "whole", "--num_workers", "1") as job:
+    with run(tmp_path / "whole", "1", kind, slow) as job:
         assert job.finish() == 0, job.describe()
-        whole = final(job.output)
+        expected = final(job.output)
     slow.touch()
-    with run(tmp_path / "parts", "--num_workers", "2") as job:
+    with run(tmp_path / "parts", "2", kind, slow) as job:
         stopped = stop(job)
     slow.unlink()
-    with run(tmp_path / "parts", "--num_workers", "1") as job:
+    with run(tmp_path / "parts", "1", kind, slow) as job:
         assert job.finish() == 0, job.describe()
         # Unless the trainer has just written a checkpoint of its own.
-        resumed = [] if script == "trainer.py" and stopped % 10 == 0 else [stopped]
+        resumed = [] if kind == "trainer" and stopped % 10 == 0 else [stopped]
         assert [entry["step"] for entry in job.entries("resumed")] == resumed
-        assert final(job.output) == whole
+        assert final(job.output) == expected

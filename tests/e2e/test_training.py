@@ -60,33 +60,29 @@ def assert_same_curve(ours: dict[int, float], other: dict[int, float]) -> None:
         assert ours[step] == pytest.approx(other[step], rel=1e-5, abs=1e-7), f"step {step}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_any_fixed_number_of_workers_gives_the_losses_of_plain_pytorch(plain_curve, tmp_path, workers):
-    """Of three, who become two, in `test_interrupting_leaves_a_checkpoint...`."""
-    board = tmp_path / "board"
-    arguments = [*TRAIN, "--num_workers", str(workers), "--max_step", str(STEPS), "--num_epochs", "1000"]
-    with start(tmp_path, *arguments, "--tensorboard_log_dir", str(board)) as job:
-        assert job.finish() == 0, job.describe()
-    assert_same_curve(losses(board), plain_curve)
+def assert_each_sample_once(files: list[Path], epochs: int) -> None:
+    counted = consumed(files)
+    assert sorted(counted) == list(range(epochs))
+    for epoch, counts in counted.items():
+        assert counts == Counter(range(SAMPLES)), f"epoch {epoch}: a sample was lost or repeated"
 
 
-def disturb(job: RunningJob, seed: int) -> None:
-    """2 -> 4 (two joins), SIGKILL of rank 0, SIGTERM, 2 again, each at a random step; who goes is replaced."""
-    rng = random.Random(seed)
+def disturb(job: RunningJob, start_with: int, most: int, steps: int) -> None:
+    """Grow, SIGKILL of rank 0, SIGTERM of another, and 2 in the end, each at a random step; who goes is replaced."""
+    rng = random.Random(5)
 
     def some_steps_later() -> None:
-        job.wait_for_step(job.steps_recorded() + rng.randint(1, 8))
+        job.wait_for_step(job.steps_recorded() + rng.randint(1, steps))
 
-    job.wait_for_world(size=2)
+    job.wait_for_world(size=start_with)
     some_steps_later()
-    job.scale(2, 4)
-    world = job.wait_for_world(size=4)
+    job.scale(start_with, most)
+    world = job.wait_for_world(size=most)
     some_steps_later()
     killed = world["members"][0]
     job.signal(killed, signal.SIGKILL)
     world = job.wait_for_world_without(killed)
-    world = job.wait_for_world(size=4, after=world["world"] - 1)
+    world = job.wait_for_world(size=most, after=world["world"] - 1)
     some_steps_later()
     told = rng.choice(world["members"])
     job.signal(told, signal.SIGTERM)
@@ -98,69 +94,49 @@ def disturb(job: RunningJob, seed: int) -> None:
 
 
 def test_workers_that_come_and_go_do_not_show_in_the_losses(plain_curve, tmp_path):
-    board = tmp_path / "board"
-    slow = tmp_path / "slow"
+    board, slow = tmp_path / "board", tmp_path / "slow"
     slow.touch()
     arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", str(EPOCHS), "--output", str(tmp_path / "out")]
     pace = {"TEST_MICRO_BATCH_SECONDS": "0.03", "TEST_SLOW_WHILE": str(slow)}
     with start(tmp_path, *arguments, "--tensorboard_log_dir", str(board), **pace) as job:
-        disturb(job, seed=5)
+        disturb(job, 2, 4, 8)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
         assert "without the fork server" not in job.job.master_log.read_text()  # all were forked
-        pauses = job.entries("pause")
-        files = job.record_files()
+        pauses, files = job.entries("pause"), job.record_files()
     ours = losses(board)
     assert sorted(ours) == list(range(1, max(ours) + 1)), "a step is missing"
     assert_same_curve(ours, plain_curve)
-    epochs = consumed(files)
-    assert sorted(epochs) == list(range(EPOCHS))
-    for epoch, counts in epochs.items():
-        assert counts == Counter(range(SAMPLES)), f"epoch {epoch}: a sample was lost or repeated"
+    assert_each_sample_once(files, EPOCHS)
     assert {pause["kind"] for pause in pauses} == {"grow", "shrink", "failure"}
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["status"] == "succeeded"
-    assert summary["steps"] == max(ours)
+    assert (summary["status"], summary["steps"]) == ("succeeded", max(ours))
     assert len(summary["worlds"]) >= 5
     assert summary["metrics"]["accuracy"] > 0.9
 
 
-def test_two_killed_at_once_and_one_more_while_the_world_forms(tmp_path):
-    arguments = [*TRAIN, "--num_workers", "1-5", "--num_epochs", "1000", "--max_step", "4000"]
+def test_two_killed_at_once_one_more_while_the_world_forms_and_one_that_freezes(tmp_path):
+    arguments = [*TRAIN, "--num_workers", "1-5", "--num_epochs", "1000000", "--heartbeat_timeout", "3"]
     with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
         world = job.wait_for_world(size=5)
         job.wait_for_step(job.steps_recorded() + 2)
-        first, second, third, *_ = world["members"]  # rank 0 among them
+        first, second, third, *survivors = world["members"]  # rank 0 among them
         job.signal(first, signal.SIGKILL)
         job.signal(second, signal.SIGKILL)
         job.wait_for("broken world", lambda: job.entries("world_broken"))
         job.signal(third, signal.SIGKILL)
-        job.wait_for(
-            "two survivors", lambda: {w["worker"] for w in job.entries("worker_left")} >= {first, second, third}
-        )
-        survivors = set(world["members"]) - {first, second, third}
-        job.wait_for("the survivors' pause", lambda: {p["worker"] for p in job.entries("pause")} >= survivors)
-        reached = job.steps_recorded()
-        job.wait_for_step(reached + 5)
+        job.wait_for("the survivors' pause", lambda: {p["worker"] for p in job.entries("pause")} >= set(survivors))
+        job.wait_for_step(job.steps_recorded() + 5)
         worst = max(pause["total"] for pause in job.entries("pause") if pause["worker"] in survivors)
         assert worst < 15, "somebody waited out a timeout of Gloo"
-        job.stop()
-        assert job.finish() == 1
-
-
-def test_a_frozen_worker_is_noticed_and_replaced(tmp_path):
-    arguments = [*TRAIN, "--num_workers", "2", "--heartbeat_timeout", "3", "--num_epochs", "1000000"]
-    with start(tmp_path, *arguments, TEST_MICRO_BATCH_SECONDS="0.02") as job:
-        world = job.wait_for_world(size=2)
-        job.wait_for_step(3)
-        frozen = world["members"][0]
+        frozen = job.wait_for_world(size=5, after=world["world"])["members"][0]
         job.signal(frozen, signal.SIGSTOP)
-        job.wait_for("its end", lambda: any(w["worker"] == frozen for w in job.entries("worker_left")))
-        after = job.wait_for_world(size=2, after=world["world"])
+        after = job.wait_for_world_without(frozen)
         job.wait_for("steps", lambda: any(pause["world"] >= after["world"] for pause in job.entries("pause")))
         job.stop()
         assert job.finish() == 1, job.describe()
-        assert {entry["worker"]: entry["cause"] for entry in job.entries("worker_left")}[frozen] == "frozen"
+        left = {entry["worker"]: entry["cause"] for entry in job.entries("worker_left")}
+        assert [left[worker] for worker in (first, second, third, frozen)] == ["killed", "killed", "killed", "frozen"]
 
 
 def test_an_error_of_the_user_stops_the_job_once_with_its_traceback_first(tmp_path):
@@ -189,23 +165,11 @@ def test_interrupting_leaves_a_checkpoint_from_which_another_number_of_workers_g
         job.wait_for_step(25)
         job.process.send_signal(signal.SIGINT)
         assert job.finish() == 130, job.describe()
-    kept = sorted((tmp_path / "kept").iterdir())
-    assert len(kept) == 1
-    assert [path.suffix for path in kept] == [".pt"]
+    assert [path.suffix for path in (tmp_path / "kept").iterdir()] == [".pt"]
     with start(tmp_path, *arguments, "--num_workers", "2", name="second") as job:
         assert job.finish() == 0, job.describe()
-        resumed = job.entries("resumed")
-    assert resumed[0]["step"] >= 25
+        (resumed, *_) = job.entries("resumed")
+    assert resumed["step"] >= 25
     assert_same_curve(losses(board), plain_curve)
     for epoch, counts in consumed(sorted((tmp_path / "record").glob("*.jsonl"))).items():
         assert set(counts.values()) == {1}, f"epoch {epoch}"
-
-
-@pytest.mark.slow
-def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path):
-    arguments = [*TRAIN, "--num_workers", "2", "--num_epochs", "1000", "--max_step", "60"]
-    with start(tmp_path / "a", *arguments, name="one") as one, start(tmp_path / "b", *arguments, name="two") as two:
-        assert one.finish() == 0, one.describe()
-        assert two.finish() == 0, two.describe()
-        for job in (one, two):
-            assert all("collective" not in str(entry) for entry in job.entries("world_broken"))

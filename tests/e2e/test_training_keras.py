@@ -1,31 +1,25 @@
 """Keras with real processes and real Horovod: whatever happens to the workers, the losses are those of plain Keras.
 
-BatchShape of workers that do not change, more histories, and resuming are in ``tests/unit/test_elastic_keras.py``,
-``test_elastic_keras_histories.py`` and ``test_worker_keras.py``: there, not every worker has to import TensorFlow.
+More histories, and resuming, are in ``tests/unit/test_elastic_keras*.py`` and ``test_worker_keras.py``: there, not every
+worker has to import TensorFlow.
 """
 
 import csv
 import json
 import os
-import random
-import signal
 import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
-from running_job import QUICK_KERAS, ZOO, RunningJob, start
-from test_training import losses
+from running_job import QUICK_KERAS, ZOO, start
+from test_training import BATCH, SAMPLES, assert_each_sample_once, disturb, losses
 
-from benchmarks.sample_records import consumed
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.job.spec import JobSpec
 
-SAMPLES, BATCH = 1500, 250
 EPOCHS = 50
 TRAIN = (
     *("train", "--model_zoo", str(ZOO), "--model_def", "slow_keras", "--global_batch_size", str(BATCH)),
-    *("--max_worker_batch_size", "50"),
+    *("--max_worker_batch_size", "50", "--num_workers", "1", "--num_epochs", str(EPOCHS)),
 )
 
 
@@ -52,40 +46,15 @@ def curve(monkeypatch):
     return found
 
 
-def disturb(job: RunningJob, seed: int) -> None:
-    """1 -> 4 (three joins), SIGKILL of rank 0, 2, SIGTERM and its replacement, each at a random step."""
-    rng = random.Random(seed)
-
-    def some_steps_later() -> None:
-        job.wait_for_step(job.steps_recorded() + rng.randint(1, 3))
-
-    job.wait_for_world(size=1)
-    some_steps_later()
-    job.scale(1, 4)
-    world = job.wait_for_world(size=4)
-    some_steps_later()
-    killed = world["members"][0]
-    job.signal(killed, signal.SIGKILL)
-    world = job.wait_for_world_without(killed)
-    job.scale(1, 2)
-    world = job.wait_for_world(size=2, after=world["world"])
-    some_steps_later()
-    told = rng.choice(world["members"])
-    job.signal(told, signal.SIGTERM)
-    world = job.wait_for_world_without(told)
-    job.wait_for_world(size=2, after=world["world"] - 1)
-    some_steps_later()
-
-
 @pytest.mark.timeout(600)  # seven processes import TensorFlow, which takes its time on a busy machine
 def test_workers_that_come_and_go_give_the_losses_of_plain_keras(curve, tmp_path):
     board, out, written, slow = (tmp_path / name for name in ("board", "out", "written", "slow"))
     written.mkdir()
-    arguments = [*TRAIN, "--num_workers", "1", "--tensorboard_log_dir", str(board), "--output", str(out)]
     slow.touch()
     pace = {"TEST_MICRO_BATCH_SECONDS": "0.7", "TEST_SLOW_WHILE": str(slow), "TEST_CALLBACK_FOLDER": str(written)}
-    with start(tmp_path, *arguments, "--num_epochs", str(EPOCHS), **pace, **QUICK_KERAS) as job:
-        disturb(job, seed=5)
+    folders = ["--tensorboard_log_dir", str(board), "--output", str(out)]
+    with start(tmp_path, *TRAIN, *folders, **pace, **QUICK_KERAS) as job:
+        disturb(job, 1, 3, 3)
         slow.unlink()  # all has happened: the rest may be as fast as it can
         assert job.finish() == 0, job.describe()
         pauses, files = job.entries("pause"), job.record_files()
@@ -93,15 +62,8 @@ def test_workers_that_come_and_go_give_the_losses_of_plain_keras(curve, tmp_path
     assert ours.keys() == curve.keys(), "a step is missing"
     for step, loss in ours.items():
         assert loss == pytest.approx(curve[step], rel=1e-5, abs=1e-7), f"step {step}"
-    counted = consumed(files)
-    assert sorted(counted) == list(range(EPOCHS))
-    for epoch, counts in counted.items():
-        assert counts == Counter(range(SAMPLES)), f"epoch {epoch}: a sample was lost or repeated"
+    assert_each_sample_once(files, EPOCHS)
     assert {pause["kind"] for pause in pauses} == {"grow", "shrink", "failure"}
-    assert_finished(out, written)
-
-
-def assert_finished(out: Path, written: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("succeeded", EPOCHS * SAMPLES // BATCH)
     assert summary["metrics"]["accuracy"] > 0.9

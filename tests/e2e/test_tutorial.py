@@ -30,23 +30,14 @@ class Terminal:
         self._screen = screen
         self._seen = 0  # lines
         with screen.open("wb") as sink:
-            self._shell = subprocess.Popen(
-                tethered(["bash"]),
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                text=True,
-                bufsize=1,
-            )
+            streams = {"stdin": subprocess.PIPE, "stdout": sink, "stderr": subprocess.STDOUT}
+            how = {**streams, "start_new_session": True, "text": True, "bufsize": 1}
+            self._shell = subprocess.Popen(tethered(["bash"]), cwd=folder, env=environment, **how)
 
     def screen(self) -> str:
         return self._screen.read_text()
 
     def type(self, text: str) -> None:
-        assert self._shell.stdin is not None
         self._shell.stdin.write(f"{text}\n")
 
     def wait_for(self, line: str, again: str = "") -> str:
@@ -57,8 +48,7 @@ class Terminal:
         deadline = time.monotonic() + DEADLINE
         due = time.monotonic() + AGAIN
         while True:
-            lines = self.screen().splitlines()
-            for number, shown in enumerate(lines[self._seen :], start=self._seen):
+            for number, shown in list(enumerate(self.screen().splitlines()))[self._seen :]:
                 if without_numbers(shown).startswith(without_numbers(line)):
                     self._seen = number
                     return shown
@@ -112,9 +102,7 @@ class Reader:
             if "yours" not in command.mark:
                 return  # packages are there
             text = re.sub(r"\d{2,}", lambda number: self._own[number[0]], text)
-            self._at = self.second
-        else:
-            self._at = self.second if command.how is How.MEANWHILE else self.first
+        self._at = self.first if command.how is How.RUN else self.second
         self._at.type(text)
         self._typed = text
 
@@ -125,10 +113,6 @@ class Reader:
             line = line.replace("/home/you", str(self.folder))
             own = self._at.wait_for(line, again=self._typed if PID.search(line) else "")
             self._own.update(zip(PID.findall(line), PID.findall(own), strict=True))
-
-    def leave(self) -> None:
-        self.first.close()
-        self.second.close()
 
 
 def changed(program: str, difference: str) -> str:
@@ -141,17 +125,15 @@ def changed(program: str, difference: str) -> str:
     return program
 
 
-@pytest.fixture
-def reader(tmp_path):
-    made = Reader(tmp_path)
-    yield made
-    made.leave()
-
-
-def test_a_reader_of_the_tutorial_loses_no_step(reader):
-    for step in read(ROOT / "docs" / "tutorial.md").steps:
-        reader.follow(step)
-    screen = reader.first.screen()
+def test_a_reader_of_the_tutorial_loses_no_step(tmp_path):
+    reader = Reader(tmp_path)
+    try:
+        for step in read(ROOT / "docs" / "tutorial.md").steps:
+            reader.follow(step)
+        screen = reader.first.screen()
+    finally:
+        reader.first.close()
+        reader.second.close()
     assert "job digits succeeded: 600 steps" in screen
     losses = re.findall(r"^epoch (\d+): loss (\S+)", screen, re.MULTILINE)
     assert losses[0] == losses[1]  # alone, and on several workers

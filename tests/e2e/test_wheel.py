@@ -41,14 +41,9 @@ def run(*command, **settings):
     return done.stdout
 
 
-def release_script():
-    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts/release.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RELEASE = release_script()
+spec = importlib.util.spec_from_file_location("release", ROOT / "scripts/release.py")
+RELEASE = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(RELEASE)
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +73,8 @@ def environment(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     python = folder / "bin/python"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--quiet",
-        str(wheel),
-    )
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--quiet"]
+    run(*pip, str(wheel))
     packages = Path(run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     return folder

@@ -15,8 +15,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.build import SLURM, Unavailable, require
+from tests.cluster.build import SLURM, require
+from tests.cluster.control_plane import free_ports
 from tests.cluster.processes import Leashed
+from tests.cluster.steps import Unavailable
 
 KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL
 NODE_TIMEOUT = 10  # seconds until a node that does not answer is given up
@@ -82,26 +84,21 @@ def slurm_lab(folder: Path, processors: int) -> Iterator[SlurmLab]:
 
 
 def _wait_until_up(lab: SlurmLab) -> None:
-    deadline, said = time.monotonic() + _UP_WITHIN_S, ""
-    while time.monotonic() < deadline:
-        done = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"],
-            env=lab.environment,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWERED_WITHIN_S,
-            check=False,
-        )
-        said = done.stdout + done.stderr
+    how = {"env": lab.environment, "capture_output": True, "text": True, "timeout": _ANSWERED_WITHIN_S}
+    deadline = time.monotonic() + _UP_WITHIN_S
+    while True:
+        done = subprocess.run(["sinfo", "-h", "-o", "%T"], check=False, **how)
         if set(done.stdout.split()) == {"idle"}:
             return
+        if time.monotonic() > deadline:
+            said = done.stdout + done.stderr
+            raise TimeoutError(f"Slurm is not up in {_UP_WITHIN_S:g} s: {said}; its logs: {lab.folder}")
         time.sleep(0.2)
-    raise TimeoutError(f"Slurm is not up in {_UP_WITHIN_S:g} s: {said}; its logs: {lab.folder}")
 
 
 def _configuration(folder: Path, root: Path, processors: int) -> str:
     name = socket.gethostname()
-    controller_port, node_port = _free_ports(2)
+    controller_port, node_port = free_ports(2)
     return f"""\
 ClusterName=lab
 SlurmctldHost={name}(127.0.0.1)
@@ -136,11 +133,3 @@ NodeName={name} NodeAddr=127.0.0.1 CPUs={processors} Sockets=1 CoresPerSocket={p
 PartitionName=low Nodes={name} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes={name} MaxTime=INFINITE State=UP PriorityTier=10
 """
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -8,27 +8,22 @@ The GPUs are only counted: a container is told nothing of them.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from kubernetes import client
 
 from tests.cluster.build import NODE
 from tests.cluster.cluster import Cluster
-from tests.cluster.control_plane import Times
 from tests.cluster.full import leftovers
-from tests.cluster.full.images import REPOSITORY, TEST_IMAGE, elasticdl_image, pause_image
+from tests.cluster.full.images import TEST_IMAGE, elasticdl_image, pause_image
 from tests.cluster.full.network import MOST_NODES, Network
 from tests.cluster.full.node import import_image
 from tests.cluster.full.settings import SOCKET, NodeSettings
 from tests.cluster.pki import Pair
 from tests.cluster.processes import Leashed
-from tests.cluster.programs import Programs
 
 _GPU = "nvidia.com/gpu"
 _LOADED_WITHIN_S = 60.0
@@ -41,9 +36,9 @@ class FullCluster(Cluster):
     image = TEST_IMAGE
     services_user = "system:kube-proxy"  # sees no pods, and needs none
 
-    def __init__(self, programs: Programs, nodes: Mapping[str, int], times: Times | None = None) -> None:
+    def __init__(self, programs: Path, nodes: Mapping[str, int]) -> None:
         """``nodes`` has the GPUs by name, at most `MOST_NODES` at a time."""
-        super().__init__(programs, nodes, times)
+        super().__init__(programs, nodes)
         self._network: Network | None = None
         self._gpus: dict[str, int] = {}
         self._places: dict[str, int] = {}
@@ -79,13 +74,6 @@ class FullCluster(Cluster):
             command[0] = str(NODE.folder() / command[0])
             subprocess.run(command, capture_output=True, timeout=_LOADED_WITHIN_S, check=True)
 
-    def freeze_node(self, name: str) -> None:
-        """The machine loses its network to everybody: its pods run on, and it is not heard of."""
-        self._net.disconnect(name)
-
-    def thaw_node(self, name: str) -> None:
-        self._net.connect(name)
-
     @property
     def _net(self) -> Network:
         assert self._network is not None, "the cluster has not been started"
@@ -103,41 +91,32 @@ class FullCluster(Cluster):
         if self._network is not None:
             self._network.close()
 
-    def _launch(self, name: str, gpus: int, identity: Pair, own: Path) -> Leashed:
+    def _launch(self, name: str, gpus: int, identity: Pair, services: Pair, own: Path) -> Leashed:
         self._gpus[name] = gpus
         place = self._place(name)
-        services = self._issue_for_services(identity)
         users = (("kubelet", f"system:node:{name}", identity), ("services", self.services_user, services))
         for file, user, pair in users:
             self._plane.write_kubeconfig(own / f"{file}.kubeconfig", user, pair)
-        pod_logs = self.logs / "pods" / name
-        pod_logs.mkdir(exist_ok=True)
         settings = NodeSettings(
             name=name,
             place=place,
             network=self._net.plan.number,
             switch=self._net.pid,
-            kubernetes=str(self._programs.folder),
+            kubernetes=str(self._programs),
             programs=str(NODE.folder()),
             folder=str(own),
             logs=str(self.logs),
-            pod_logs=str(pod_logs),
             images=str(self.folder / "images"),
-            group=f"{self._net.plan.interface}-{name}",
             server=self.server,
             authority=str(self._plane.authority_file),
-            kubeconfig=str(own / "kubelet.kubeconfig"),
-            services_kubeconfig=str(own / "services.kubeconfig"),
             services_certificate=str(services.certificate),
             services_key=str(services.key),
         )
         self._prepared[name] = settings.prepared
-        (own / "settings.json").write_text(json.dumps(asdict(settings)))
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
-        command = [*alone, sys.executable, "-m", "tests.cluster.full.node", str(own / "settings.json")]
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         afterwards = [sys.executable, "-I", "-S", leftovers.__file__, settings.group, str(own)]
-        return Leashed.start(command, self.logs / f"node-{name}.log", env, self.folder, afterwards)
+        command = [*alone, sys.executable, "-m", "tests.cluster.full.node"]
+        return self._run_node(settings, command, self.folder, afterwards)
 
     def _place(self, name: str) -> int:
         """Its number; a lost node's successor under the same name takes its place."""

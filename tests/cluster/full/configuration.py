@@ -96,7 +96,7 @@ def kube_proxy(settings: NodeSettings) -> str:
         "mode": "iptables",
         "bindAddress": settings.address,
         "hostnameOverride": settings.name,
-        "clientConnection": {"kubeconfig": settings.services_kubeconfig},
+        "clientConnection": {"kubeconfig": f"{settings.folder}/services.kubeconfig"},
         # The sizes of these tables are the whole machine's.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
     }

@@ -41,39 +41,39 @@ class Image:
     def write(self, path: Path) -> None:
         layer = self._layer()
         digest = hashlib.sha256(layer).hexdigest()
-        config = {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": self.config,
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        }
+        layers = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
+        config = {"architecture": "amd64", "os": "linux", "config": self.config, "rootfs": layers}
         content = json.dumps(config).encode()
         identity = f"{hashlib.sha256(content).hexdigest()}.json"
         listed = [{"Config": identity, "RepoTags": [self.name], "Layers": [f"{digest}/layer.tar"]}]
         with tarfile.open(path, "w") as archive:
-            _add(archive, identity, content)
-            _add(archive, f"{digest}/layer.tar", layer)
-            _add(archive, "manifest.json", json.dumps(listed).encode())
+            _add(archive, identity, content=content)
+            _add(archive, f"{digest}/layer.tar", content=layer)
+            _add(archive, "manifest.json", content=json.dumps(listed).encode())
 
     def _layer(self) -> bytes:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as layer:
             for folder in self.folders:
-                entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, _SHARED_MODE if folder == "tmp" else _MODE
-                layer.addfile(entry)
+                _add(layer, folder, tarfile.DIRTYPE, _SHARED_MODE if folder == "tmp" else _MODE)
             for place, target in self.links.items():
-                entry = tarfile.TarInfo(place)
-                entry.type, entry.linkname = tarfile.SYMTYPE, target
-                layer.addfile(entry)
+                _add(layer, place, tarfile.SYMTYPE, target=target)
             for place, content in self.files.items():
-                _add(layer, place, content)
+                _add(layer, place, content=content)
         return buffer.getvalue()
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add(
+    archive: tarfile.TarFile,
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    mode: int = _MODE,
+    *,
+    target: str = "",
+    content: bytes = b"",
+) -> None:
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), _MODE
+    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
@@ -108,12 +108,8 @@ def runtime_spec(default: dict[str, Any], files_limit: int) -> dict[str, Any]:
     ``files_limit``: how many files a container may open; more than this process may is refused.
     """
     default["linux"].pop("cgroupsPath", None)
-    seen = {
-        "/usr": "/usr",
-        sys.base_prefix: sys.base_prefix,
-        sys.prefix: ENVIRONMENT_INSIDE,
-        str(REPOSITORY): REPOSITORY_INSIDE,
-    }
+    own = {sys.prefix: ENVIRONMENT_INSIDE, str(REPOSITORY): REPOSITORY_INSIDE}
+    seen = {"/usr": "/usr", sys.base_prefix: sys.base_prefix, **own}
     for source, destination in seen.items():
         mount = {"destination": destination, "source": source, "type": "bind", "options": ["rbind", "ro"]}
         default["mounts"].append(mount)

@@ -7,27 +7,27 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from tests.cluster.build import CLUSTER, NODE, Unavailable, require
+from tests.cluster.build import CLUSTER, NODE, require
 from tests.cluster.full.leftovers import HIERARCHIES
-from tests.cluster.programs import Programs
-from tests.cluster.steps import or_unavailable
+from tests.cluster.steps import Unavailable, or_unavailable
 
 _TOOLS = ("unshare", "nsenter", "ip", "mount")
 _NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 _WITHIN_S = 20.0
 
 
-def find_full_programs(say: Callable[[str], None] = print, run: str = "") -> Programs:
-    """Those of the control plane and, in their cache, of the nodes; may take its time to build them, in ``run``.
+def find_full_programs(say: Callable[[str], None] = print) -> Path:
+    """Those of the control plane and, in their cache, of the nodes; may take its time to build them.
 
     Raises:
         Unavailable: they cannot be built or used here.
         BuildError: they could not be built.
     """
     check_machine()
-    require([CLUSTER, NODE], say, run)
-    return Programs(CLUSTER.folder())
+    require([CLUSTER, NODE], say)
+    return CLUSTER.folder()
 
 
 def check_machine() -> None:

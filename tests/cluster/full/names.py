@@ -21,7 +21,7 @@ from tests.cluster.full.configuration import DOMAIN
 PORT = 53
 _NAME = re.compile(rf"(?:([\w-]+)\.)?([\w-]+)\.([\w-]+)\.svc\.{re.escape(DOMAIN)}")
 _ANSWER_WITHIN_S = 4.0
-_HEADER = struct.Struct(">HHHHHH")
+_HEADER, _RECORD = struct.Struct(">HHHHHH"), struct.Struct(">HHHIH4s")
 _TYPE_A = 1
 _IS_ANSWER, _NO_ERROR, _FAILED, _NO_SUCH_NAME = 0x8580, 0, 2, 3
 _LIVES_S = 1
@@ -44,13 +44,12 @@ class Services:
         if not found:
             return None
         host, service, namespace = found.groups()
-        spec = next((each["spec"] for each in self._list(namespace, "services", service)), None)
-        if spec is None:
-            return None
-        if not host and spec.get("clusterIP") not in (None, "", "None"):
-            return [spec["clusterIP"]]
-        endpoints = self._list(namespace, "endpoints", service)
-        subsets = [subset for each in endpoints for subset in each.get("subsets") or []]
+        for each in self._list(namespace, "services", service):
+            if not host and each["spec"].get("clusterIP") not in (None, "", "None"):
+                return [each["spec"]["clusterIP"]]
+        subsets = [
+            subset for each in self._list(namespace, "endpoints", service) for subset in each.get("subsets") or []
+        ]
         there = [address for subset in subsets for address in subset.get("addresses") or []]
         return [address["ip"] for address in there if not host or address.get("hostname") == host] or None
 
@@ -69,11 +68,9 @@ def serve(address: str, services: Services) -> None:
         while True:
             query, asker = listener.recvfrom(4096)
             try:
-                answer = answer_to(query, services)
+                listener.sendto(answer_to(query, services), asker)
             except (struct.error, IndexError, UnicodeDecodeError) as error:
                 print(f"names: not a query, from {asker}: {error}", file=sys.stderr, flush=True)
-                continue
-            listener.sendto(answer, asker)
 
 
 def answer_to(query: bytes, services: Services) -> bytes:
@@ -81,29 +78,19 @@ def answer_to(query: bytes, services: Services) -> bytes:
     Raises:
         struct.error, IndexError, UnicodeDecodeError: it is not a query.
     """
-    identity = _HEADER.unpack_from(query)[0]
-    name, end = _question(query)
-    (kind,) = struct.unpack_from(">H", query, end)
-    code, found = _NO_ERROR, None
-    try:
-        found = services.addresses(name)
-    except OSError as error:
-        print(f"names: {name}: {error}", file=sys.stderr, flush=True)
-        code = _FAILED
-    else:
-        code = _NO_ERROR if found else _NO_SUCH_NAME
-    # A name without an address of the kind that was asked for exists all the same.
-    told = found if found and kind == _TYPE_A else []
-    record = struct.Struct(">HHHIH4s")
-    records = [record.pack(0xC000 + _HEADER.size, _TYPE_A, 1, _LIVES_S, 4, socket.inet_aton(each)) for each in told]
-    header = _HEADER.pack(identity, _IS_ANSWER | code, 1, len(records), 0, 0)
-    return header + query[_HEADER.size : end + 4] + b"".join(records)
-
-
-def _question(query: bytes) -> tuple[str, int]:
-    """The name that is asked for, and where in the query it ends."""
     labels, at = [], _HEADER.size
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length
-    return ".".join(labels), at + 1
+    (kind,) = struct.unpack_from(">H", query, at + 1)
+    try:
+        found = services.addresses(".".join(labels))
+        code = _NO_ERROR if found else _NO_SUCH_NAME
+    except OSError as error:
+        print(f"names: {labels}: {error}", file=sys.stderr, flush=True)
+        found, code = None, _FAILED
+    # A name without an address of the kind that was asked for exists all the same.
+    told = found if found and kind == _TYPE_A else []
+    records = [_RECORD.pack(0xC000 + _HEADER.size, _TYPE_A, 1, _LIVES_S, 4, socket.inet_aton(each)) for each in told]
+    header = _HEADER.pack(_HEADER.unpack_from(query)[0], _IS_ANSWER | code, 1, len(records), 0, 0)
+    return header + query[_HEADER.size : at + 5] + b"".join(records)

@@ -5,6 +5,7 @@ All of it is gone when the switch's process is: the kernel takes the interfaces,
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import time
@@ -72,12 +73,17 @@ class Network:
         command = ["unshare", "--net", "sh", "-c", 'echo $$ > "$0"; exec sleep infinity', str(file)]
         process = Leashed.start(command, folder / "switch.log", folder=folder)
         try:
-            pid = _pid_within(_UP_WITHIN_S, file)
+            deadline = time.monotonic() + _UP_WITHIN_S
+            while not (file.exists() and file.read_text().endswith("\n")):
+                if time.monotonic() > deadline:
+                    raise ControlPlaneError(f"no network namespace in {_UP_WITHIN_S:g} s (log: {folder}/switch.log)")
+                time.sleep(_POLL_S)
+            pid = int(file.read_text())
             plan = _connect_host(pid)
             in_namespace(pid, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"])
             in_namespace(pid, [f"link set host master {BRIDGE}", "link set host up"])
-            own = ["link set {0} up", "address add {1}/24 dev {0}"]
-            run_ip([line.format(plan.interface, plan.host) for line in own] + plan.routes_to_pods())
+            own = [f"link set {plan.interface} up", f"address add {plan.host}/24 dev {plan.interface}"]
+            run_ip(own + plan.routes_to_pods())
         except BaseException:
             process.stop()
             raise
@@ -85,12 +91,6 @@ class Network:
 
     def close(self) -> None:
         self._process.stop()
-
-    def disconnect(self, node: str) -> None:
-        in_namespace(self.pid, [f"link set {node} down"])
-
-    def connect(self, node: str) -> None:
-        in_namespace(self.pid, [f"link set {node} up"])
 
 
 def run_ip(lines: list[str], prefix: tuple[str, ...] = ()) -> None:
@@ -118,24 +118,14 @@ def in_namespace(pid: int, lines: list[str]) -> None:
 
 def _connect_host(pid: int) -> Plan:
     """Make the host's interface, whose name reserves the addresses; both end with the switch."""
-    refusal = None
     # Not by the generator of all: two test processes in which something has seeded it would take the same.
-    for number in random.SystemRandom().sample(range(256), 20):
-        plan = Plan(number)
-        try:
-            run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
-        except ControlPlaneError as error:  # another cluster has the number
-            refusal = error
-            continue
-        return plan
-    assert refusal is not None
-    raise refusal
+    *others, last = random.SystemRandom().sample(range(256), 20)
+    for plan in map(Plan, others):
+        with contextlib.suppress(ControlPlaneError):  # another cluster has the number
+            return _reserved(plan, pid)
+    return _reserved(Plan(last), pid)
 
 
-def _pid_within(seconds: float, file: Path) -> int:
-    deadline = time.monotonic() + seconds
-    while not (file.exists() and file.read_text().endswith("\n")):
-        if time.monotonic() > deadline:
-            raise ControlPlaneError(f"no network namespace in {seconds:g} s (log: {file.with_suffix('.log')})")
-        time.sleep(_POLL_S)
-    return int(file.read_text())
+def _reserved(plan: Plan, pid: int) -> Plan:
+    run_ip([f"link add {plan.interface} type veth peer name host netns {pid}"])
+    return plan

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.full import configuration, names
 from tests.cluster.full.images import runtime_spec
@@ -31,7 +33,11 @@ def main(file: str) -> int:
     settings = NodeSettings(**json.loads(Path(file).read_text()))
     connect(settings)  # needs the switch's process, which our own /proc will not have
     make_groups(settings.group)
-    mount_own(settings.own, Path(settings.pod_logs))
+    pod_logs = Path(
+        settings.logs, "pods", settings.name
+    )  # of this node alone: the kubelet removes what it does not know
+    pod_logs.mkdir(exist_ok=True)
+    mount_own(settings.own, pod_logs)
     node = Node(settings)
     node.start()
     return node.wait()
@@ -78,7 +84,7 @@ class Node:
         self._start(
             "kubelet",
             "--config=" + self._write("kubelet.yaml", configuration.kubelet(settings)),
-            f"--kubeconfig={settings.kubeconfig}",
+            f"--kubeconfig={settings.own / 'kubelet.kubeconfig'}",
             f"--container-runtime-endpoint=unix://{settings.socket}",
             f"--hostname-override={settings.name}",
             f"--node-ip={settings.address}",
@@ -120,15 +126,9 @@ class Node:
     def _link_iptables(self) -> None:
         """The names that Debian's alternatives would make."""
         (self._settings.own / "bin").mkdir()
-        for name in (
-            "iptables",
-            "iptables-save",
-            "iptables-restore",
-            "ip6tables",
-            "ip6tables-save",
-            "ip6tables-restore",
-        ):
-            (self._settings.own / "bin" / name).symlink_to(self._settings.root / "usr/sbin/xtables-nft-multi")
+        for family, part in product(("iptables", "ip6tables"), ("", "-save", "-restore")):
+            place = self._settings.own / "bin" / f"{family}{part}"
+            place.symlink_to(self._settings.root / "usr/sbin/xtables-nft-multi")
 
     def _start(self, name: str, *arguments: str) -> None:
         own = Path(self._settings.programs) / name
@@ -139,9 +139,8 @@ class Node:
             )
 
     def _run(self, *command: str) -> str:
-        return subprocess.run(
-            command, env=self._environment, stdout=subprocess.PIPE, text=True, timeout=_COMMAND_WITHIN_S, check=True
-        ).stdout
+        how: Any = {"stdout": subprocess.PIPE, "text": True, "timeout": _COMMAND_WITHIN_S, "check": True}
+        return str(subprocess.run(command, env=self._environment, **how).stdout)
 
     def _write(self, name: str, text: str) -> str:
         path = self._settings.own / name

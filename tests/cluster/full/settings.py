@@ -22,13 +22,9 @@ class NodeSettings:
     programs: str  # the folder of the others
     folder: str
     logs: str
-    pod_logs: str  # of this node alone: the kubelet removes what it does not know
     images: str
-    group: str  # control group, below each hierarchy's root
     server: str
     authority: str
-    kubeconfig: str  # the kubelet's
-    services_kubeconfig: str
     services_certificate: str
     services_key: str
 
@@ -39,6 +35,11 @@ class NodeSettings:
     @property
     def address(self) -> str:
         return self.plan.node(self.place)
+
+    @property
+    def group(self) -> str:
+        """Its control group, below each hierarchy's root."""
+        return f"{self.plan.interface}-{self.name}"
 
     @property
     def own(self) -> Path:

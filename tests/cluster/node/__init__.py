@@ -5,15 +5,13 @@ watches its pods, runs them, reports what became of them, serves their logs. Wha
 
 - A container is a process of this machine and user: no image, no isolation, no limits on resources, and a
   ``securityContext`` is ignored. A process that does not handle SIGTERM dies of it; as the first process of a real
-  container it would not.
+  container it would not. Init containers, probes and ``preStop`` are not run. ``exec`` and ``attach`` are not served.
 - Volumes are folders below ``$ELASTICDL_POD_ROOT``, where the container would see ``/``. Mount paths that occur in the
-  command, in ``env`` and as ``workingDir`` are replaced by the real ones. A mounted service account also sets
-  ``KUBECONFIG``, since ``/var/run/secrets`` cannot be had. What is mounted is not refreshed when its source changes.
+  command and in ``env`` are replaced by the real ones. A mounted service account also sets ``KUBECONFIG``, since
+  ``/var/run/secrets`` cannot be had. What is mounted is not refreshed when its source changes.
 - A pod has an address of its own, ``127.<node>.x.y``, that is reached from everywhere on this machine. There is no DNS,
   and the API server accepts no loopback address as an endpoint of a Service; ``NAME.NAMESPACE.svc:PORT`` in a container's
   environment leads to the Service's first pod all the same (``services``).
-- Probes and ``preStop`` are not run: a container is ready when it runs. A pod with init containers is refused.
-  ``exec`` and ``attach`` are not served.
 - When a line of a log was written is known of those that begin with it; for others it is when they are read.
 - Every image is there, except those whose name begins with ``missing/``.
 - What a machine does by itself is done on request: an annotation ``OOM_KILL`` with a new value kills the containers as

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from tests.cluster.kubeconfig import write_kubeconfig
 from tests.cluster.node.api import Json
 from tests.cluster.node.volumes import SERVICE_ACCOUNT, Sources, Unready
 
@@ -38,16 +37,21 @@ def invocation(
     """
     real = _replacer(places)
     env = {**given, "ELASTICDL_POD_ROOT": str(root)}
-    if SERVICE_ACCOUNT in places:
-        env["KUBECONFIG"] = str(_write_kubeconfig(root.parent, Path(places[SERVICE_ACCOUNT]), given))
+    if SERVICE_ACCOUNT in places:  # the files that a client has at a fixed path in a real container
+        account = Path(places[SERVICE_ACCOUNT])
+        server = f"https://{given['KUBERNETES_SERVICE_HOST']}:{given['KUBERNETES_SERVICE_PORT']}"
+        cluster = {"server": server, "certificate-authority": str(account / "ca.crt")}
+        env["KUBECONFIG"] = str(root.parent / "kubeconfig")
+        namespace, user = (account / "namespace").read_text(), {"tokenFile": str(account / "token")}
+        write_kubeconfig(root.parent / "kubeconfig", cluster, "pod", user, namespace)
     env |= {name: real(value) for name, value in _declared(container, sources).items()}
-    words = [*(container.get("command") or []), *(container.get("args") or [])]
-    command = [real(_expanded(word, env)) for word in words]
+    command = [real(_expanded(word, env)) for word in (container.get("command") or []) + (container.get("args") or [])]
     if not command:
         raise CannotStart("no command specified")
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise CannotStart(f'exec: "{command[0]}": executable file not found in $PATH')
-    return Invocation(command, env, _working_folder(container, real, root))
+    folder = Path(real(container.get("workingDir") or "/"))
+    return Invocation(command, env, folder if folder.is_dir() and str(folder) != "/" else root)
 
 
 def _replacer(places: Mapping[str, str]) -> Callable[[str], str]:
@@ -63,8 +67,8 @@ def _declared(container: Json, sources: Sources) -> dict[str, str]:
     """`envFrom` and `env` of the manifest; later ones see earlier ones."""
     env: dict[str, str] = {}
     for source in container.get("envFrom") or []:
-        kind, reference = ("secrets", source.get("secretRef")) if "secretRef" in source else ("configmaps", None)
-        entries = sources.entries(kind, reference or source["configMapRef"])
+        kind, reference = ("secrets", "secretRef") if "secretRef" in source else ("configmaps", "configMapRef")
+        entries = sources.entries(kind, source[reference])
         env |= {source.get("prefix", "") + key: value.decode() for key, value in entries.items()}
     for entry in container.get("env") or []:
         if "valueFrom" in entry:
@@ -84,10 +88,9 @@ def _value_from(origin: Json, sources: Sources) -> str | None:
             reference = origin[name]
             value = sources.entries(kind, reference).get(reference["key"])
             if value is None and not reference.get("optional"):
-                message = f"couldn't find key {reference['key']} in {kind[:-1]} {reference['name']}"
-                raise Unready("CreateContainerConfigError", message)
+                raise Unready(f"couldn't find key {reference['key']} in {kind[:-1]} {reference['name']}")
             return None if value is None else value.decode()
-    raise Unready("CreateContainerConfigError", f"this node knows no value from {sorted(origin)}")
+    raise Unready(f"this node knows no value from {sorted(origin)}")
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
@@ -97,32 +100,3 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
         return "$" if found[0] == "$$" else env.get(found[1], found[0])
 
     return re.sub(r"\$\$|\$\(([\w.-]+)\)", replacement, text)
-
-
-def _working_folder(container: Json, real: Callable[[str], str], root: Path) -> Path:
-    wanted = container.get("workingDir")
-    if not wanted or wanted == "/":
-        return root
-    folder = Path(real(wanted))
-    if not folder.is_dir():  # a container runtime makes it, in the container
-        folder = root / wanted.strip("/")
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _write_kubeconfig(folder: Path, account: Path, given: Mapping[str, str]) -> Path:
-    """What a client in the pod finds in place of the files that it has at a fixed path in a real container."""
-    server = f"https://{given['KUBERNETES_SERVICE_HOST']}:{given['KUBERNETES_SERVICE_PORT']}"
-    cluster = {"server": server, "certificate-authority": str(account / "ca.crt")}
-    context = {"cluster": "cluster", "user": "pod", "namespace": (account / "namespace").read_text()}
-    path = folder / "kubeconfig"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "pod",
-        "clusters": [{"name": "cluster", "cluster": cluster}],
-        "users": [{"name": "pod", "user": {"tokenFile": str(account / "token")}}],
-        "contexts": [{"name": "pod", "context": context}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path

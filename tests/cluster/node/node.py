@@ -10,24 +10,26 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.cluster.node.api import Api, ApiError, Json, Unreachable
-from tests.cluster.node.container import Container
-from tests.cluster.node.devices import Devices
-from tests.cluster.node.logs import PORT, Find, LogFile, bind, serve
-from tests.cluster.node.pod import GPU, Host, Pod
-from tests.cluster.node.reporter import Reporter, timestamp
+from elasticdl.common.backoff import Backoff
+from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
+from elasticdl.kube.object_watch import Watch
+from tests.cluster.node.api import Api, Json, PodsOfNode
+from tests.cluster.node.logs import PORT, bind
+from tests.cluster.node.pod import GPU, Devices, Host, Pod
 from tests.cluster.node.services import Services
+from tests.cluster.node.status import Reporter, timestamp
 from tests.cluster.pki import Pair
 
 _RETRY_S = 0.2
-_PODS = "/api/v1/pods"
+_LONGEST_RETRY_S = 1.0
+_HEARTBEAT_S = 2.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_BEATS_PER_STATUS = 2
+_ROOM = {"cpu": "64", "memory": "256Gi", "pods": "500", "ephemeral-storage": "100Gi"}
+_FACTS = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "kubeletVersion", "kubeProxyVersion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,6 @@ class NodeSettings:
     folder: str
     logs: str
     gpus: int
-    cpus: int = 64
-    memory: str = "256Gi"
-    heartbeat_s: float = 2.0
-    restart_backoff_s: float = 1.0
-    labels: dict[str, str] = field(default_factory=dict)
     # What every container's image would set.
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -63,35 +60,38 @@ class Node:
         self._api = Api(settings.server, settings.authority, self._identity)
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
-        self._version: str | None = None
 
     def run(self) -> None:
         server, network = self._bind()
         address = f"127.{network}.0.1"
-        reporter = Reporter(self._api, {"component": "kubelet", "host": self._settings.name})
-        reporter.start()
-        serve(server)
+        reporter = Reporter(self._api, self._settings.name)
+        threads: list[tuple[Callable[..., None], tuple[str, ...]]]
+        threads = [(reporter.run, ()), (server.serve_forever, ()), (self._beat, (address,))]
         self._insist(lambda: self._register(address))
-        threading.Thread(target=self._beat, args=(address,), name="heartbeat", daemon=True).start()
+        for target, arguments in threads:
+            threading.Thread(target=target, args=arguments, daemon=True).start()
         host = self._host(address, network, reporter)
-        while True:
-            try:
-                self._follow(host)
-            except ApiError as error:
-                self._say(f"pods: {error}")
-                if error.status == 410:
-                    self._version = None
-                time.sleep(_RETRY_S)
-            except Unreachable as error:
-                self._say(f"pods: {error}")
-                time.sleep(_RETRY_S)
+
+        def listed(manifests: tuple[Json, ...]) -> None:
+            for uid in self._pods.keys() - {each["metadata"]["uid"] for each in manifests}:
+                self._forget(uid)
+            for each in manifests:
+                self._see(each, host)
+
+        def changed(kind: str, manifest: Json) -> None:
+            self._forget(manifest["metadata"]["uid"]) if kind == "DELETED" else self._see(manifest, host)
+
+        backoff = Backoff(first=_RETRY_S, longest=_LONGEST_RETRY_S)
+        Watch(PodsOfNode(self._api, self._settings.name), listed, changed, backoff).run()
 
     def _bind(self) -> tuple[ThreadingHTTPServer, int]:
         """A server for the logs, and the second number of this node's addresses, which nobody else has while it runs."""
-        find = Find(self._find_log, self._find_address)
         for network in random.SystemRandom().sample(range(1, 255), 254):
             try:
-                return bind(f"127.{network}.0.1", find, self._identity, self._settings.authority), network
+                address = f"127.{network}.0.1"
+                return bind(
+                    address, self._find_log, self._find_address, self._identity, self._settings.authority
+                ), network
             except OSError:
                 continue
         raise OSError(f"port {PORT} is taken on all of 127.1.0.1 to 127.254.0.1")
@@ -111,7 +111,6 @@ class Node:
             reporter=reporter,
             devices=Devices(settings.gpus),
             environment={**settings.environment, **service},
-            restart_backoff=settings.restart_backoff_s,
             # From 127.n.1.0 on, each once: an old peer's address never belongs to a new pod.
             new_address=lambda: "127.{}.{}.{}".format(network, *divmod(next(numbers), 256)),
             services=Services(Api(settings.server, settings.authority, may_look), f"127.{network}"),
@@ -119,7 +118,7 @@ class Node:
 
     def _register(self, address: str) -> None:
         name = self._settings.name
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self._settings.labels}
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
         self._create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
         self._post_status(address)
         spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": timestamp(micro=True)}
@@ -127,73 +126,43 @@ class Node:
 
     def _create(self, path: str, body: Json) -> None:
         try:
-            self._api.create(path, body)
+            self._api.ask("POST", path, body)
         except ApiError as error:
-            if error.status != 409:  # it was here before
+            if error.status != CONFLICT:  # it was here before
                 raise
 
     def _beat(self, address: str) -> None:
         """Renew the lease; the status too, since a node that was thought lost has to say that it is there."""
-        for count in itertools.count():
+        while True:
             started = time.monotonic()
             try:
-                self._api.patch(f"{_LEASES}/{self._settings.name}", {"spec": {"renewTime": timestamp(micro=True)}})
-                if count % _BEATS_PER_STATUS == 0:
-                    self._post_status(address)
+                renewed = {"spec": {"renewTime": timestamp(micro=True)}}
+                self._api.ask("PATCH", f"{_LEASES}/{self._settings.name}", renewed)
+                self._post_status(address)
             except ApiError as error:
-                self._say(f"heartbeat: {error}")
-                if error.status == 404:  # somebody deleted the node, as `kubectl delete node` does
+                _say(f"heartbeat: {error}")
+                if error.status == ABSENT:  # somebody deleted the node, as `kubectl delete node` does
                     self._insist(lambda: self._register(address))
-            except Unreachable as error:
-                self._say(f"heartbeat: {error}")
-            time.sleep(max(_RETRY_S, started + self._settings.heartbeat_s - time.monotonic()))
+            time.sleep(max(_RETRY_S, started + _HEARTBEAT_S - time.monotonic()))
 
     def _post_status(self, address: str) -> None:
         settings = self._settings
-        room = {"cpu": str(settings.cpus), "memory": settings.memory, "pods": "500", "ephemeral-storage": "100Gi"}
-        room[GPU] = str(settings.gpus)
-        facts = ["machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "kubeletVersion", "kubeProxyVersion"]
-        info = {**dict.fromkeys(facts, "process-node"), "containerRuntimeVersion": "process://1"}
+        room = {**_ROOM, GPU: str(settings.gpus)}
+        info = {**dict.fromkeys(_FACTS, "process-node"), "containerRuntimeVersion": "process://1"}
         info |= {"operatingSystem": "linux", "architecture": platform.machine()}
-        now = timestamp()
         healthy = {"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
+        times = dict.fromkeys(("lastHeartbeatTime", "lastTransitionTime"), timestamp())
         conditions = [
-            {
-                "type": name,
-                "status": value,
-                "reason": "ProcessNode",
-                "lastHeartbeatTime": now,
-                "lastTransitionTime": now,
-            }
-            for name, value in healthy.items()
+            {"type": name, "status": value, "reason": "ProcessNode", **times} for name, value in healthy.items()
         ]
         addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": settings.name}]
         status = {"capacity": room, "allocatable": room, "conditions": conditions, "addresses": addresses}
         status |= {"nodeInfo": info, "daemonEndpoints": {"kubeletEndpoint": {"Port": PORT}}}
-        self._api.patch(f"/api/v1/nodes/{settings.name}/status", {"status": status})
-
-    def _follow(self, host: Host) -> None:
-        """List if the version to go on from is not known, and watch from there until the connection ends."""
-        mine = f"spec.nodeName={self._settings.name}"
-        if self._version is None:
-            found = self._api.get(_PODS, fieldSelector=mine)
-            present = {pod["metadata"]["uid"] for pod in found["items"]}
-            for uid in self._pods.keys() - present:
-                self._forget(uid)
-            for pod in found["items"]:
-                self._see(pod, host)
-            self._version = found["metadata"]["resourceVersion"]
-        for event in self._api.watch(_PODS, self._version, fieldSelector=mine):
-            if event["type"] == "DELETED":
-                self._forget(event["object"]["metadata"]["uid"])
-            elif event["type"] != "BOOKMARK":
-                self._see(event["object"], host)
-            self._version = event["object"]["metadata"]["resourceVersion"]
+        self._api.ask("PATCH", f"/api/v1/nodes/{settings.name}/status", {"status": status})
 
     def _see(self, manifest: Json, host: Host) -> None:
         uid = manifest["metadata"]["uid"]
-        known = self._pods.get(uid)
-        if known:
+        if known := self._pods.get(uid):
             known.changed(manifest)
             return
         pod = Pod(manifest, host)
@@ -207,29 +176,32 @@ class Node:
         if pod:
             pod.vanished()
 
-    def _find_log(self, namespace: str, name: str, container: str, previous: bool) -> LogFile | None:
-        with self._lock:
-            pods = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
-        for each in (each for pod in pods for each in pod.containers if each.view.name == container):
-            return LogFile(each.log(previous=previous), growing=partial(_is_writing, each, previous))
-        return None
-
-    def _find_address(self, namespace: str, name: str) -> str | None:
+    def _named(self, namespace: str, name: str) -> Pod | None:
         with self._lock:
             found = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
-        return found[-1].address if found else None
+        return found[-1] if found else None
+
+    def _find_log(
+        self, namespace: str, name: str, container: str, previous: bool
+    ) -> tuple[Path, Callable[[], bool]] | None:
+        pod = self._named(namespace, name)
+        found = next((each for each in pod.containers if each.name == container), None) if pod else None
+        if found is None:
+            return None
+        return found.log(previous=previous), lambda: not previous and found.process is not None
+
+    def _find_address(self, namespace: str, name: str) -> str | None:
+        pod = self._named(namespace, name)
+        return pod.address if pod else None
 
     def _insist(self, attempt: Callable[[], None]) -> None:
         while True:
             try:
                 return attempt()
-            except (ApiError, Unreachable) as error:
-                self._say(f"registration: {error}")
+            except ApiError as error:
+                _say(f"registration: {error}")
                 time.sleep(_RETRY_S)
 
-    def _say(self, line: str) -> None:
-        print(f"{timestamp()} {line}", file=sys.stderr, flush=True)
 
-
-def _is_writing(container: Container, previous: bool) -> bool:
-    return not previous and container.process is not None
+def _say(line: str) -> None:
+    print(f"{timestamp()} {line}", file=sys.stderr, flush=True)

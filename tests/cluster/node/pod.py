@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elasticdl.kube.api_error import ApiError
 from tests.cluster.node import EVICT, MISSING_IMAGES, OOM_KILL
-from tests.cluster.node.api import Api, ApiError, Json, Unreachable
+from tests.cluster.node.api import Api, Json
 from tests.cluster.node.container import NEVER, Container
-from tests.cluster.node.devices import Devices
 from tests.cluster.node.environment import CannotStart, Invocation, invocation
-from tests.cluster.node.reporter import PodRef, Reporter, timestamp
 from tests.cluster.node.services import Services
-from tests.cluster.node.status import PodView, Verdict, phase, pod_status
+from tests.cluster.node.status import PodRef, Reporter, Verdict, phase, pod_status, timestamp
 from tests.cluster.node.volumes import Sources, Unready, link_mounts, make_volume
 from tests.cluster.processes import Leashed
 
@@ -33,6 +32,28 @@ _TRY_AGAIN_S = 1.0
 _LOOK_AGAIN_S = 0.2
 _DEVICES_WITHIN_S = 5.0
 _LOST_EXIT_CODE = 255
+
+
+class Devices:
+    """The GPUs of a node by number: which pod has which; safe for many threads."""
+
+    def __init__(self, count: int) -> None:
+        self._free = set(range(count))
+        self._changed = threading.Condition()
+
+    def take(self, count: int) -> list[int] | None:
+        """The lowest that are free; None if fewer than ``count`` stay free."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._free) >= count, _DEVICES_WITHIN_S):
+                return None
+            taken = sorted(self._free)[:count]
+            self._free.difference_update(taken)
+            return taken
+
+    def give_back(self, ids: list[int]) -> None:
+        with self._changed:
+            self._free.update(ids)
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +67,8 @@ class Host:
     reporter: Reporter
     devices: Devices
     environment: Mapping[str, str]
-    restart_backoff: float
     new_address: Callable[[], str]
     services: Services
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    manifest: Json
-
-
-@dataclass(frozen=True, slots=True)
-class _Vanished:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Exited:
-    container: Container
-    exit_code: int
 
 
 class Pod:
@@ -76,16 +80,20 @@ class Pod:
         self._host = host
         self._spec: Json = manifest["spec"]
         self._policy: str = self._spec.get("restartPolicy", "Always")
-        self._inbox: queue.SimpleQueue[_Changed | _Vanished | _Exited] = queue.SimpleQueue()
+        # Called in the pod's own thread, one after the other.
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         own = f"{self.ref.namespace}_{self.ref.name}_{self.ref.uid[:8]}"
         self._folder = host.pods / own
-        self._logs = host.logs / own
-        self.containers = [
-            Container(each, self._folder / each["name"], self._logs, host.restart_backoff)
-            for each in self._spec["containers"]
-        ]
+        logs = host.logs / own
+        logs.mkdir(parents=True, exist_ok=True)
+        self.containers = [Container(each, self._folder / each["name"], logs) for each in self._spec["containers"]]
         self.address = host.address if self._spec.get("hostNetwork") else host.new_address()
-        self._started = timestamp()
+        self._places = {
+            "startTime": timestamp(),
+            "hostIP": host.address,
+            "podIP": self.address,
+            "podIPs": [{"$patch": "replace"}, {"ip": self.address}],  # an earlier node may have told another one
+        }
         self._devices: list[int] = []
         self._made: set[str] = set()
         self._verdict: Verdict | None = None
@@ -101,16 +109,15 @@ class Pod:
 
     def changed(self, manifest: Json) -> None:
         """The API server has a new version of the object."""
-        self._inbox.put(_Changed(manifest))
+        self._inbox.put(lambda: setattr(self, "_manifest", manifest))
 
     def vanished(self) -> None:
         """The API server has it no more: whatever still runs is to be killed."""
-        self._inbox.put(_Vanished())
+        self._inbox.put(lambda: setattr(self, "_vanished", True))
 
     # Everything below runs in the pod's own thread.
 
     def _run(self) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._admit()
@@ -132,13 +139,11 @@ class Pod:
         elif told == "Running":  # by a node of this name that is no more
             for container in self.containers:
                 container.ended(_LOST_EXIT_CODE, self._policy, time.monotonic(), reason="Unknown")
-        elif self._spec.get("initContainers"):
-            self._verdict = Verdict("UnexpectedAdmissionError", "this node runs no init containers")
         limits = [each.get("resources", {}).get("limits") or {} for each in self._spec["containers"]]
         wanted = sum(int(each.get(GPU, 0)) for each in limits)
         if self._finished() or not wanted:
             return
-        taken = self._host.devices.take(wanted, _DEVICES_WITHIN_S)
+        taken = self._host.devices.take(wanted)
         if taken is None:
             self._verdict = Verdict("UnexpectedAdmissionError", f"requested {wanted} of {GPU}, fewer are free")
         self._devices = taken or []
@@ -150,18 +155,9 @@ class Pod:
             times.append(self._kill_at)
         soonest = min(times, default=NEVER)
         try:
-            timeout = None if soonest == NEVER else max(0.0, soonest - time.monotonic())
-            message = self._inbox.get(timeout=timeout)
+            self._inbox.get(timeout=None if soonest == NEVER else max(0.0, soonest - time.monotonic()))()
         except queue.Empty:
             return
-        match message:
-            case _Changed(manifest):
-                self._manifest = manifest
-            case _Vanished():
-                self._vanished = True
-            case _Exited(container, exit_code):
-                policy = "Never" if self._ending() else self._policy
-                container.ended(exit_code, policy, time.monotonic())
 
     def _advance(self, now: float) -> None:
         self._heed_annotations()
@@ -194,7 +190,7 @@ class Pod:
         if self._kill_at is None:
             self._kill_at = math.inf
             for container in self._processes():
-                self._host.reporter.event(self.ref, "Killing", f"Stopping container {container.view.name}")
+                self._host.reporter.event(self.ref, "Killing", f"Stopping container {container.name}")
                 container.signal(signal.SIGTERM)
         self._kill_at = min(self._kill_at, now + grace)
         if now >= self._kill_at:
@@ -202,26 +198,27 @@ class Pod:
                 container.kill()
 
     def _start(self, container: Container, now: float) -> None:
-        image = container.view.image
-        if image.startswith(MISSING_IMAGES):
-            pulled = container.view.state.get("waiting", {}).get("reason") != "ContainerCreating"
+        if container.image.startswith(MISSING_IMAGES):
+            pulled = container.state.get("waiting", {}).get("reason") != "ContainerCreating"
             reason = "ImagePullBackOff" if pulled else "ErrImagePull"
-            why = f'Back-off pulling image "{image}"' if pulled else f'failed to pull image "{image}": not found'
-            self._host.reporter.event(self.ref, "BackOff" if pulled else "Failed", why, warning=True)
-            return container.wait(reason, why, NEVER if pulled else now + _TRY_AGAIN_S)
+            what = "Back-off pulling image" if pulled else "failed to pull image"
+            self._host.reporter.event(self.ref, "BackOff", f'{what} "{container.image}"', warning=True)
+            container.wait(reason, f'{what} "{container.image}"', NEVER if pulled else now + _TRY_AGAIN_S)
+            return
         try:
             process = container.run(self._prepare(container), now)
         except CannotStart as error:
-            return container.ended(128, self._policy, now, reason="StartError", message=str(error))
+            container.ended(128, self._policy, now, reason="StartError", message=str(error))
         except Unready as error:
-            return container.wait(error.reason, str(error), now + _LOOK_AGAIN_S)
-        except (ApiError, Unreachable) as error:
-            return container.wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
-        threading.Thread(target=self._tell_end, args=(container, process), daemon=True).start()
-        return self._host.reporter.event(self.ref, "Started", f"Started container {container.view.name}")
+            container.wait("CreateContainerConfigError", str(error), now + _LOOK_AGAIN_S)
+        except ApiError as error:
+            container.wait("ContainerCreating", str(error), now + _TRY_AGAIN_S)
+        else:
+            threading.Thread(target=self._tell_end, args=(container, process), daemon=True).start()
+            self._host.reporter.event(self.ref, "Started", f"Started container {container.name}")
 
     def _prepare(self, container: Container) -> Invocation:
-        facts = {"status.podIP": self.address, "status.podIPs": self.address, "status.hostIP": self._host.address}
+        facts = {"status.podIP": self.address, "status.hostIP": self._host.address}
         sources = Sources(self._host.api, self._manifest, facts)
         volumes, root, temporary = self._folder / "volumes", container.folder / "root", container.folder / "tmp"
         volumes.mkdir(exist_ok=True)
@@ -239,7 +236,10 @@ class Pod:
         return replace(what, env={name: self._host.services.resolved(value) for name, value in what.env.items()})
 
     def _tell_end(self, container: Container, process: Leashed) -> None:
-        self._inbox.put(_Exited(container, process.wait()))
+        code = process.wait()
+        self._inbox.put(
+            lambda: container.ended(code, "Never" if self._ending() else self._policy, time.monotonic())
+        )  # fmt: skip
 
     def _report(self) -> None:
         """Tell the API server, if there is anything new to it."""
@@ -249,24 +249,18 @@ class Pod:
             if self._deleted():
                 self._host.reporter.report(self.ref, {}, final=True)
             return
-        view = self._view()
-        status = pod_status(view, [each.view for each in self.containers], "")
+        status = self._places | pod_status(self.ref.uid, self._phase(), self.containers, self._verdict)
         final = self._deleted() and not self._processes()
-        if status == self._told and not final:
-            return
-        self._told = status
-        now = pod_status(view, [each.view for each in self.containers], timestamp())
-        self._host.reporter.report(self.ref, now, final=final)
+        if status != self._told or final:
+            self._told = status
+            self._host.reporter.report(self.ref, status, final=final)
 
-    def _view(self) -> PodView:
-        return PodView(
-            self.ref.uid, self._host.address, self.address, self._started, self._policy, self._ending(), self._verdict
-        )
+    def _phase(self) -> str:
+        return phase(self.containers, self._policy, ending=self._ending(), verdict=self._verdict)
 
     def _finished(self) -> bool:
         """Nothing runs, and nothing will."""
-        told = phase(self._view(), [each.view for each in self.containers])
-        return not self._processes() and (self._ending() or told in ("Succeeded", "Failed"))
+        return not self._processes() and (self._ending() or self._phase() in ("Succeeded", "Failed"))
 
     def _processes(self) -> list[Container]:
         return [each for each in self.containers if each.process]

@@ -11,7 +11,6 @@ import hashlib
 import select
 import socket
 import ssl
-import struct
 from http.server import BaseHTTPRequestHandler
 
 from websocket import ABNF
@@ -26,7 +25,6 @@ _DATA, _ERROR = b"\0", b"\1"
 
 def forward(request: BaseHTTPRequestHandler, address: str, port: int) -> None:
     """Answer a request to forward ``port`` at ``address``; returns when either side has ended it."""
-    request.close_connection = True
     if PROTOCOL not in request.headers.get("Sec-WebSocket-Protocol", ""):
         request.send_error(400, f"only {PROTOCOL} is spoken here")
         return
@@ -37,25 +35,17 @@ def forward(request: BaseHTTPRequestHandler, address: str, port: int) -> None:
     request.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key + _MAGIC).digest()).decode())
     request.send_header("Sec-WebSocket-Protocol", PROTOCOL)
     request.end_headers()
-    request.wfile.flush()
     request.connection.settimeout(None)
     with contextlib.suppress(OSError, EOFError):  # whoever leaves does so without a word
-        _serve(request, address, port)
-
-
-def _serve(request: BaseHTTPRequestHandler, address: str, port: int) -> None:
-    number = struct.pack("<H", port)
-    _send(request, _DATA + number)
-    _send(request, _ERROR + number)
-    try:
-        target = socket.create_connection((address, port), _CONNECT_S)
-    except OSError as error:
-        _send(request, _ERROR + f"port {port} of {address}: {error}".encode())
+        for channel in (_DATA, _ERROR):
+            _send(request, channel + port.to_bytes(2, "little"))
+        try:
+            with socket.create_connection((address, port), _CONNECT_S) as target:
+                target.settimeout(None)
+                _pump(request, target)
+        except ConnectionRefusedError as error:
+            _send(request, _ERROR + f"port {port} of {address}: {error}".encode())
         _send(request, b"", ABNF.OPCODE_CLOSE)
-        return
-    with target:
-        target.settimeout(None)
-        _pump(request, target)
 
 
 def _pump(request: BaseHTTPRequestHandler, target: socket.socket) -> None:
@@ -68,14 +58,13 @@ def _pump(request: BaseHTTPRequestHandler, target: socket.socket) -> None:
         if waiting or connection in ready:
             frame = frames.recv_frame()
             if frame.opcode == ABNF.OPCODE_CLOSE:
-                return
+                raise EOFError
             message = frame.data
             if frame.opcode == ABNF.OPCODE_BINARY and isinstance(message, bytes) and message[:1] == _DATA:
                 target.sendall(message[1:])
         if target in ready:
             data = target.recv(_CHUNK)
             if not data:
-                _send(request, b"", ABNF.OPCODE_CLOSE)
                 return
             _send(request, _DATA + data)
 

@@ -13,9 +13,9 @@ import re
 import socket
 import socketserver
 import threading
-from urllib.parse import quote
 
-from tests.cluster.node.api import Api, ApiError, Json, Unreachable
+from elasticdl.kube.api_error import ApiError
+from tests.cluster.node.api import Api
 
 _NAME = re.compile(r"(?<![\w.-])([a-z0-9-]+)\.([a-z0-9-]+)\.svc(?:\.cluster\.local)?:(\d+)(?![\w.-])")
 _CONNECT_S = 5.0
@@ -29,26 +29,32 @@ class Services:
         self._api = api
         self._prefix = prefix
         self._hosts = itertools.count(2)
-        self._places: dict[tuple[str, str, int], str] = {}
+        self._places: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def resolved(self, text: str) -> str:
         """The text with the names of Services replaced."""
-        return _NAME.sub(lambda found: self._place(found[1], found[2], int(found[3])), text)
+        return _NAME.sub(self._place, text)
 
-    def _place(self, name: str, namespace: str, port: int) -> str:
-        key = (name, namespace, port)
+    def _place(self, found: re.Match[str]) -> str:
         with self._lock:
-            if key not in self._places:
-                self._places[key] = self._serve(name, namespace, port)
-            return self._places[key]
+            if found[0] not in self._places:
+                self._places[found[0]] = self._serve(found[1], found[2], int(found[3]))
+            return self._places[found[0]]
 
     def _serve(self, name: str, namespace: str, port: int) -> str:
         services = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                services._pass_on(self.request, name, namespace, port)
+                with contextlib.suppress(OSError, ApiError):  # the client sees that nobody is there
+                    target = socket.create_connection((services._first_pod(name, namespace), port), _CONNECT_S)
+                    target.settimeout(None)
+                    with target:
+                        there = threading.Thread(target=_copy, args=(self.request, target), daemon=True)
+                        there.start()
+                        _copy(target, self.request)
+                        there.join()
 
         address = f"{self._prefix}.0.{next(self._hosts)}"
         server = socketserver.ThreadingTCPServer((address, port), Handler)
@@ -56,29 +62,14 @@ class Services:
         threading.Thread(target=server.serve_forever, name=f"service {name}", daemon=True).start()
         return f"{address}:{port}"
 
-    def _pass_on(self, client: socket.socket, name: str, namespace: str, port: int) -> None:
-        with contextlib.suppress(OSError, ApiError, Unreachable):  # the client sees that nobody is there
-            address = self._first_pod(name, namespace)
-            with socket.create_connection((address, port), _CONNECT_S) as target:
-                target.settimeout(None)
-                there = threading.Thread(target=_copy, args=(client, target), daemon=True)
-                there.start()
-                _copy(target, client)
-                there.join()
-
     def _first_pod(self, name: str, namespace: str) -> str:
         path = f"/api/v1/namespaces/{namespace}"
-        wanted = self._api.get(f"{path}/services/{quote(name)}")["spec"]["selector"]
+        wanted = self._api.ask("GET", f"{path}/services/{name}")["spec"]["selector"]
         selector = ",".join(f"{key}={value}" for key, value in wanted.items())
-        found = self._api.get(f"{path}/pods", labelSelector=selector)["items"]
-        addresses = [pod["status"]["podIP"] for pod in found if _runs(pod)]
-        if not addresses:
-            raise ConnectionRefusedError(f"no pod of service {name}")
-        return str(addresses[0])
-
-
-def _runs(pod: Json) -> bool:
-    return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+        for pod in self._api.ask("GET", f"{path}/pods", labelSelector=selector)["items"]:
+            if pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
+                return str(pod["status"]["podIP"])
+        raise ConnectionRefusedError(f"no pod of service {name}")
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -1,35 +1,42 @@
-"""What a pod's status says, from what is known of its containers; as a kubelet derives it, without effects."""
+"""What the API server is told of pods: their status, as a kubelet derives it, and events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import datetime
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tests.cluster.node.api import Json
+from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError, NoAnswerError
+from tests.cluster.node.api import Api, Json
+
+if TYPE_CHECKING:
+    from tests.cluster.node.container import Container
+
+_RETRY_S = 0.5
 
 
-@dataclass(slots=True)
-class ContainerView:
-    """What the API shows of one container."""
+def timestamp(*, micro: bool = False) -> str:
+    """Now, as the API writes it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """Which pod, even if another one of the same name follows it."""
+
+    namespace: str
     name: str
-    image: str
-    state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
-    last_state: Json = field(default_factory=dict)
-    restarts: int = 0
+    uid: str
+
+    @classmethod
+    def of(cls, pod: Json) -> PodRef:
+        return cls(pod["metadata"]["namespace"], pod["metadata"]["name"], pod["metadata"]["uid"])
 
     @property
-    def running(self) -> bool:
-        return "running" in self.state
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of the run that has ended and not been followed by another."""
-        ended = self.state.get("terminated")
-        return None if ended is None else ended["exitCode"]
-
-    @property
-    def has_run(self) -> bool:
-        return not {"running", "terminated"}.isdisjoint(self.state) or bool(self.last_state)
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,70 +47,113 @@ class Verdict:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodView:
-    """What the API shows of a pod besides its containers."""
-
-    uid: str
-    host_address: str
-    address: str
-    started: str
-    restart_policy: str
-    ending: bool = False
-    verdict: Verdict | None = None
-
-
 def restarts(policy: str, exit_code: int) -> bool:
     """Whether a container that ended with ``exit_code`` is started again."""
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
-def phase(pod: PodView, containers: list[ContainerView]) -> str:
+def phase(containers: list[Container], policy: str, *, ending: bool, verdict: Verdict | None) -> str:
     """Pending until every container has run; then Running until all have ended for good."""
-    if pod.verdict:
+    if verdict:
         return "Failed"
-    codes = [each.exit_code for each in containers]
-    ended = [code for code in codes if code is not None]
-    if pod.ending and not any(each.running for each in containers):
-        return "Succeeded" if len(ended) == len(codes) and not any(ended) else "Failed"
-    if not all(each.has_run for each in containers):
+    codes = [each.state["terminated"]["exitCode"] for each in containers if "terminated" in each.state]
+    if ending and not any("running" in each.state for each in containers):
+        return "Succeeded" if len(codes) == len(containers) and not any(codes) else "Failed"
+    if any("waiting" in each.state and not each.last_state for each in containers):
         return "Pending"
-    if len(ended) < len(codes) or any(restarts(pod.restart_policy, code) for code in ended):
+    if len(codes) < len(containers) or any(restarts(policy, code) for code in codes):
         return "Running"
-    return "Failed" if any(ended) else "Succeeded"
+    return "Failed" if any(codes) else "Succeeded"
 
 
-def pod_status(pod: PodView, containers: list[ContainerView], now: str) -> Json:
-    """The body of a patch of the pod's status."""
-    ready = bool(containers) and all(each.running for each in containers) and not pod.verdict
-    told = phase(pod, containers)
-    unready = "PodCompleted" if told == "Succeeded" else "ContainersNotReady"
-    conditions: list[Json] = [{"type": "Initialized", "status": "True", "lastTransitionTime": now}]
-    for name in ("Ready", "ContainersReady"):
-        reason = None if ready else unready
-        conditions.append({"type": name, "status": str(ready), "lastTransitionTime": now, "reason": reason})
+def pod_status(uid: str, told: str, containers: list[Container], verdict: Verdict | None) -> Json:
+    """The part of a patch of the pod's status that changes."""
+    ready = all("running" in each.state for each in containers) and not verdict
+    reason = None if ready else "PodCompleted" if told == "Succeeded" else "ContainersNotReady"
+    conditions = [{"type": each, "status": str(ready), "reason": reason} for each in ("Ready", "ContainersReady")]
     return {
         "phase": told,
-        "reason": pod.verdict.reason if pod.verdict else None,
-        "message": pod.verdict.message if pod.verdict else None,
-        "startTime": pod.started,
-        "hostIP": pod.host_address,
-        "podIP": pod.address,
-        "podIPs": [{"$patch": "replace"}, {"ip": pod.address}],  # an earlier node may have told another one
-        "conditions": conditions,
-        "containerStatuses": [_container_status(pod, each) for each in containers],
+        "reason": verdict.reason if verdict else None,
+        "message": verdict.message if verdict else None,
+        "conditions": [{"type": "Initialized", "status": "True"}, *conditions],
+        "containerStatuses": [_container_status(uid, each) for each in containers],
     }
 
 
-def _container_status(pod: PodView, container: ContainerView) -> Json:
+def _container_status(uid: str, container: Container) -> Json:
+    has_run = "waiting" not in container.state or bool(container.last_state)
     return {
         "name": container.name,
         "image": container.image,
-        "imageID": f"process://{container.image}" if container.has_run else "",
-        "containerID": f"process://{pod.uid}/{container.name}/{container.restarts}" if container.has_run else "",
+        "imageID": f"process://{container.image}" if has_run else "",
+        "containerID": f"process://{uid}/{container.name}/{container.restarts}" if has_run else "",
         "restartCount": container.restarts,
-        "started": container.running,
-        "ready": container.running,
+        "started": "running" in container.state,
+        "ready": "running" in container.state,
         "state": container.state,
         "lastState": container.last_state,
     }
+
+
+class Reporter:
+    """Sends the latest status of each pod, and events, in a thread that outlasts its failures."""
+
+    def __init__(self, api: Api, node: str) -> None:
+        self._api = api
+        self._source = {"component": "kubelet", "host": node}
+        self._changed = threading.Condition()
+        self._reports: dict[PodRef, tuple[Json, bool]] = {}
+        self._events: list[Json] = []
+
+    def report(self, pod: PodRef, status: Json, *, final: bool = False) -> None:
+        """Tell ``status``; if ``final``, take the pod's object away after that."""
+        with self._changed:
+            self._reports[pod] = (status, final)
+            self._changed.notify()
+
+    def event(self, pod: PodRef, reason: str, message: str, *, warning: bool = False) -> None:
+        """Tell people, if it can be told; nothing depends on it."""
+        now = timestamp()
+        event = {
+            "metadata": {"generateName": f"{pod.name[:50]}.", "namespace": pod.namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
+            "source": self._source,
+            "type": "Warning" if warning else "Normal",
+            "reason": reason,
+            "message": message,
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+        }  # fmt: skip
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reports or self._events)
+                reports, self._reports = self._reports, {}
+                events, self._events = self._events, []
+            unsent = {pod: report for pod, report in reports.items() if not self._send(pod, *report)}
+            for event in events:
+                try:
+                    self._api.ask("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+                except ApiError as error:
+                    print(f"event {event['reason']}: {error}", file=sys.stderr, flush=True)
+            if unsent:
+                threading.Event().wait(_RETRY_S)
+                with self._changed:
+                    self._reports = unsent | self._reports
+
+    def _send(self, pod: PodRef, status: Json, final: bool) -> bool:
+        """Whether the report is done with: told, or of no use any more."""
+        try:
+            self._api.ask("PATCH", f"{pod.path}/status", {"metadata": {"uid": pod.uid}, "status": status})
+            if final:
+                self._api.ask("DELETE", pod.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}})
+        except ApiError as error:
+            if error.status not in (ABSENT, CONFLICT):  # the pod is gone, or another has its name
+                print(f"status of {pod.namespace}/{pod.name}: {error}", file=sys.stderr, flush=True)
+            return not isinstance(error, NoAnswerError)
+        return True

@@ -1,8 +1,8 @@
-"""Plain loops with what people's loops have, each with one line for elasticdl.
+"""A plain loop with what people's loops have, with one line for elasticdl.
 
-    plain_features.py CURVE EPOCHS accumulate | scaled | compiled | moving
+    plain_features.py CURVE EPOCHS
 
-A line per step in CURVE: what the script's own counters say, the mean loss and the learning rate.
+A line per step in CURVE: what the script's own counters say, the norm of the gradients, the mean loss and the scale.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 import elasticdl.elastic.torch as elastic
 
@@ -25,19 +25,6 @@ class Digits(Dataset):
     def __getitem__(self, index):
         pixels = torch.randn(32, generator=torch.Generator().manual_seed(index))
         return {"pixels": pixels, "label": int(pixels[:7].argmax())}
-
-
-class Reversed(Sampler):
-    """One of the script's own, with random numbers of its own."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(3)
-
-    def __len__(self):
-        return 500
-
-    def __iter__(self):
-        return iter(reversed(torch.randperm(500, generator=self.generator).tolist()))
 
 
 def stack(samples):
@@ -63,42 +50,11 @@ def report(curve, *values):
         with open(curve, "a") as file:
             file.write(" ".join(f"{value:.9g}" for value in values) + "\n")
     if os.path.exists(os.environ.get("TEST_SLOW_WHILE", "")) and not elastic.catching_up():
-        time.sleep(
-            min(2.0, 0.02 * 1.05 ** values[0])
-        )  # longer with each step: what a test waits for comes before the last
+        time.sleep(min(2.0, 0.02 * 1.05 ** values[0]))  # what a test waits for comes before the last step
 
 
-def accumulate(curve, epochs):
-    """Three batches a step, the rest of an epoch one of its own; clipping, two groups, a layer that is unfrozen later."""
-    loader = DataLoader(Digits(), batch_size=33, sampler=Reversed(), drop_last=True)
-    model = Net()
-    model.body.requires_grad_(False)
-    groups = [
-        {"params": model.body.parameters(), "lr": 0.02},
-        {"params": [*model.head.parameters(), *model.unused.parameters()]},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.05)
-    steps = -(-len(loader) // 3)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.02, 0.05], total_steps=steps * epochs)
-    step = 0
-    for epoch in range(epochs):
-        if epoch >= 1:
-            model.body.requires_grad_(True)
-        for i, batch in enumerate(loader):
-            loss = cross_entropy(model(batch["pixels"]), batch["label"]) / 3
-            loss.backward()
-            if (i + 1) % 3 == 0 or i + 1 == len(loader):
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad(set_to_none=False)
-                step += 1
-                report(curve, step, epoch, i, norm, elastic.mean(loss), *scheduler.get_last_lr())
-
-
-def scaled(curve, epochs):
-    """A GradScaler, autocast, processes that load data."""
+def train(curve, epochs):
+    """A GradScaler, autocast, clipping, recomputed activations, a layer without gradients, processes that load data."""
     loader = DataLoader(Digits(), batch_size=40, shuffle=True, num_workers=2, collate_fn=stack)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -121,76 +77,6 @@ def scaled(curve, epochs):
             report(curve, step, epoch, i, min(norm.nan_to_num(posinf=0.0), 1e6), elastic.mean(loss), scaler.get_scale())
 
 
-def compiled(curve, epochs):
-    """torch.compile, a step by closure, gradients cleared at the loop's top."""
-    loader = DataLoader(Digits(), batch_size=40, shuffle=True)
-    model = torch.compile(Net(), backend="aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-    step = 0
-    for epoch in range(epochs):
-        for i, batch in enumerate(loader):
-
-            def closure():
-                optimizer.zero_grad()
-                loss = cross_entropy(model(batch["pixels"]), batch["label"])  # noqa: B023
-                loss.backward()
-                return loss
-
-            loss = optimizer.step(closure)
-            step += 1
-            report(curve, step, epoch, i, len(loader), elastic.mean(loss), optimizer.param_groups[0]["lr"])
-
-
-class Centred(nn.Module):
-    """Assigns its running mean anew, counts samples, and has a target that follows by momentum."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(32))
-        self.register_buffer("seen", torch.tensor(0))
-        self.net, self.target = Net(), Net().requires_grad_(False)
-
-    def forward(self, pixels):
-        before = self.mean  # which does not depend on a worker's part of the batch
-        if self.training:
-            with torch.no_grad():
-                self.mean = 0.9 * self.mean + 0.1 * pixels.mean(0)
-                self.seen = self.seen + len(pixels)
-                for own, other in zip(self.target.parameters(), self.net.parameters(), strict=True):
-                    own.data = 0.99 * own.data + 0.01 * other.data
-        return self.net(pixels - before)
-
-
-def moving(curve, epochs):
-    """Two optimizers, one of which steps each third time, a parameter that the model has not, and what the forward pass moves."""
-    torch.set_default_dtype(torch.float64)  # sums of many weights are told, in which rounding to float32 adds up
-    loader = DataLoader(Digits(), batch_size=40, shuffle=True, collate_fn=stack)
-    model, scale = Centred(), nn.Parameter(torch.ones(7))
-    often = torch.optim.AdamW([*model.net.body.parameters(), scale], lr=0.01)
-    rarely = torch.optim.SGD(model.net.head.parameters(), lr=0.1, momentum=0.5)
-    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(often, 80), torch.optim.lr_scheduler.StepLR(rarely, 5)]
-    model, often, loader, rarely = elastic.prepare(model, often, loader, rarely)
-    step = 0
-    for epoch in range(epochs):
-        for i, batch in enumerate(loader):
-            loss = cross_entropy(model(batch["pixels"]) * scale, batch["label"])
-            loss.backward()
-            often.step()
-            often.zero_grad()
-            schedulers[0].step()
-            step += 1
-            if step % 3 == 0:
-                rarely.step()
-                rarely.zero_grad(set_to_none=False)
-                schedulers[1].step()
-            moved = (model.mean.sum(), model.seen, sum(each.sum() for each in model.target.parameters()))
-            rates = [each.get_last_lr()[0] for each in schedulers]
-            report(curve, step, epoch, i, elastic.mean(loss), scale.sum().item(), *map(float, moved), *rates)
-
-
-KINDS = {"accumulate": accumulate, "scaled": scaled, "compiled": compiled, "moving": moving}
-
 if __name__ == "__main__":
     torch.manual_seed(0)
-    KINDS[sys.argv[3]](sys.argv[1], int(sys.argv[2]))
+    train(sys.argv[1], int(sys.argv[2]))

@@ -21,7 +21,6 @@ import elasticdl.elastic.transformers as elastic
 name, folder, kind, *options = sys.argv[1:]
 folder = Path(folder)
 given = {option.split("=")[0]: json.loads(option.split("=")[1]) for option in options}
-resume = given.pop("resume", None)
 base = transformers.Trainer if kind == "plain" else elastic.Trainer
 
 
@@ -37,9 +36,6 @@ class Observer(transformers.TrainerCallback):
 class Observed(base):
     def __init__(self, **arguments):
         super().__init__(**arguments, callbacks=[Observer()])
-
-    def train(self):
-        return super().train(resume_from_checkpoint=resume)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Where TEST_DIES_AT names a file that is there, holding a number of a step, its first worker is lost meanwhile."""
