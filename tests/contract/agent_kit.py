@@ -153,9 +153,9 @@ async def end_of(agent):
 
 
 @asynccontextmanager
-async def acting(folder, worker=WORKER):
+async def acting(tmp_path, worker=WORKER):
     """Nothing of a scene stays."""
-    scene = Scene(folder, worker)
+    scene = Scene(tmp_path, worker)
     try:
         yield scene
     finally:
@@ -165,16 +165,8 @@ async def acting(folder, worker=WORKER):
             await agent.communicate()
         for master in scene.masters:
             await master.server.close()
-    script = str(folder / "worker.py")
+    script = str(tmp_path / "worker.py")
     assert not [each for each in psutil.process_iter(["cmdline"]) if script in (each.info["cmdline"] or ())]
 
 
-def play(folder, story):
-    async def whole():
-        async with acting(folder) as scene:
-            await story(scene)
-
-    asyncio.run(whole())
-
-
-__all__ = ["DEADLINE", "LOGS", "TOKEN", "Scene", "acting", "end_of", "place", "play"]
+__all__ = ["DEADLINE", "LOGS", "TOKEN", "Scene", "acting", "end_of", "place"]

@@ -196,18 +196,6 @@ class Program:
     def do_send(self, array: np.ndarray) -> np.ndarray:
         return self.collective.send_array(array, 2, "s")
 
-    def do_broadcast_large(self, freezes: int) -> None:
-        """``freezes``: the process that stops when the beginning of rank 0's tensor has come here and its end has not."""
-        import torch
-
-        tensor = torch.zeros(32 << 20)  # more than all buffers on the way take
-        if freezes:
-            threading.Thread(target=_freeze_in_transfer, args=(tensor, freezes), daemon=True).start()
-        while True:
-            if self.collective.world.rank == 0:
-                tensor += 1
-            self.collective.broadcast_array(tensor.numpy().view(np.uint8), "tensor")
-
     def do_barrier(self) -> None:
         self.collective.barrier("barrier")
 
@@ -229,12 +217,6 @@ def _is_open(client: socket.socket, peer: socket.socket) -> bool:
     except OSError:
         return False
     return peer.recv(1) == b"x"
-
-
-def _freeze_in_transfer(tensor: Any, victim: int) -> None:
-    while tensor[0] == tensor[-1]:
-        pass
-    os.kill(victim, signal.SIGSTOP)
 
 
 def _enter_network_of(pid: int) -> None:

@@ -73,9 +73,10 @@ def run_one(argv, folder, modules=None, environ=None):
     async def run():
         async with launcher_of(argv, folder, modules, environ) as (launcher, reports):
             await launcher.launch(0)
-            await next_of(reports, WorkerPlaced)
-            exited = await next_of(reports, WorkerExited)
-            return (folder / "0.log").read_text(), exited
+            while not isinstance(exited := await next_of(reports, WorkerPlaced | WorkerExited), WorkerExited):
+                continue
+            log = folder / "0.log"  # which one that can't be started has not
+            return log.read_text() if log.exists() else "", exited
 
     return asyncio.run(run())
 

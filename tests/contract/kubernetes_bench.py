@@ -102,12 +102,6 @@ def name(number):
     return f"{JOB}-worker-{number}"
 
 
-def end(work, number, code):
-    """What runs in this pod ends by itself."""
-    (work / f".{number}").write_text(str(code))
-    (work / f".{number}").rename(work / name(number))
-
-
 @asynccontextmanager
 async def kubernetes_bench(cluster, namespace, work):
     """As the benches of the contract: room for two, as each takes all of a node's GPUs."""

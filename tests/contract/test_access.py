@@ -16,7 +16,7 @@ import elasticdl.elastic.link.stream as stream
 from elasticdl.cli import master_client as command_line
 from elasticdl.cli.master_client import connect
 from elasticdl.common.certificates import LIFETIME, issue
-from elasticdl.common.channel import metadata, open_aio_channel, open_channel
+from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
@@ -43,30 +43,16 @@ REQUESTS = {
 }
 
 
-class Certificates:
-    """Those of a few jobs, each role's in a folder."""
-
-    def __init__(self, root):
-        self._root = root
-
-    def of(self, job="digits", now=NOW):
-        """Every role's folder, filled anew."""
-        return {role: self._write(files, self._root / job / role) for role, files in issue(job, now).items()}
-
-    @staticmethod
-    def _write(files, path):
-        files.write(path)
-        return TlsFolder(path)
+def roles_of(folder, job="digits", now=NOW):
+    """Every role's folder with its certificates, made anew."""
+    for role, files in issue(job, now).items():
+        files.write(folder / role)
+    return {role: TlsFolder(folder / role) for role in Role}
 
 
 @pytest.fixture
-def certificates(tmp_path):
-    return Certificates(tmp_path / "certificates")
-
-
-@pytest.fixture
-def roles(certificates):
-    return certificates.of("digits")
+def roles(tmp_path):
+    return roles_of(tmp_path / "certificates")
 
 
 @pytest.fixture
@@ -114,23 +100,10 @@ def outcome(channel, name, carried=()):
 @pytest.mark.parametrize("role", CALLERS)
 def test_a_role_may_make_its_own_calls_and_no_other(master, roles, role):
     with open_channel(master.endpoint(roles[role]).address, roles[role]) as channel:
-        outcomes = {name: outcome(channel, name) for name in ALLOWED}
+        outcomes = {name: outcome(channel, name, metadata(TOKEN)) for name in ALLOWED}  # a token adds nothing
     refused, fine = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OK
     assert outcomes == {name: fine if role in allowed else refused for name, allowed in ALLOWED.items()}
     assert any(isinstance(event, StopRequested) for event in master.events) == (role is Role.OWNER)
-
-
-def test_an_agent_comes_in_by_its_workers_certificate_and_with_no_other(master, roles):
-    async def attend(role):
-        async with open_aio_channel(master.endpoint(roles[role]).address, roles[role]) as channel:
-            call = pb_grpc.MasterStub(channel).Attend(metadata=metadata(roles[role]))
-            if role is Role.WORKER:  # what is written after a refusal has come would hide it
-                await call.write(REQUESTS["Attend"])
-            return await call.read()
-
-    assert asyncio.run(attend(Role.WORKER)).welcome.job_name == "digits"
-    with pytest.raises(grpc.RpcError, match="the owner may not call Attend"):
-        asyncio.run(attend(Role.OWNER))
 
 
 def test_the_users_token_is_good_for_everything_on_this_machine(local_master):
@@ -141,19 +114,9 @@ def test_the_users_token_is_good_for_everything_on_this_machine(local_master):
         assert {outcome(channel, name) for name in ALLOWED} == {grpc.StatusCode.UNAUTHENTICATED}
 
 
-def test_a_token_adds_nothing_to_a_certificate(master, roles):
-    with open_channel(master.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER]) as channel:
-        assert outcome(channel, "Stop", metadata(TOKEN)) is grpc.StatusCode.PERMISSION_DENIED
-
-
 def test_what_the_command_line_says_to_the_wrong_role(master, roles):
-    with (
-        connect(master.endpoint(roles[Role.WORKER])) as client,
-        pytest.raises(
-            RefusedError,
-            match=r"^the master of job digits refused: the worker may not call Stop: it takes the certificate of the owner$",
-        ),
-    ):
+    refusal = r"^the master of job digits refused: the worker may not call Stop: it takes the certificate of the owner$"
+    with connect(master.endpoint(roles[Role.WORKER])) as client, pytest.raises(RefusedError, match=refusal):
         client.stop("enough")
     assert master.events == []
 
@@ -166,26 +129,11 @@ def test_the_owner_commands(master, roles):
     assert master.events == [StopRequested("enough", checkpoint=True, now=False)]
 
 
-@pytest.mark.parametrize(
-    ("job", "moment", "told"),
-    [
-        (
-            "letters",
-            NOW,
-            "it is not the master of the job letters that the certificates here were made for: .*Secrets were replaced",
-        ),
-        ("digits", NOW - LIFETIME, "tls.crt has expired: submit the job again"),
-    ],
-)
-def test_certificates_that_will_not_do_are_one_line(master, connect_in_vain, tmp_path, job, moment, told):
-    wrong = Certificates(tmp_path / "wrong").of(job, moment)[Role.OWNER]
-    text = connect_in_vain(master.endpoint(wrong))
-    assert re.fullmatch(f"the master of job digits is not to be had: .*{told}.*", text)
-
-
 def test_an_earlier_job_of_the_same_name_is_another_job(master, connect_in_vain, tmp_path):
-    earlier = Certificates(tmp_path / "earlier").of("digits")[Role.OWNER]
-    assert "it is not the master of the job digits that" in connect_in_vain(master.endpoint(earlier))
+    earlier = roles_of(tmp_path / "earlier")[Role.OWNER]
+    text = connect_in_vain(master.endpoint(earlier))
+    told = "it is not the master of the job digits that the certificates here were made for: .*Secrets were replaced"
+    assert re.fullmatch(f"the master of job digits is not to be had: .*{told}.*", text)
 
 
 def unchecked(master, tls, own=True):
@@ -208,7 +156,7 @@ def test_whoever_can_serve_can_not_call(master, roles):
 
 
 def test_another_jobs_certificate_makes_no_connection_even_for_one_who_trusts_this_master(master, roles, tmp_path):
-    other = Certificates(tmp_path / "other").of("digits")[Role.OWNER]
+    other = roles_of(tmp_path / "other")[Role.OWNER]
     other.ca.write_bytes(roles[Role.OWNER].ca.read_bytes())
     with unchecked(master, other) as channel:
         assert outcome(channel, "Status") is grpc.StatusCode.UNAVAILABLE
@@ -216,7 +164,7 @@ def test_another_jobs_certificate_makes_no_connection_even_for_one_who_trusts_th
 
 def test_an_expired_certificate_makes_no_connection(tmp_path):
     """With a master that has not noticed that its own has expired, too."""
-    old = Certificates(tmp_path / "old").of("digits", NOW - LIFETIME)
+    old = roles_of(tmp_path / "old", now=NOW - LIFETIME)
     with serving(TlsAccess(old[Role.MASTER], "digits"), tmp_path / "journal") as master:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -259,11 +207,11 @@ def test_no_worker_can_pose_as_the_master(roles, connect_in_vain, tmp_path):
         assert impostor.events == []
 
 
-@pytest.mark.parametrize("variable", ["http_proxy", "grpc_proxy"])
-def test_no_proxy_stands_between(local_master, monkeypatch, variable):
+def test_no_proxy_stands_between(local_master, monkeypatch):
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    for name in ("http_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
     with connect(local_master.endpoint(TOKEN)) as client:
         assert client.status().job_name == "digits"
 
@@ -294,15 +242,16 @@ class Listening:
 
 @pytest.fixture
 def open_stream():
-    """Open a worker's stream, which does not give up for want of time."""
+    """Open a worker's stream to a master, which does not give up for want of time."""
     opened = []
 
-    def open_one(address, credentials):
-        listening = Listening()
+    def open_one(master, credentials, listening=None):
+        listening = listening or Listening()
+        address = master.endpoint(credentials).address
         environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=float("inf"))
         opened.append(stream.MasterStream(environment))
         opened[-1].open(listening)
-        listening.say = opened[-1].send
+        listening.say, listening.close = opened[-1].send, opened[-1].close
         return listening
 
     yield open_one
@@ -310,53 +259,58 @@ def open_stream():
         one.close()
 
 
-def test_a_worker_is_welcome(master, roles, open_stream):
-    listening = open_stream(master.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
-    assert listening.next() == "welcome"
-
-
 @pytest.mark.parametrize("wrong", ["role", "job", "expired", "missing"])
 def test_a_worker_that_can_never_get_in_gives_up_at_once(master, roles, open_stream, tmp_path, wrong):
-    others = Certificates(tmp_path / "others")
     credentials, told = {
         "role": lambda: (roles[Role.OWNER], "the owner may not call Session: it takes the certificate of the worker"),
-        "job": lambda: (others.of("letters")[Role.WORKER], "it is not the master of the job letters"),
-        "expired": lambda: (others.of("digits", NOW - LIFETIME)[Role.WORKER], "has expired"),
+        "job": lambda: (
+            roles_of(tmp_path / "others", "letters")[Role.WORKER],
+            "it is not the master of the job letters",
+        ),
+        "expired": lambda: (roles_of(tmp_path / "others", now=NOW - LIFETIME)[Role.WORKER], "has expired"),
         "missing": lambda: (TlsFolder(tmp_path / "nowhere"), "No such file"),
     }[wrong]()
-    reason = open_stream(master.endpoint(credentials).address, credentials).next()
+    reason = open_stream(master, credentials).next()
     assert reason.startswith(f"no session with the master at 127.0.0.1:{master.port}: ")
     assert told in reason
     assert "\n" not in reason
 
 
-def test_a_worker_that_finds_a_stranger_at_its_masters_address_waits_for_its_own(
-    certificates, roles, open_stream, tmp_path, monkeypatch
-):
-    """A cluster may give the address of a master that is gone to another pod."""
+@pytest.fixture
+def tried(monkeypatch):
+    """Attempts of streams to find their master again."""
     tried = queue.SimpleQueue()
     monkeypatch.setattr(stream.log, "debug", lambda *words: tried.put(words))
-    journal = tmp_path / "journal"
-    with serving(TlsAccess.load(roles[Role.MASTER]), journal) as first:
-        listening = open_stream(first.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
+    return tried
+
+
+@pytest.fixture
+def serve(roles, tmp_path):
+    """The job's next master, at this port."""
+    return lambda port=0: serving(TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal", port)
+
+
+def test_a_worker_that_finds_a_stranger_at_its_masters_address_waits_for_its_own(
+    roles, open_stream, tmp_path, tried, serve
+):
+    """A cluster may give the address of a master that is gone to another pod."""
+    with serve() as first:
+        listening = open_stream(first, roles[Role.WORKER])
         assert listening.next() == "welcome"
-    stranger = certificates.of("letters")
+    stranger = roles_of(tmp_path / "strangers", "letters")
     with serving(TlsAccess.load(stranger[Role.MASTER]), tmp_path / "letters", first.port):
         while not tried.empty():
             tried.get()
         for _ in range(2):  # the first may have begun before this master did
             tried.get(timeout=DEADLINE)
         assert listening.heard.empty()
-    with serving(TlsAccess.load(roles[Role.MASTER]), journal, first.port):
+    with serve(first.port):
         assert listening.next() == "welcome"
 
 
-def test_what_no_master_has_saved_is_for_the_next(roles, open_stream, tmp_path, monkeypatch):
-    tried = queue.SimpleQueue()
-    monkeypatch.setattr(stream.log, "debug", lambda *words: tried.put(words))
-    access, journal = TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal"
-    with serving(access, journal) as first:
-        listening = open_stream(first.endpoint(roles[Role.WORKER]).address, roles[Role.WORKER])
+def test_what_no_master_has_saved_is_for_the_next(roles, open_stream, tried, serve):
+    with serve() as first:
+        listening = open_stream(first, roles[Role.WORKER])
         assert listening.next() == "welcome"
         listening.say(notice(1))
         first.wait_for(NoticeReported, 1)
@@ -364,31 +318,26 @@ def test_what_no_master_has_saved_is_for_the_next(roles, open_stream, tmp_path, 
         tried.get(timeout=DEADLINE)  # there was no master, and there still is none
         listening.say(notice(step))
         listening.say(m.Heartbeat(0, 0, 0, waiting=False))
-    with serving(access, journal, first.port) as second:
+    with serve(first.port) as second:
         listening.say(notice(4))
         told = second.wait_for(NoticeReported, 4)
     assert [(each.number, each.fields["step"]) for each in told[:4]] == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, tmp_path):
+def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, open_stream, serve):
     class Ending(Listening):
         has_last_word = True
 
         def greet(self, unsent):
             return [m.Hello(0, 0), m.Finished(5, 1, {}, together=True)]
 
-    access, journal, worker, listening = (
-        *(TlsAccess.load(roles[Role.MASTER]), tmp_path / "journal", roles[Role.WORKER], Ending()),
-    )
-    with serving(access, journal) as first:
+    with serve() as first:
         first.takes = False
-        environment = WorkerEnvironment(first.endpoint(worker).address, worker, 3, "job.json", master_timeout=DEADLINE)
-        opened = stream.MasterStream(environment)
-        opened.open(listening)
+        listening = open_stream(first, roles[Role.WORKER], Ending())
         first.wait_for(WorkerFinished, 1)
-    closing = threading.Thread(target=opened.close)
+    closing = threading.Thread(target=listening.close)
     closing.start()
-    with serving(access, journal, first.port) as second:
+    with serve(first.port) as second:
         second.wait_for(WorkerFinished, 1)
         closing.join(DEADLINE)
     assert not closing.is_alive()
@@ -399,20 +348,17 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, tmp_path):
 def test_who_asks_is_told_what_the_master_waits_for(local_master, monkeypatch):
     monkeypatch.setattr(servicer, "SETTLE_SECONDS", 0.0)
     local_master.takes, local_master.status.reason = None, "waits until the job's state is saved: no space"
-    with (
-        connect(local_master.endpoint(TOKEN)) as client,
-        pytest.raises(UnreachableError, match=r"it was told, and waits until the job's state is saved: no space$"),
-    ):
+    told = r"it was told, and waits until the job's state is saved: no space$"
+    with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(UnreachableError, match=told):
         client.stop("enough")
 
 
-@pytest.mark.parametrize(
-    "ask", [lambda client: client.scale(WorkerRange(minimum=1, maximum=2)), lambda client: client.stop("enough")]
-)
-def test_a_master_that_leaves_promises_nothing(local_master, ask):
+def test_a_master_that_leaves_promises_nothing(local_master):
     local_master.takes = False
-    with connect(local_master.endpoint(TOKEN)) as client, pytest.raises(UnreachableError, match="ask again"):
-        ask(client)
+    with connect(local_master.endpoint(TOKEN)) as client:
+        for ask in (lambda: client.scale(WorkerRange(minimum=1, maximum=2)), lambda: client.stop("enough")):
+            with pytest.raises(UnreachableError, match="ask again"):
+                ask()
 
 
 def notice(step):

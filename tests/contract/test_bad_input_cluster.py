@@ -5,17 +5,15 @@ import json
 import os
 import re
 import signal
-import threading
 from datetime import UTC, datetime
 
 import pytest
 from cluster_users import add_user, rule, write_kubeconfig
-from kubernetes import client, utils
+from kubernetes import client
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.common.credentials import Role
-from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
@@ -62,14 +60,15 @@ def left(place):
     return sorted(found)
 
 
-PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n        return pod\ncluster = C()\n"
+PODS_ONLY = (
+    "class C:\n    def with_pod(self, pod):\n        pod.spec.containers = []\n        return pod\ncluster = C()\n"
+)
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
         (["--kube_context", "nowhere"], "there is no context nowhere in the kubeconfig: it has "),
-        (["--worker_pod_priority", "sky=0.5"], "the cluster refuses the worker's pod: no PriorityClass with name sky"),
         (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
         (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
         (["--env_from_secret", "A=hub/token"], "--env_from_secret: there is no Secret hub in namespace "),
@@ -78,23 +77,17 @@ PODS_ONLY = "class C:\n    def with_pod(self, pod):\n        pod.spec.{}\n      
             ([flag, value], "the cluster refuses the ")
             for flag, value in (
                 ("--worker_resource_request", "gpus=1"),
-                ("--worker_resource_request", "gpu=0.5"),
                 ("--worker_resource_limit", "memory=1Gi"),
-                ("--master_resource_limit", "memory=1Mi"),
                 ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
-                ("--volume", "host_path=/a,mount_path=/a,type=dir"),
                 ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
                 ("--envs", "2A!=1"),
                 ("--env_from_secret", "My_Secret"),
-                ("--worker_pod_priority", "Not A Class"),
             )
         ),
-        (["--volume", "claim_name=My_Claim,mount_path=/d"], "--volume: there is no PersistentVolumeClaim My_Claim in "),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
         (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
-        (["--cluster_spec", PODS_ONLY.format("containers = []")], "the cluster refuses the Job digits-master: "),
-        (["--cluster_spec", PODS_ONLY.format("volumes = []")], "the cluster refuses the Job digits-master: "),
+        (["--cluster_spec", PODS_ONLY], "the cluster refuses the Job digits-master: "),
     ],
 )
 def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, options, line):
@@ -127,49 +120,50 @@ def jobs_without(verb):
     return [*all_but("jobs")[:1], *all_but("jobs")[2:], rule("batch", ["jobs"], *verbs)]
 
 
+@pytest.fixture
+def as_user(cluster, place, tmp_path, monkeypatch):
+    """Commands are those of a user with these rights."""
+
+    def become(**rights):
+        add_user(cluster, place.namespace, "user", **rights)
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "user", tmp_path / "config")))
+
+    return become
+
+
 @pytest.mark.parametrize(
     ("rights", "line"),
     [
         ({"cluster_role": "view"}, "you may not create jobs in namespace "),
         ({"cluster_role": "edit"}, "you may not create roles in namespace .*can be named with --service_account"),
-        ({"rules": all_but("secrets")}, "you may not create secrets in namespace "),
         ({"rules": all_but("rolebindings")}, "you may not create role bindings in namespace .* with --service_account"),
         ({"rules": jobs_without("patch")}, "you may not patch jobs in namespace "),
-        ({"rules": jobs_without("delete")}, "you may not delete jobs in namespace "),
     ],
-    ids=["view", "edit", "secrets", "bindings", "patch", "delete"],
+    ids=["view", "edit", "bindings", "patch"],
 )
-def test_who_may_make_some_of_it_makes_nothing(elasticdl, cluster, place, tmp_path, monkeypatch, rights, line):
-    add_user(cluster, place.namespace, "user", **rights)
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "user", tmp_path / "config")))
+def test_who_may_make_some_of_it_makes_nothing(elasticdl, place, as_user, rights, line):
+    as_user(**rights)
     code, out, err = elasticdl(*train())
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert re.search(line, err)
     assert left(place) == []
 
 
-def test_an_administrator_of_a_namespace_can_submit_without_the_right_to_make_events(
-    elasticdl, cluster, place, tmp_path, monkeypatch
-):
+def test_an_administrator_of_a_namespace_can_submit_without_the_right_to_make_events(elasticdl, place, as_user):
     """As the role ``admin`` has it, which many a user has: nobody can give the master a right that they have not got."""
-    add_user(cluster, place.namespace, "boss", cluster_role="admin")
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "boss", tmp_path / "config")))
+    as_user(cluster_role="admin")
     code, _, err = elasticdl(*train())
     (role,) = place.list("Role", label_selector=MINE)
     gets_events = {"create", "list", "watch"} in [set(each["verbs"]) for each in role["rules"]]
     assert (code, len(left(place))) == (0, WHOLE)
     warnings = [line for line in err.splitlines() if not line.startswith("job digits submitted ")]
     assert gets_events == (not warnings)
-    assert all(
-        line.startswith("warning: as you may not create events, the job's master can't tell ") for line in warnings
-    )
-    assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
-    assert left(place) == []
+    warning = "warning: as you may not create events, the job's master can't tell "
+    assert all(line.startswith(warning) for line in warnings)
 
 
-def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, cluster, place, tmp_path, monkeypatch):
-    add_user(cluster, place.namespace, "writer", cluster_role="edit")
-    monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(cluster, place.namespace, "writer", tmp_path / "config")))
+def test_who_has_an_account_for_the_master_needs_no_rights_on_roles(elasticdl, place, as_user):
+    as_user(cluster_role="edit")
     code, _, err = elasticdl(*train("--service_account", "default"))
     assert (code, err.count("\n"), err.startswith("job digits submitted ")) == (0, 1, True), err
     assert len(left(place)) == WHOLE - 3
@@ -195,13 +189,7 @@ def test_a_job_that_is_not_there(elasticdl, place, command):
     assert err.startswith(f"elasticdl {command}: there is no namespace nowhere in the cluster at http")
 
 
-def test_the_jobs_of_a_namespace_that_is_not_there(elasticdl):
-    assert elasticdl("status")[:2] == (0, "there are no jobs\n")
-    code, _, err = elasticdl("status", namespace="nowhere")
-    assert (code, err.partition(" in ")[0]) == (2, "elasticdl status: there is no namespace nowhere")
-
-
-@pytest.mark.parametrize(("first", "second"), [(1, None), (2, None), (6, 9), (WHOLE, WHOLE + 2), (REQUESTS, None)])
+@pytest.mark.parametrize(("first", "second"), [(1, None), (6, 9), (REQUESTS, None)])
 def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
     """Before the ``first`` request that changes something, and a second one from somebody impatient."""
     numbers, ask = itertools.count(1), Client._ask
@@ -228,88 +216,52 @@ def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypa
         assert place.read("Job", "digits-master")["spec"]["parallelism"] == 1
 
 
-def test_of_two_at_once_with_one_name_one_gets_it_whole(place):
-    spec = JobSpec.model_validate({"image": "missing/image", "job_name": "digits", "model_def": "m"})
-    submissions = [Submission(place, make_parts(spec, place.namespace, datetime.now(UTC)), print) for _ in range(2)]
-    refused, start = [], threading.Barrier(2)
-
-    def submit(submission):
-        start.wait(30)
-        try:
-            submission.make()
-        except UserError as error:
-            refused.append(str(error))
-
-    threads = [threading.Thread(target=submit, args=(each,)) for each in submissions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    (line,) = refused
-    assert line.startswith(f"there is a job named digits in namespace {place.namespace} already")
-    assert len(left(place)) == WHOLE
-    (owner,) = {each["metadata"]["ownerReferences"][0]["uid"] for each in place.list("Secret", label_selector=MINE)}
-    assert owner == place.read("Job", "digits-master")["metadata"]["uid"]
+def made(place, **change):
+    """A job, submitted unless its specification says something more; returns what its pods are owned by."""
+    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
+    parts = make_parts(spec, place.namespace, datetime.now(UTC))
+    job = place.create(job_objects.make_job(parts, submitted=not change))
+    for manifest in job_objects.companions(parts):
+        if manifest["metadata"]["name"] == "digits-spec":
+            manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), **change})
+        place.create(job_objects.owned(manifest, job))
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}
 
 
-def test_a_file_of_manifests_is_what_another_client_can_apply(elasticdl, place, cluster, tmp_path):
-    file = tmp_path / "job.yaml"
-    assert elasticdl(*train("--yaml", str(file), "--dry_run"))[0] == 0
-    assert left(place) == []
-    utils.create_from_yaml(cluster.client(), str(file), namespace=place.namespace)
-    assert len(left(place)) == WHOLE
-    core = client.CoreV1Api(cluster.client())
-    until(lambda pods: len(pods) == 1, "the master's pod", core.list_namespaced_pod, place.namespace)
-    assert elasticdl("delete", "digits")[:2] == (0, "job digits deleted\n")
-    assert left(place) == []
+def wait_until_given_up(cluster, place):
+    """So that no other master is started."""
+    until(
+        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
+        "the Job to be given up",
+        client.BatchV1Api(cluster.client()).list_namespaced_job,
+        place.namespace,
+    )
 
 
 def test_a_master_that_can_not_start_says_so_once_and_for_all(elasticdl, own_cluster, place):
     """As with an image that has another version of the package than the command line."""
-    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
-    parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(job_objects.make_job(parts))
-    for manifest in job_objects.companions(parts):
-        if manifest["metadata"]["name"] == "digits-spec":
-            manifest["data"]["job.json"] = json.dumps({**json.loads(spec.to_json()), "of_tomorrow": 1})
-        place.create(job_objects.owned(manifest, job))
-    core = client.CoreV1Api(own_cluster.client())
+    made(place, of_tomorrow=1)
+    events = client.CoreV1Api(own_cluster.client()).list_namespaced_event
     about = {"field_selector": "involvedObject.name=digits-master,reason=JobFailed"}
-    event = until(
-        lambda seen: next(iter(seen.values()), None), "an event", core.list_namespaced_event, place.namespace, **about
-    )
+    event = until(lambda seen: next(iter(seen.values()), None), "an event", events, place.namespace, **about)
     reason = "job.json: of_tomorrow: Extra inputs are not permitted"
     assert event.message.endswith(reason)
-    until(  # so that no other is started
-        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
-        "the Job to be given up",
-        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
-        place.namespace,
-    )
+    wait_until_given_up(own_cluster, place)
     code, out, _ = elasticdl("status", "digits")
     assert (code, out.splitlines()[0].startswith("job digits: failed: ")) == (0, True)
     assert reason in out
 
 
-def crashed_master(number, owner):
+def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_cluster, place):
+    core, owner = client.CoreV1Api(own_cluster.client()), made(place)
     command = ["python", "-c", "import sys; sys.exit('out of luck')"]
     container = {"name": "elasticdl", "image": "local/host", "command": command}
     policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-    metadata = {"name": f"crashed-{number}", "labels": labels("digits", Role.MASTER), "ownerReferences": [owner]}
     spec = {"restartPolicy": "Never", "containers": [{**container, **policy}]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_cluster, place):
-    core = client.CoreV1Api(own_cluster.client())
-    spec = JobSpec.model_validate({"image": "local/host", "job_name": "digits", "model_def": "m"})
-    parts = make_parts(spec, place.namespace, datetime.now(UTC))
-    job = place.create(job_objects.make_job(parts, submitted=True))
-    for manifest in job_objects.companions(parts):
-        place.create(job_objects.owned(manifest, job))
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-master", "uid": job["metadata"]["uid"]}
     for number in range(MOST_CRASHES):
-        core.create_namespaced_pod(place.namespace, crashed_master(number, owner))
+        of_master = {"labels": labels("digits", Role.MASTER), "ownerReferences": [owner]}
+        pod = {"metadata": {"name": f"crashed-{number}", **of_master}, "spec": spec}
+        core.create_namespaced_pod(place.namespace, pod)
     until(
         lambda pods: all(pod.status.phase == "Failed" for pod in pods.values()),
         "the masters to crash",
@@ -317,13 +269,7 @@ def test_a_job_whose_masters_crash_again_and_again_has_failed(elasticdl, own_clu
         place.namespace,
     )
     place.patch("Job", "digits-master", {"spec": {"parallelism": 1}})
-    until(
-        lambda jobs: jobs["digits-master"].spec.backoff_limit == 0,
-        "the Job to be given up",
-        client.BatchV1Api(own_cluster.client()).list_namespaced_job,
-        place.namespace,
-    )
+    wait_until_given_up(own_cluster, place)
     out = elasticdl("status", "digits")[1]
-    assert out.startswith(
-        f"job digits: failed: its master crashed {MOST_CRASHES} times in a row: out of luck, exit code 1"
-    )
+    told = f"job digits: failed: its master crashed {MOST_CRASHES} times in a row: out of luck, exit code 1"
+    assert out.startswith(told)

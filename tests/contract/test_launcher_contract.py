@@ -93,12 +93,6 @@ async def local_bench(tmp_path, modules=()):
 
 
 @asynccontextmanager
-async def fork_bench(tmp_path):
-    async with local_bench(tmp_path, ["json"]) as bench:
-        yield bench
-
-
-@asynccontextmanager
 async def agent_bench(tmp_path):
     """Places that have agents."""
     async with acting(tmp_path, ENDS_WHEN_TOLD) as scene:
@@ -118,14 +112,11 @@ async def agent_bench(tmp_path):
         await bench.launcher.close()
 
 
-CHECKS = []
-
-
 def contract(check, *, starts=True):
-    """Run a check on each launcher; on the one for Kubernetes where there is a cluster. ``starts``: it is about workers that run."""
-    CHECKS.append(check)
+    """Run a check on each launcher. ``starts``: it is about workers that run."""
+    benches = [fake_bench, local_bench, partial(local_bench, modules=["json"]), *([agent_bench] if starts else [])]
 
-    @pytest.mark.parametrize("make", [fake_bench, local_bench, fork_bench, *([agent_bench] if starts else [])])
+    @pytest.mark.parametrize("make", benches, ids=["fake", "local", "forked", "agents"][: len(benches)])
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
@@ -139,23 +130,21 @@ def contract(check, *, starts=True):
 @contract
 async def test_a_worker_is_placed_and_its_end_is_told_once(bench):
     await bench.launcher.launch(0)
+    with pytest.raises(ValueError, match="0"):
+        await bench.launcher.launch(0)
     placed = await bench.next(WorkerPlaced)
     assert (placed.worker_id, placed.pid > 0) == (0, True)
     bench.end(0, 0)
     exited = await bench.next(WorkerExited)
     assert (exited.worker_id, exited.cause, exited.code) == (0, ExitCause.CLEAN, 0)
+    await bench.launcher.launch(1)
+    await bench.next(WorkerPlaced)
+    bench.end(1, 3)
+    exited = await bench.next(WorkerExited)
+    assert (exited.cause, exited.code) == (ExitCause.CRASHED, 3)
     bench.launcher.kill(0)
     await bench.launcher.close()
     assert bench.nothing_more()
-
-
-@contract
-async def test_a_failure_is_a_crash(bench):
-    await bench.launcher.launch(0)
-    await bench.next(WorkerPlaced)
-    bench.end(0, 3)
-    exited = await bench.next(WorkerExited)
-    assert (exited.cause, exited.code) == (ExitCause.CRASHED, 3)
 
 
 @contract
@@ -196,14 +185,6 @@ async def test_a_pending_worker_can_be_taken_back(bench):
     assert bench.nothing_more()
 
 
-@partial(contract, starts=False)
-async def test_unknown_workers_are_none_of_its_business(bench):
-    bench.launcher.kill(7)
-    bench.launcher.terminate(7)
-    await bench.launcher.close()
-    assert bench.nothing_more()
-
-
 @contract
 async def test_where_a_worker_stands_and_what_it_has_printed_is_told_while_it_runs(bench):
     await bench.launcher.launch(0)
@@ -215,17 +196,10 @@ async def test_where_a_worker_stands_and_what_it_has_printed_is_told_while_it_ru
     bench.end(0, 0)
     await bench.next(WorkerExited)
     for worker_id in (0, 7):  # gone, and unknown
-        bench.launcher.read_stacks(worker_id)
-        bench.launcher.read_log(worker_id)
+        for ask in (bench.launcher.read_stacks, bench.launcher.read_log, bench.launcher.kill, bench.launcher.terminate):
+            ask(worker_id)
     await bench.launcher.close()
     assert bench.nothing_more()
-
-
-@partial(contract, starts=False)
-async def test_an_id_is_launched_once(bench):
-    await bench.launcher.launch(0)
-    with pytest.raises(ValueError, match="0"):
-        await bench.launcher.launch(0)
 
 
 @contract

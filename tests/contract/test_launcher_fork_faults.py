@@ -1,32 +1,62 @@
 """Workers that are forked, when something dies, can't be forked, or is not wanted any more."""
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from fork_kit import DEADLINE, MODULES, TESTED_BY, is_of_a_launcher, launcher_of, next_of, run_one, written
+from fork_kit import DEADLINE, MODULES, launcher_of, next_of, run_one, written
 
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerPlaced
 
 WAITING = "import os, time; print(os.getpid(), 'numpy' in __import__('sys').modules, flush=True); time.sleep(600)"
 
 
+MASTER = """
+import asyncio, sys
+from fork_kit import MODULES, launcher_of, next_of
+from test_launcher_fork_faults import WAITING, template_of
+from elasticdl.master.state.events import WorkerPlaced
+from pathlib import Path
+
+async def run():
+    async with launcher_of([sys.executable, "-c", WAITING], Path(sys.argv[1]), MODULES) as (launcher, reports):
+        await launcher.launch(0)
+        print((await next_of(reports, WorkerPlaced)).pid, template_of(launcher).pid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(run())
+"""
+
+
 def template_of(launcher):
     return psutil.Process(launcher.server._process.pid)
 
 
+@pytest.fixture
+def forking(tmp_path):
+    """A launcher whose workers wait, forked from what has imported these modules; a module with this text is to be found."""
+
+    def opened(modules=MODULES, **texts):
+        for name, text in texts.items():
+            written(tmp_path, text, f"{name}.py")
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return launcher_of([sys.executable, "-c", WAITING], tmp_path, modules, environ)
+
+    return opened
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_outlive_the_process_they_were_forked_from_and_another_takes_its_place(tmp_path, caplog, number):
+def test_workers_outlive_the_process_they_were_forked_from_and_another_takes_its_place(
+    forking, tmp_path, caplog, number
+):
     async def run():
-        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, MODULES) as (launcher, reports):
+        async with forking() as (launcher, reports):
             await launcher.launch(0)
             worker = psutil.Process((await next_of(reports, WorkerPlaced)).pid)
             first = template_of(launcher)
@@ -49,42 +79,6 @@ def test_workers_outlive_the_process_they_were_forked_from_and_another_takes_its
     assert ["is gone" in record.message for record in caplog.records] == [True]
 
 
-MASTER = """
-import asyncio, sys
-from fork_kit import MODULES, launcher_of, next_of
-from test_launcher_fork_faults import WAITING, template_of
-from elasticdl.master.state.events import WorkerPlaced
-from pathlib import Path
-
-async def run():
-    async with launcher_of([sys.executable, "-c", WAITING], Path(sys.argv[1]), MODULES) as (launcher, reports):
-        await launcher.launch(0)
-        print((await next_of(reports, WorkerPlaced)).pid, template_of(launcher).pid, flush=True)
-        await asyncio.sleep(600)
-
-asyncio.run(run())
-"""
-
-
-CARELESS = "import os, time; print(os.fork() or os._exit(0), flush=True); time.sleep(600)"
-
-
-@pytest.mark.parametrize("is_ours", [False, True])
-def test_a_zombie_is_whose_who_has_not_waited_for_it(tmp_path, is_ours):
-    env = {**os.environ, **({TESTED_BY: str(os.getpid())} if is_ours else {})}
-    careless = subprocess.Popen([sys.executable, "-S", "-c", CARELESS], env=env, stdout=subprocess.PIPE)
-    try:
-        zombie = psutil.Process(int(careless.stdout.readline()))
-        deadline = time.monotonic() + DEADLINE
-        while zombie.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert is_of_a_launcher(zombie) == is_ours
-    finally:
-        careless.kill()
-        careless.communicate()
-
-
 def test_nothing_outlives_a_master_that_is_killed(tmp_path):
     master = subprocess.Popen(
         [sys.executable, "-c", MASTER, str(tmp_path)],
@@ -101,42 +95,22 @@ def test_nothing_outlives_a_master_that_is_killed(tmp_path):
     assert alive == []
 
 
-def test_a_worker_that_is_killed_while_its_process_to_fork_from_imports_is_never_started(tmp_path):
-    written(tmp_path, "import time; time.sleep(600)", "slow_import.py")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    async def run():
-        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, ["slow_import"], environ) as (
-            launcher,
-            reports,
-        ):
-            await launcher.launch(0)
-            await asyncio.sleep(0.3)
-        exited = await next_of(reports, WorkerExited)
-        assert (exited.cause, exited.detail) == (ExitCause.KILLED, "it was not started yet")
-        assert reports.empty()
-
-    asyncio.run(run())
+FATAL = """
+import os, pathlib, signal
+count = pathlib.Path({count!r})
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+if len(count.read_text()) <= {kills}: os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.mark.parametrize(("kills", "forks"), [(2, True), (3, False)])
 def test_a_process_to_fork_from_that_is_killed_while_it_imports_is_started_again_but_not_for_ever(
-    tmp_path, caplog, kills, forks
+    forking, tmp_path, kills, forks
 ):
-    text = f"""
-import os, pathlib, signal
-count = pathlib.Path({str(tmp_path / "count")!r})
-count.write_text(count.read_text() + "x" if count.exists() else "x")
-if len(count.read_text()) <= {kills}: os.kill(os.getpid(), signal.SIGKILL)
-"""
-    written(tmp_path, text, "fatal_import.py")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    fatal = FATAL.format(count=str(tmp_path / "count"), kills=kills)
 
     async def run():
-        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, ["fatal_import"], environ) as (
-            launcher,
-            reports,
-        ):
+        async with forking(["fatal_import"], fatal_import=fatal) as (launcher, reports):
             for worker in range(5):
                 await launcher.launch(worker)
                 await next_of(reports, WorkerPlaced)
@@ -146,11 +120,11 @@ if len(count.read_text()) <= {kills}: os.kill(os.getpid(), signal.SIGKILL)
     assert len((tmp_path / "count").read_text()) == kills + forks
 
 
-def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_that_hangs(tmp_path):
+def test_a_worker_that_is_killed_does_not_wait_for_a_process_to_fork_from_that_hangs(forking):
     """Its end is told at once, and the next is started once there is something to fork from again."""
 
     async def run():
-        async with launcher_of([sys.executable, "-c", WAITING], tmp_path, ["this"], os.environ) as (launcher, reports):
+        async with forking(["this"]) as (launcher, reports):
             await launcher.launch(0)
             first = await next_of(reports, WorkerPlaced)
             template = template_of(launcher)
@@ -233,30 +207,7 @@ def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
                     rng.choice([launcher.kill, launcher.terminate])(number)
                 elif rng.random() < 0.2 and launcher.server._process:
                     launcher.server._process.kill()
-        ends = [report for report in drain(reports) if isinstance(report, WorkerExited)]
-        assert sorted(end.worker_id for end in ends) == list(range(40))
+        ends = [reports.get_nowait() for _ in range(reports.qsize())]
+        assert sorted(end.worker_id for end in ends if isinstance(end, WorkerExited)) == list(range(40))
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_what_is_left_behind_is_missed_only_if_a_launcher_has_started_it(tmp_path, is_ours):
-    environ = {**os.environ, **({TESTED_BY: str(os.getpid())} if is_ours else {})}
-
-    started = []
-
-    async def run():
-        async with launcher_of([], tmp_path):
-            started.append(subprocess.Popen(["sleep", "600"], env=environ))
-
-    try:
-        with pytest.raises(AssertionError) if is_ours else contextlib.nullcontext():
-            asyncio.run(run())
-    finally:
-        started[0].kill()
-        started[0].wait()
-
-
-def drain(reports):
-    while not reports.empty():
-        yield reports.get_nowait()

@@ -1,6 +1,5 @@
 """What is particular to workers on this machine: logs, temporary files, children."""
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -8,15 +7,11 @@ import tempfile
 
 import psutil
 import pytest
-from fork_kit import launcher_here
+from fork_kit import run_one
 
 from elasticdl.common.tether import tethered
-from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
-from elasticdl.places.base import PlaceState
+from elasticdl.master.state.events import ExitCause
 from elasticdl.places.exits import judge_exit
-from elasticdl.places.local import WorkerCommand
-from elasticdl.places.slots import Slots
-from elasticdl.places.worker_process import Spawner
 
 DEADLINE = 30.0
 
@@ -51,101 +46,21 @@ def test_a_crash_by_the_order_of_imports_is_told_with_what_to_change(code):
 
 def run_worker(tmp_path, script):
     """Run one worker to its end; returns the report of it."""
-
-    async def run():
-        reports = asyncio.Queue()
-        command = WorkerCommand(
-            Spawner((sys.executable, "-c", script)),
-            environment=lambda worker_id, place: {"PYTHONUNBUFFERED": "1"},
-            log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
-        )
-        launcher = launcher_here(command, tmp_path, reports.put_nowait)
-        await launcher.launch(0)
-        while not isinstance(report := await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited):
-            continue
-        await launcher.close()
-        return report
-
-    return asyncio.run(run())
-
-
-def test_what_a_worker_prints_is_in_its_log_and_its_end_in_the_report(tmp_path):
-    script = "import sys; [print(n) for n in range(1000)]; sys.exit('the last word')"
-    report = run_worker(tmp_path, script)
-    log = tmp_path / "worker-0.log"
-    assert len(log.read_text().splitlines()) == 1001
-    assert report.output.splitlines()[-1] == "the last word"
-    assert report.detail == f"exit code 1; its log: {log}"
+    return run_one([sys.executable, "-u", "-c", script], tmp_path)[1]
 
 
 @pytest.mark.parametrize(
     ("script", "told"),
     [
+        ("import sys; [print(n) for n in range(1000)]; sys.exit('the last word')", "exit code 1"),
         ("1 / 0", "exit code 1: ZeroDivisionError: division by zero"),
-        ("exit(2) if print('no', file=__import__('sys').stderr) else exit(2)", "exit code 2: no"),
+        ("import sys; print('no', file=sys.stderr); sys.exit(2)", "exit code 2: no"),
     ],
 )
-def test_why_a_worker_has_ended_is_told_as_it_has_said_it(tmp_path, script, told):
-    assert run_worker(tmp_path, script).detail == f"{told}; its log: {tmp_path / 'worker-0.log'}"
-
-
-def test_what_a_worker_has_printed_so_far_can_be_asked_for(tmp_path):
-    log = tmp_path / "worker-0.log"
-    log.write_text("its first words\n")
-
-    async def run():
-        reports = asyncio.Queue()
-        command = WorkerCommand(
-            Spawner(("sleep", "600")), lambda worker_id, place: {"PATH": "/usr/bin:/bin"}, lambda _: log
-        )
-        launcher = launcher_here(command, tmp_path, reports.put_nowait)
-        await launcher.launch(0)
-        await asyncio.wait_for(reports.get(), DEADLINE)
-        launcher.read_log(0)
-        found = await asyncio.wait_for(reports.get(), DEADLINE)
-        await launcher.close()
-        return found
-
-    assert asyncio.run(run()) == StacksFound(0, "its first words")
-
-
-def test_a_replacement_has_the_gpu_of_the_one_before_though_another_job_waits_for_it(tmp_path):
-    async def run():
-        reports, others = asyncio.Queue(), []
-        command = WorkerCommand(
-            Spawner(("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 600")),
-            lambda worker_id, place: {"PATH": "/usr/bin:/bin", **place.environment},
-            lambda worker_id: tmp_path / f"{worker_id}.log",
-        )
-        launcher = launcher_here(command, tmp_path, reports.put_nowait, gpus=["GPU-a"])
-        other = Slots(0, ["GPU-a"], tmp_path, others.append)
-        await launcher.launch(0)
-        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
-        other.want(1, frozenset())
-        launcher.kill(0)
-        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerExited)
-        other.want(2, frozenset())  # whatever could be had would be
-        await launcher.launch(1)
-        assert isinstance(await asyncio.wait_for(reports.get(), DEADLINE), WorkerPlaced)
-        while not (tmp_path / "1.log").read_text():
-            await asyncio.sleep(0.01)
-        assert {report.place.state for report in others} == {PlaceState.WAITING}
-        await launcher.close()
-        other.want(3, frozenset())
-        assert PlaceState.READY in {report.place.state for report in others}
-        await other.close()
-
-    asyncio.run(run())
-    assert (tmp_path / "1.log").read_text() == "GPU-a\n"
-
-
-def test_children_that_a_worker_leaves_behind_are_ended_with_it(tmp_path):
-    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
-    report = run_worker(tmp_path, script)
-    child = int(report.output)
-    if psutil.pid_exists(child):  # killed, and not yet reaped by its new parent
-        psutil.wait_procs([psutil.Process(child)], timeout=DEADLINE)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+def test_what_a_worker_prints_is_in_its_log_and_why_it_has_ended_in_the_report(tmp_path, script, told):
+    report, log = run_worker(tmp_path, script), tmp_path / "0.log"
+    assert report.detail == f"{told}; its log: {log}"
+    assert log.read_text().splitlines()[-1] == report.output.splitlines()[-1]
 
 
 def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ def refused(request, *arguments, **options):
 
 def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     """Also that a client within a pod finds its cluster by the pod's own files."""
-    namespace, core = place.namespace, client.CoreV1Api(master.api)
+    core, batch = client.CoreV1Api(master.api), client.BatchV1Api(master.api)
     assert master.read("Job", MASTER)["metadata"]["name"] == MASTER
     assert master.patch("ConfigMap", state_name(JOB), {"data": {"x": "1"}})["data"] == {"x": "1"}
     pod = job_objects.pod_of(parts, parts.worker, Role.WORKER)
@@ -108,17 +108,13 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     WorkerPodApi(master, JOB).delete_all(0)
     with pytest.raises(ApiError, match="cannot list resource"):
         connect(ClusterTarget("default"), own_account=True).list("Pod")
+    namespace, worker = place.namespace, ("digits-worker-0", place.namespace)
     assert refused(core.list_namespaced_secret, namespace)
-    assert refused(core.read_namespaced_secret, "digits-owner-tls", namespace)
-    assert refused(core.list_namespaced_config_map, namespace)
     assert refused(core.read_namespaced_config_map, "digits-spec", namespace)
-    assert refused(core.connect_get_namespaced_pod_exec, "digits-worker-0", namespace, command=["true"])
-    assert refused(core.patch_namespaced_pod, "digits-worker-0", namespace, {})
-    batch, rbac = client.BatchV1Api(master.api), client.RbacAuthorizationV1Api(master.api)
+    assert refused(core.connect_get_namespaced_pod_exec, *worker, command=["true"])
+    assert refused(core.patch_namespaced_pod, *worker, {})
     assert refused(batch.delete_namespaced_job, MASTER, namespace)
-    assert refused(batch.list_namespaced_job, namespace)
-    assert refused(batch.create_namespaced_job, namespace, {"metadata": {"name": "x"}})
-    assert refused(rbac.patch_namespaced_role, MASTER, namespace, {"rules": []})
+    assert refused(client.RbacAuthorizationV1Api(master.api).patch_namespaced_role, MASTER, namespace, {"rules": []})
 
 
 def test_a_command_within_a_pod_uses_the_pods_own_account(in_the_masters_pod, place):

@@ -141,6 +141,9 @@ class FakePods:
             for name in list(self.objects.objects):
                 self.objects.put(name, self.objects.objects[name], "DELETED")
 
+    def end_group(self):
+        self._call("end_group")
+
     def remove(self, workers):
         self._call("remove", *workers)
         with self.objects.lock:

@@ -43,9 +43,8 @@ def test_a_secret_of_kubernetes_and_back():
     assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
 
 
-@pytest.mark.parametrize("role", Role)
-def test_an_identity_is_a_name_and_back(role):
-    assert Identity.from_dns_name(Identity(role, "digits").dns_name) == Identity(role, "digits")
+def test_an_identity_is_a_name_and_back():
+    assert Identity.from_dns_name(Identity(Role.OWNER, "digits").dns_name) == Identity(Role.OWNER, "digits")
 
 
 @pytest.mark.parametrize("name", ["", "worker.digits", "worker.a.b.elasticdl", "root.digits.elasticdl", "worker.a.org"])

@@ -14,16 +14,26 @@ from elasticdl.job.spec import JobSpec
 ROOT = Path(__file__).parents[2]
 
 
+def run(code, **more):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **more)
+
+
 @pytest.mark.parametrize(("missing", "program"), [("numpy", "torch"), ("fsspec", "keras")])
 def test_what_a_script_lacks_is_one_line(missing, program):
-    code = f"import sys; sys.modules['{missing}'] = None; import elasticdl.elastic.{program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = run(f"import sys; sys.modules['{missing}'] = None; import elasticdl.elastic.{program}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.endswith(
         f"elasticdl.elastic needs {missing}, which is not installed: pip install '.[worker]' in a checkout of elasticdl, "
         "or its wheel with [worker] (docs/install.md)\n"
     )
-    assert done.stderr.count("\n") == 1
+
+
+def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
+    spec = JobSpec(model_zoo=str(ROOT / "model_zoo"), model_def="digits.mlp_torch").to_json()
+    code = "import sys; sys.modules['fsspec'] = None; from elasticdl.worker.check import main; sys.exit(main())"
+    done = run(code, input=spec)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert re.search(r"fsspec.* is not installed.*: pip install '\.\[worker\]' ", done.stderr)
 
 
 def test_the_master_and_the_command_line_need_none_of_the_extras():
@@ -31,8 +41,7 @@ def test_the_master_and_the_command_line_need_none_of_the_extras():
     missing += ["cryptography", "prometheus_client", "urllib3"]
     modules = ["master.shell.local_master", "cli.commands.look", "cli.commands.start", "cli.commands.jobs"]
     imports = "; ".join(f"import elasticdl.{name}" for name in modules)
-    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run(f"import sys; sys.modules.update(dict.fromkeys({missing})); {imports}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -55,12 +64,3 @@ def test_nothing_tells_to_install_the_package_of_another_project():
     required = r"^elasticdl\b"
     lists = [path for path in texts if path.name.endswith(".txt")]
     assert [path for path in lists if re.search(required, texts[path], re.MULTILINE)] == []
-
-
-def test_what_a_worker_lacks_is_one_line_before_the_job_starts():
-    code = "import sys; sys.modules['fsspec'] = None; from elasticdl.worker.check import main; sys.exit(main())"
-    spec = JobSpec(model_zoo=str(ROOT / "model_zoo"), model_def="digits.mlp_torch").to_json()
-    done = subprocess.run([sys.executable, "-c", code], input=spec, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert re.search(r"fsspec.* is not installed.*: pip install '\.\[worker\]' ", done.stderr)
-    assert done.stderr.count("\n") == 1

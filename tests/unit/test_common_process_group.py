@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from elasticdl.common.process_group import ProcessGroup
-from elasticdl.places import fork_server
-from elasticdl.places.fork_server import ForkServer
 
 DEADLINE = 30.0
 
@@ -56,33 +54,24 @@ def test_once_it_was_waited_for_nothing_is_sent_to_its_number(end):
     assert other.wait(DEADLINE) == -signal.SIGALRM  # the first that was sent
 
 
-def test_to_wait_for_an_end_does_not_reap():
-    async def run():
-        process = start("true")
-        group = ProcessGroup(process.pid, process.wait)
-        assert await group.has_ended()
-        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-        assert (group.end(), await group.has_ended(), await group.wait()) == (0, True, 0)
-
-    asyncio.run(run())
-
-
 def test_a_group_is_killed_while_its_number_is_its_own(monkeypatch):
-    """Once its leader is reaped, the number may be that of somebody else's group."""
-    process, kill = start("sh", "-c", "exit 3"), os.killpg
+    """Once its leader is reaped, the number may be that of somebody else's group; to wait for its end does not reap."""
+    process, kill, killed = start("sh", "-c", "exit 3"), os.killpg, []
     group = ProcessGroup(process.pid, process.wait)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert group.code() == 3
-    killed = []
 
     def is_own(pid, number):
         assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "it was reaped before"
         killed.append(pid)
         kill(pid, number)
 
-    monkeypatch.setattr(os, "killpg", is_own)
-    group.signal(signal.SIGTERM)
-    assert (group.end(), group.end()) == (3, 3)
+    async def run():
+        assert await group.has_ended()
+        assert group.code() == 3
+        monkeypatch.setattr(os, "killpg", is_own)
+        group.signal(signal.SIGTERM)
+        assert (group.end(), group.end(), await group.has_ended(), await group.wait()) == (3, 3, True, 3)
+
+    asyncio.run(run())
     group.kill()
     assert (killed, group.code()) == ([process.pid], 3)
 
@@ -94,31 +83,3 @@ def test_of_a_killed_leader_the_signal_is_told():
     group.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert (group.code(), group.end()) == (-signal.SIGKILL, -signal.SIGKILL)
-
-
-def test_a_process_to_fork_from_that_does_not_end_holds_up_nobody(tmp_path, monkeypatch):
-    """As one that the kernel holds."""
-    monkeypatch.setattr(ProcessGroup, "kill", lambda group: None)
-    monkeypatch.setattr(fork_server, "ENDING_SECONDS", 0.0)
-    monkeypatch.setattr(fork_server, "END_SECONDS", 0.3)
-    ticks = []
-
-    async def tick():
-        while True:
-            ticks.append(1)
-            await asyncio.sleep(0.01)
-
-    async def run():
-        server = ForkServer(["sleep", "600"], os.environ, [], tmp_path / "log")
-        server.start()
-        process = server._process
-        try:
-            ticking = asyncio.create_task(tick())
-            await server.close()
-            ticking.cancel()
-        finally:
-            process.signal(signal.SIGKILL)
-            process.end()
-
-    asyncio.run(run())
-    assert len(ticks) > 3

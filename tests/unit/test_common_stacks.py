@@ -25,16 +25,21 @@ def test_whose_line_it_is(path, is_users):
     assert Line(path, 1, "f").is_users is is_users
 
 
-def test_the_innermost_line_of_the_users_is_where_it_stands():
-    lines = (Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward"), Line(USERS, 31, "load"), Line(USERS, 99, "main"))
-    assert Stack("MainThread", lines).where == "/home/me/train.py:31 in load"
+WAIT, FORWARD = Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward")
 
 
-def test_without_one_it_is_a_librarys_and_at_last_any():
-    wait = Line(STANDARD, 320, "wait")
-    assert Stack("x", (wait, Line(LIBRARY, 7, "forward"))).where == "torch/nn/module.py:7 in forward"
-    assert Stack("x", (wait,)).where == "threading.py:320 in wait"
-    assert Stack("x", ()).where == ""
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ((WAIT, FORWARD, Line(USERS, 31, "load"), Line(USERS, 99, "main")), "/home/me/train.py:31 in load"),
+        ((WAIT, FORWARD), "torch/nn/module.py:7 in forward"),
+        ((WAIT,), "threading.py:320 in wait"),
+        ((), ""),
+    ],
+    ids=["the user's", "a library's", "any", "none"],
+)
+def test_the_innermost_line_is_where_it_stands(lines, where):
+    assert Stack("x", lines).where == where
 
 
 def test_the_users_lines_come_first_and_there_are_not_too_many():

@@ -22,45 +22,9 @@ GOOD = 'FROM python:3.11 AS build\nFROM python:3.11-slim\nCOPY --from=build /a /
 each_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 
 
-def test_there_is_one_for_each_kind_of_machine():
-    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.gpu"]
-
-
-def test_a_good_dockerfile_is_not_complained_about():
+def test_rules_find_mistakes_and_nothing_else():
     assert complaints(GOOD) == set()
-    assert complaints(f"ARG BASE=python:3.11-slim\n{GOOD.replace('python:3.11-slim', '$BASE')}") == set()
-
-
-@pytest.mark.parametrize(
-    ("rule", "old", "new"),
-    [
-        ("DL3006", "python:3.11-slim", "python"),
-        ("DL3006", "python:3.11-slim", "localhost:5000/python"),
-        ("DL3006", GOOD, f"ARG BASE=python\n{GOOD.replace('python:3.11-slim', '$BASE')}"),
-        ("DL3007", "python:3.11-slim", "python:latest"),
-        ("DL3002", "USER 1000\n", ""),
-        ("DL3002", "USER 1000", "USER root"),
-        ("DL3002", "USER 1000", "USER 0:0"),
-        ("DL3002", "USER 1000", "USER somebody"),
-        ("DL3002", "USER 1000", "USER 1000\nUSER root"),
-        ("DL3000", "WORKDIR /a", "WORKDIR a"),
-        ("DL3025", 'CMD ["a"]', "CMD a"),
-        ("DL3025", 'CMD ["a"]', "ENTRYPOINT a"),
-        ("DL3020", "WORKDIR", "ADD https://example.com/a /a\nWORKDIR"),
-        ("DL3022", "--from=build", "--from=busybox"),
-        ("DL3045", "WORKDIR", "COPY a b\nWORKDIR"),
-        ("DL3009", "WORKDIR", "RUN apt-get update && apt-get install -y --no-install-recommends g++=12\nWORKDIR"),
-        ("DL3014", "WORKDIR", "RUN apt-get install --no-install-recommends g++=12\nWORKDIR"),
-        ("DL3015", "WORKDIR", "RUN true && \\\n  # why\n  apt-get install -y g++=12\nWORKDIR"),
-        ("DL3027", "WORKDIR", "RUN apt install -y g++\nWORKDIR"),
-        ("DL3042", "WORKDIR", "RUN true && \\\n  pip install a==1\nWORKDIR"),
-        ("DL3003", "WORKDIR", "RUN cd /a && make\nWORKDIR"),
-        ("DL3004", "WORKDIR", "RUN sudo make\nWORKDIR"),
-    ],
-)
-def test_each_rule_finds_its_mistake(rule, old, new):
-    assert old in GOOD
-    assert complaints(GOOD.replace(old, new)) == {rule}
+    assert complaints(GOOD.replace("USER 1000", "USER root").replace("3.11-slim", "latest")) == {"DL3002", "DL3006"}
 
 
 @each_dockerfile
@@ -69,17 +33,12 @@ def test_the_rules_are_kept(path):
 
 
 @each_dockerfile
-def test_every_base_image_is_of_one_exact_version(path):
-    images = [line.operands[0] for line in read(path.read_text()) if line.word == "FROM"]
-    assert all(re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image) for image in images), images
-
-
-@each_dockerfile
-def test_what_is_built_comes_into_a_smaller_stage(path):
+def test_every_base_image_is_of_one_exact_version_and_the_last_without_a_compiler(path):
     lines = read(path.read_text())
-    *_, build, final = [line.operands[0] for line in lines if line.word == "FROM"]
+    images = [line.operands[0] for line in lines if line.word == "FROM"]
+    assert all(re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image) for image in images), images
     assert "build" in stages(lines)
-    assert final == build.replace("-bookworm", "-slim-bookworm"), "the same Python, without a compiler"
+    assert images[-1] == images[-2].replace("-bookworm", "-slim-bookworm"), "the same Python"
 
 
 @each_dockerfile
@@ -91,10 +50,11 @@ def test_python_is_that_of_the_pins(path):
 
 
 @each_dockerfile
-def test_every_package_is_of_the_pinned_version(path):
+def test_every_package_is_of_the_pinned_version_and_looked_for_in_one_index(path):
     installs = [command for line in read(path.read_text()) for command in pip_installs(line)]
     assert installs
     assert all("-c requirements/lock.txt" in command or "--no-deps" in command for command in installs), installs
+    assert "extra-index" not in path.read_text()
 
 
 @each_dockerfile
@@ -127,11 +87,6 @@ def test_a_zoo_is_put_where_the_image_looks_for_it(path):
     assert [line.rest for line in read(path.read_text()) if line.word == "WORKDIR"][-1] == ZOO_FOLDER
 
 
-@each_dockerfile
-def test_no_package_is_looked_for_in_every_index(path):
-    assert "extra-index" not in path.read_text()
-
-
 def test_torch_for_cpus_comes_from_its_own_index_before_anything_that_needs_it():
     installs = [command for line in read(CPU.read_text()) for command in pip_installs(line)]
     torch = next(command for command in installs if command.endswith(" torch"))
@@ -141,12 +96,7 @@ def test_torch_for_cpus_comes_from_its_own_index_before_anything_that_needs_it()
 
 @pytest.mark.parametrize(
     ("requires", "allow", "code"),
-    [
-        ("filelock, fsspec, jinja2, networkx, sympy, typing-extensions", "0", 0),
-        ("cuda-bindings, filelock, sympy", "0", 1),
-        ("filelock, nvidia-nccl-cu13, sympy", "0", 1),
-        ("filelock, nvidia-nccl-cu13, sympy", "1", 0),
-    ],
+    [("filelock, sympy", "0", 0), ("filelock, nvidia-nccl-cu13", "0", 1), ("filelock, nvidia-nccl-cu13", "1", 0)],
 )
 def test_torch_for_cuda_is_refused_in_the_image_for_cpus(tmp_path, requires, allow, code):
     (tmp_path / "pip").write_text(f"#!/bin/sh\necho Name: torch\necho 'Requires: {requires}'\n")
@@ -154,9 +104,8 @@ def test_torch_for_cuda_is_refused_in_the_image_for_cpus(tmp_path, requires, all
     [check] = [line.rest for line in read(CPU.read_text()) if line.word == "RUN" and "pip show torch" in line.rest]
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCH_INDEX_URL": "https://a/b", "ALLOW_CUDA": allow}
     done = subprocess.run(["sh", "-c", check], env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code
+    assert done.returncode == done.stderr.count("\n") == code
     assert done.stderr.startswith("torch from https://a/b is made for CUDA (7 GB): " if code else "")
-    assert done.stderr.count("\n") == code
 
 
 @each_dockerfile
@@ -166,16 +115,13 @@ def test_horovod_is_tried_with_what_it_is_built_for(path):
     assert tried == ({"torch"} if without else {"torch", "tensorflow"})
 
 
-def test_operations_for_gpus_are_not_built_against_tensorflow_for_cpus():
-    """With it `import horovod.tensorflow` ends with an undefined symbol."""
+def test_only_the_image_for_gpus_has_nccl_and_is_not_built_against_tensorflow_for_cpus():
+    """With which `import horovod.tensorflow` ends with an undefined symbol."""
+    has_nccl = {path.suffix: "HOROVOD_GPU_OPERATIONS=NCCL" in path.read_text() for path in DOCKERFILES}
+    assert has_nccl == {".cpu": False, ".gpu": True}
     assert "HOROVOD_WITHOUT_TENSORFLOW=1" in GPU.read_text()
     assert not [name for name in ("dev.txt", "tensorflow-cpu") if name in GPU.read_text()]
     assert "tensorflow" not in (ROOT / "requirements" / "horovod.txt").read_text().lower()
-
-
-def test_only_the_image_for_gpus_has_nccl():
-    has_nccl = {path.suffix: "HOROVOD_GPU_OPERATIONS=NCCL" in path.read_text() for path in DOCKERFILES}
-    assert has_nccl == {".cpu": False, ".gpu": True}
 
 
 def test_the_image_that_zoos_are_based_on_is_the_one_that_is_told_how_to_make():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -39,14 +40,9 @@ def lab():
     return Client(ApiClient(configuration), "lab")
 
 
-def test_paths():
-    assert path_of("Pod", "lab") == "/api/v1/namespaces/lab/pods"
-    assert path_of("Job", "lab", "digits-master") == "/apis/batch/v1/namespaces/lab/jobs/digits-master"
-    assert path_of("Pod", "lab", "w-0", "log") == "/api/v1/namespaces/lab/pods/w-0/log"
-    assert namespace_path("lab") == "/api/v1/namespaces/lab"
-
-
 def test_what_somebody_typed_is_one_name_and_no_other_path():
+    assert path_of("Pod", "lab") == "/api/v1/namespaces/lab/pods"
+    assert path_of("Pod", "lab", "w-0", "log") == "/api/v1/namespaces/lab/pods/w-0/log"
     assert path_of("Job", "a/b", "../x?y=1") == "/apis/batch/v1/namespaces/a%2Fb/jobs/..%2Fx%3Fy%3D1"
     assert namespace_path("../nodes") == "/api/v1/namespaces/..%2Fnodes"
 
@@ -79,10 +75,11 @@ def test_a_patch_is_merged_and_nothing_in_it_is_left_out(asked, lab):
             403,
             b'{"message": "User x cannot patch resource jobs"}',
             NotDoneError,
-            "you may not patch jobs in namespace lab: User x cannot",
+            "you may not patch jobs in namespace lab: User x",
         ),
         (429, b'{"message": "busy"}', NoAnswerError, "the cluster at https://cluster failed: busy"),
         (500, b"oh\nno", NoAnswerError, "the cluster at https://cluster failed: 500 "),
+        (200, b"<html>", NoAnswerError, "the cluster at https://cluster does not answer: "),
     ],
 )
 def test_a_refusal_is_one_line_and_says_what_to_do(asked, lab, status, body, error, line):
@@ -90,7 +87,8 @@ def test_a_refusal_is_one_line_and_says_what_to_do(asked, lab, status, body, err
     answers.append((status, body))
     with pytest.raises(error) as refused:
         lab.patch("Job", "x", {"spec": {}})
-    assert (refused.value.status, str(refused.value)[: len(line)]) == (status, line)
+    assert str(refused.value).startswith(line)
+    assert status == 200 or refused.value.status == status
     assert "\n" not in str(refused.value)
 
 
@@ -101,13 +99,6 @@ def test_what_is_not_there_is_no_failure(asked, lab):
     assert lab.delete("Job", "x") is False
 
 
-def test_an_answer_that_is_none_is_told_as_one_that_did_not_come(asked, lab):
-    _, answers = asked
-    answers.append((200, b"<html>"))
-    with pytest.raises(NoAnswerError, match="the cluster at https://cluster does not answer: "):
-        lab.read("Job", "x")
-
-
 def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
     now = [0.0]
 
@@ -116,21 +107,15 @@ def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, la
 
     lab.budget = WriteBudget(lambda: 4, lambda: now[0], sleep)
     at_once, more = budget.BURST + 4 * budget.BURST_PER_WORKER, 300
-    _, answers = asked
+    changes = (
+        lambda: lab.create({"kind": "Pod"}),
+        lambda: lab.patch("ConfigMap", "x", {}),
+        lambda: lab.delete("Pod", "x"),
+    )
     for number in range(at_once + more):
-        refused = number % 2
-        answers.append((403, b'{"message": "exceeded quota"}') if refused else (200, b"{}"))
-        answers.append((200, b"{}"))
-        change = (
-            lambda: lab.create({"kind": "Pod"}),
-            lambda: lab.patch("ConfigMap", "x", {}),
-            lambda: lab.delete("Pod", "x"),
-        )[number % 3]
-        if refused:
-            with pytest.raises(NotDoneError):
-                change()
-        else:
-            change()
+        asked[1].extend([(403, b'{"message": "exceeded quota"}') if number % 2 else (200, b"{}"), (200, b"{}")])
+        with pytest.raises(NotDoneError) if number % 2 else nullcontext():
+            changes[number % 3]()
         lab.read("Pod", "x")
     assert now[0] == pytest.approx(more / budget.RATE, rel=0.05)
 

@@ -36,10 +36,8 @@ def test_masters_that_crash_again_and_again_are_enough():
 
 
 LOST = {"metadata": {"name": "lost", "ownerReferences": [{"uid": "job"}]}, "spec": {}, "status": {"phase": "Failed"}}
-RUNNING = {
-    **LOST,
-    "status": {"phase": "Running", "containerStatuses": [{"name": "elasticdl", "state": {"running": {}}}]},
-}
+AT_WORK = {"phase": "Running", "containerStatuses": [{"name": "elasticdl", "state": {"running": {}}}]}
+RUNNING = {**LOST, "status": AT_WORK}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
@@ -13,19 +14,17 @@ from kubernetes_kit import JOB, PODS, pod, terminated
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
 from elasticdl.kube import budget
-from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
-from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.pods.leftovers import KEPT, Leftovers
 from elasticdl.places.pods.pod_places import REQUESTS_AT_ONCE, PodPlaces, PodTimeouts
 from elasticdl.places.pods.shared_retry import SharedRetry
+from tests.stories import on
 
 DEADLINE = 20.0
 
@@ -51,18 +50,22 @@ class Stage:
         self.launcher = self.another()
 
     def another(self):
-        def make_places(report):
-            self.places = PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
-            return self.places
+        agents = Agents(find_seconds=0.0, close_seconds=0.0)
+        return PlaceLauncher(self._make_places, agents.reporting_to, self.reports.put_nowait)
 
-        return PlaceLauncher(
-            make_places,
-            Agents(find_seconds=0.0, close_seconds=0.0).reporting_to,
-            self.reports.put_nowait,
-        )
+    def _make_places(self, report):
+        return PodPlaces(self.pods, PODS, report, self.timeouts, random.Random(1))
 
     async def next(self):
         return await asyncio.wait_for(self.reports.get(), DEADLINE)
+
+    async def launch(self, count):
+        for worker_id in range(count):
+            await self.launcher.launch(worker_id)
+
+    @property
+    def names(self):
+        return list(self.pods.objects.objects)
 
     def count(self, method):
         return sum(call[0] == method for call in self.pods.calls)
@@ -73,67 +76,61 @@ class Stage:
                 await asyncio.sleep(0.005)
 
 
-def on_stage(pods_class, story, **timeouts):
-    async def whole():
-        stage = Stage(pods_class(FakeObjects(), FakeObjects()), PodTimeouts(**timeouts))
-        await stage.launcher.find({})
+def stage(pods=FakePods, **timeouts):
+    @asynccontextmanager
+    async def opened():
+        made = Stage(pods(FakeObjects(), FakeObjects()), PodTimeouts(**timeouts))
+        await made.launcher.find({})
         try:
-            await story(stage)
+            yield made
         finally:
-            await stage.launcher.close()
+            await made.launcher.close()
 
-    asyncio.run(whole())
+    return opened
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 10), (4, 20)])
-def test_a_node_that_rejects_every_pod_costs_few_requests(workers, most):
+@on(stage(RejectingPods, over=0.0))
+async def test_a_node_that_rejects_every_pod_costs_few_requests(stage, workers, most):
     """80 seconds of the job's time, in which the cluster answers at once."""
-
-    async def story(stage):
-        job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
-        while now < 80:
-            out = job.step(e.Tick(), now)
-            while out or running:
-                for each in out:
-                    if isinstance(each, i.LaunchWorker):
-                        running += 1
-                        await stage.launcher.launch(each.worker_id, each.away_from)
-                out = []
-                if running:
-                    report = await stage.next()
-                    running -= isinstance(report, e.WorkerExited)
-                    out = job.step(report, now)
-            now += 0.5
-        assert stage.count("create") <= most
-        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT)
-        assert len(stage.pods.calls) <= 3 * most
-        assert "lost on node n1 before training, the last evicted: Pod was rejected" in job.view().reason
-        last = max(stage.pods.objects.objects, key=lambda name: int(name.rpartition("-")[2]))
-        avoiding = stage.pods.objects.objects[last]["spec"]["affinity"]["nodeAffinity"]
-        assert "n1" in str(avoiding)
-
-    on_stage(RejectingPods, story, over=0.0)
+    job, now, running = Job(Settings(WorkerRange(minimum=1, maximum=workers))), 0.0, 0
+    while now < 80:
+        out = job.step(e.Tick(), now)
+        while out or running:
+            for each in out:
+                if isinstance(each, i.LaunchWorker):
+                    running += 1
+                    await stage.launcher.launch(each.worker_id, each.away_from)
+            out = []
+            if running:
+                report = await stage.next()
+                running -= isinstance(report, e.WorkerExited)
+                out = job.step(report, now)
+        now += 0.5
+    assert stage.count("create") <= most
+    await stage.until(lambda: len(stage.names) == KEPT)
+    assert len(stage.pods.calls) <= 3 * most
+    assert "lost on node n1 before training, the last evicted: Pod was rejected" in job.view().reason
+    last = max(stage.names, key=lambda name: int(name.rpartition("-")[2]))
+    assert "n1" in str(stage.pods.objects.objects[last]["spec"]["affinity"]["nodeAffinity"])
 
 
-def test_all_workers_wait_for_a_quota_behind_one_back_off_and_follow_when_it_lets_one_in():
-    async def story(stage):
-        stage.pods.quota = 2
-        for worker_id in range(40):
-            await stage.launcher.launch(worker_id)
-        waiting = set()
-        while len(waiting) < 38:
-            report = await stage.next()
-            if isinstance(report, e.WorkerPending) and "exceeded quota" in report.reason:
-                waiting.add(report.worker_id)
-        # Two that were let in may each have let as many ask as may do so at once.
-        refused = stage.count("create") - 2
-        assert refused <= 3 * REQUESTS_AT_ONCE
-        await stage.until(lambda: stage.count("create") - 2 >= refused + 3)
-        stage.pods.quota = None
-        await stage.until(lambda: len(stage.pods.objects.objects) == 40)
-        assert stage.count("create") <= 40 + refused + 3 + REQUESTS_AT_ONCE
-
-    on_stage(FakePods, story, first_retry=0.1, longest_retry=0.2)
+@on(stage(first_retry=0.1, longest_retry=0.2))
+async def test_all_workers_wait_for_a_quota_behind_one_back_off_and_follow_when_it_lets_one_in(stage):
+    stage.pods.quota = 2
+    await stage.launch(40)
+    waiting = set()
+    while len(waiting) < 38:
+        report = await stage.next()
+        if isinstance(report, e.WorkerPending) and "exceeded quota" in report.reason:
+            waiting.add(report.worker_id)
+    # Two that were let in may each have let as many ask as may do so at once.
+    refused = stage.count("create") - 2
+    assert refused <= 3 * REQUESTS_AT_ONCE
+    await stage.until(lambda: stage.count("create") - 2 >= refused + 3)
+    stage.pods.quota = None
+    await stage.until(lambda: len(stage.names) == 40)
+    assert stage.count("create") <= 40 + refused + 3 + REQUESTS_AT_ONCE
 
 
 def test_of_two_hundred_that_are_refused_for_20_seconds_one_asks_at_a_time():
@@ -153,60 +150,44 @@ def test_of_two_hundred_that_are_refused_for_20_seconds_one_asks_at_a_time():
     assert [refusals.wait(now) for _ in range(3)] == [0, 0, 0]
 
 
-def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn():
-    may_go_on = threading.Event()
+class SlowPods(FakePods):
+    """What is to be deleted one by one waits for all to be deleted at once."""
 
-    class SlowPods(FakePods):
-        def delete(self, name, grace):
-            may_go_on.wait(DEADLINE)
-            return super().delete(name, grace)
+    def __init__(self, *kinds):
+        super().__init__(*kinds)
+        self.may_go_on = threading.Event()
 
-        def delete_all(self, grace):
-            super().delete_all(grace)
-            may_go_on.set()
+    def delete(self, name, grace):
+        self.may_go_on.wait(DEADLINE)
+        return super().delete(name, grace)
 
-    async def story(stage):
-        for worker_id in range(REQUESTS_AT_ONCE + 1):
-            await stage.launcher.launch(worker_id)
-        await stage.until(lambda: len(stage.pods.objects.objects) == REQUESTS_AT_ONCE + 1)
-        for worker_id in range(REQUESTS_AT_ONCE):
-            stage.launcher.kill(worker_id)
-        await asyncio.wait_for(stage.launcher.close(), DEADLINE / 2)
-        assert may_go_on.is_set()
-
-    on_stage(SlowPods, story)
+    def delete_all(self, grace):
+        super().delete_all(grace)
+        self.may_go_on.set()
 
 
-def test_pods_of_a_gang_without_room_are_asked_for_more_and_more_seldom():
-    async def story(stage):
-        waits = ApiError(400, "failed to create pod as the podgroup phase is Pending")
-        stage.pods.failures["create"] = [waits] * 1000
-        for worker_id in range(4):
-            await stage.launcher.launch(worker_id)
-        refusals = stage.places._refusals
-        await stage.until(lambda: stage.count("create") >= 8)
-        assert refusals._backoff.failures >= 3, "each refusal doubles the wait of all"
-
-    on_stage(FakePods, story, first_retry=0.01, longest_retry=0.02)
+@on(stage(SlowPods))
+async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_their_turn(stage):
+    await stage.launch(REQUESTS_AT_ONCE + 1)
+    await stage.until(lambda: len(stage.names) == REQUESTS_AT_ONCE + 1)
+    for worker_id in range(REQUESTS_AT_ONCE):
+        stage.launcher.kill(worker_id)
+    await asyncio.wait_for(stage.launcher.close(), DEADLINE / 2)
+    assert stage.pods.may_go_on.is_set()
 
 
-def test_pods_that_are_over_are_removed_up_to_the_newest():
-    async def story(stage):
-        for worker_id in range(KEPT + 2):
-            await stage.launcher.launch(worker_id)
-        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT + 2)
-        for worker_id in range(KEPT + 2):
-            name = f"{JOB}-worker-{worker_id}"
-            phase, end = ("Succeeded", terminated(0)) if worker_id % 2 else ("Failed", terminated(1))
-            known = stage.pods.objects.objects[name]
-            stage.pods.objects.put(name, pod(worker_id, phase, end, manifest=known))
-            while not isinstance(await stage.next(), e.WorkerExited):
-                pass
-        await stage.until(lambda: len(stage.pods.objects.objects) == KEPT)
-        left = sorted(stage.pods.objects.objects)
-        assert left == [f"{JOB}-worker-{worker_id}" for worker_id in range(2, KEPT + 2)]
-
-    on_stage(FakePods, story, over=0.0)
+@on(stage(over=0.0))
+async def test_pods_that_are_over_are_removed_up_to_the_newest(stage):
+    await stage.launch(KEPT + 2)
+    await stage.until(lambda: len(stage.names) == KEPT + 2)
+    for worker_id in range(KEPT + 2):
+        name = f"{JOB}-worker-{worker_id}"
+        phase, end = ("Succeeded", terminated(0)) if worker_id % 2 else ("Failed", terminated(1))
+        stage.pods.objects.put(name, pod(worker_id, phase, end, manifest=stage.pods.objects.objects[name]))
+        while not isinstance(await stage.next(), e.WorkerExited):
+            pass
+    await stage.until(lambda: len(stage.names) == KEPT)
+    assert sorted(stage.names) == [f"{JOB}-worker-{worker_id}" for worker_id in range(2, KEPT + 2)]
 
 
 @given(st.lists(st.floats(0, 30), max_size=30))
@@ -232,38 +213,3 @@ def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so()
         for _ in range(budget.BURST + workers * budget.BURST_PER_WORKER):
             it.wait()
         assert not slept
-
-
-def test_threads_that_wait_come_one_after_another():
-    waiting = WriteBudget(lambda: 0, sleep=lambda seconds: None, clock=iter(range(10**6)).__next__)
-    threads = [threading.Thread(target=waiting.wait) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_worker_whose_pod_is_over_when_the_next_master_comes_is_not_found():
-    """Nobody knows any more which worker was in it: the master takes it for one that is gone without a word."""
-
-    async def story(stage):
-        await stage.launcher.launch(0)
-        await stage.until(lambda: stage.pods.objects.objects)
-        await stage.launcher.detach()
-        (name, known), *_ = stage.pods.objects.objects.items()
-        stage.pods.objects.put(name, pod(0, "Failed", terminated(137, "OOMKilled"), manifest=known))
-        stage.launcher = stage.another()
-        found = await stage.launcher.find({})
-        assert found == []
-        before = JobSnapshot(
-            WorkerRange(minimum=1, maximum=1), next_id=1, workers=(WorkerSnapshot(0, WorkerState.MEMBER, ""),)
-        )
-        job = Job(Settings(before.limits, recovery_timeout=1.0), before)
-        told = [*job.step(e.WorkersFound(tuple(found)), 0.0), *job.step(e.Tick(), 2.0)]
-        assert [each.worker_id for each in told if isinstance(each, i.LaunchWorker)] == [1]
-        await stage.launcher.launch(1)
-        await stage.until(lambda: len(stage.pods.objects.objects) == 2)
-        assert stage.reports.empty()
-
-    on_stage(FakePods, story)

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import hashlib
 import json
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -23,6 +23,7 @@ from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnaps
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, World
 from elasticdl.proto import elasticdl_pb2 as pb
+from tests.stories import on
 
 STATE, OLDER = "digits-state", "digits-journal"
 MIB = 1 << 20
@@ -36,18 +37,6 @@ class FakeApi:
         self.failures = []  # (status, whether it was done all the same)
         self.refused = {}  # by name: the same, for the next requests about that ConfigMap
         self.written = []  # (name, bytes that are stored anew)
-
-    @property
-    def object(self):
-        return self.objects[STATE]
-
-    @object.setter
-    def object(self, content):
-        self.objects[STATE] = content
-
-    @property
-    def patches(self):
-        return len(self.written)
 
     def read(self, kind, name):
         if name not in self.objects:
@@ -72,7 +61,7 @@ class FakeApi:
 
     @property
     def state(self):
-        return unpack_state(self.object, self.objects.get(OLDER))
+        return unpack_state(self.objects[STATE], self.objects.get(OLDER))
 
 
 def _merge(target, change):
@@ -94,7 +83,14 @@ def api():
     return FakeApi()
 
 
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(state_module, "PART_BYTES", 300)
+
+
 class Bench:
+    """A master's state, saved by a holder whose journal is a file."""
+
     def __init__(self, api, folder, holder="one"):
         self.replaced = 0
         self.now = 100.0
@@ -108,71 +104,64 @@ class Bench:
         with self.journal.open("a") as file:
             file.write(line)
 
+    async def save(self, number, line=""):
+        self.write(line)
+        await self.store.save(memory(number))
 
-def test_what_is_saved_is_what_the_next_master_loads(api, tmp_path):
-    async def run():
-        first = Bench(api, tmp_path)
-        assert await first.store.load() is None
-        first.write('{"event": "a"}\n')
-        await first.store.save(memory(7))
-        first.write('{"event": "b"}\n{"eve')
-        await first.store.save(memory(8))
-        second = Bench(api, tmp_path, "two")
-        assert await second.store.load() == memory(8)
-        assert (first.store.next_worker, second.store.next_worker) == (0, memory(8).job.next_id)
-        assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
-        second.write('{"event": "c"}\n')
-        await second.store.finish('{"phase": "failed"}', Phase.SUCCEEDED)
 
-    asyncio.run(run())
-    events = [json.loads(line)["event"] for line in api.state.journal.splitlines()]
-    assert events == ["a", "b", "c"]
+@asynccontextmanager
+async def loaded(api, tmp_path):
+    """By the first master of a job."""
+    bench = Bench(api, tmp_path)
+    assert await bench.store.load() is None
+    api.written.clear()
+    yield bench
+
+
+@on(loaded)
+async def test_what_is_saved_is_what_the_next_master_loads(first, api, tmp_path):
+    await first.save(7, '{"event": "a"}\n')
+    await first.save(8, '{"event": "b"}\n{"eve')
+    second = Bench(api, tmp_path, "two")
+    assert await second.store.load() == memory(8)
+    assert (first.store.next_worker, second.store.next_worker) == (0, memory(8).job.next_id)
+    assert second.journal.read_text() == '{"event": "a"}\n{"event": "b"}\n'
+    second.write('{"event": "c"}\n')
+    await second.store.finish('{"phase": "failed"}', Phase.SUCCEEDED)
+    assert [json.loads(line)["event"] for line in api.state.journal.splitlines()] == ["a", "b", "c"]
     assert api.state.status == '{"phase": "failed"}'
-    assert api.object["metadata"]["annotations"][HOLDER] == "two"
+    assert api.objects[STATE]["metadata"]["annotations"][HOLDER] == "two"
     assert Snapshot.from_json(api.state.memory) == memory(8)
 
 
-def test_the_journal_is_saved_as_it_was_when_the_state_was(api, tmp_path):
+@on(loaded)
+async def test_the_journal_is_saved_as_it_was_when_the_state_was(first, api, tmp_path):
     """What has come since would happen once more under the next master, whose memory lacks it."""
-
-    async def run():
-        first, second = Bench(api, tmp_path, "one"), Bench(api, tmp_path, "two")
-        await first.store.load()
-        for number in range(3):
-            first.write(f'{{"event": "{number}"}}\n')
-            then = replace(memory(number), journal_bytes=first.journal.stat().st_size)
-            first.write('{"event": "later"}\n')
-            await first.store.save(then)
-            assert api.state.journal.endswith(f'{{"event": "{number}"}}\n')
-        await second.store.load()
-        assert [json.loads(line)["event"] for line in second.journal.read_text().splitlines()] == [
-            "0",
-            "later",
-            "1",
-            "later",
-            "2",
-        ]
-
-    asyncio.run(run())
+    for number in range(3):
+        first.write(f'{{"event": "{number}"}}\n')
+        then = replace(memory(number), journal_bytes=first.journal.stat().st_size)
+        first.write('{"event": "later"}\n')
+        await first.store.save(then)
+        assert api.state.journal.endswith(f'{{"event": "{number}"}}\n')
+    second = Bench(api, tmp_path, "two")
+    await second.store.load()
+    events = [json.loads(line)["event"] for line in second.journal.read_text().splitlines()]
+    assert events == ["0", "later", "1", "later", "2"]
 
 
-def test_the_status_is_seen_between_two_masters(api, tmp_path):
-    async def run():
-        first = Bench(api, tmp_path)
-        await first.store.load()
-        await first.store.save(memory(1))
-        assert api.state.status == ""
-        told = iter(["running", ""])
-        first.store.status = lambda: next(told)
-        await first.store.save(memory(2))
-        await first.store.save(memory(3))
-
-    asyncio.run(run())
+@on(loaded)
+async def test_the_status_is_seen_between_two_masters(first, api):
+    await first.save(1)
+    assert api.state.status == ""
+    told = iter(["running", ""])
+    first.store.status = lambda: next(told)
+    await first.save(2)
+    await first.save(3)
     assert api.state.status == "running"
 
 
 def test_what_could_not_be_loaded_stays_when_the_job_ends_for_it(api, tmp_path):
-    api.object["binaryData"] = {MEMORY: "nonsense", JOURNAL: "damaged"}
+    api.objects[STATE]["binaryData"] = {MEMORY: "nonsense", JOURNAL: "damaged"}
 
     async def run():
         bench = Bench(api, tmp_path)
@@ -182,87 +171,77 @@ def test_what_could_not_be_loaded_stays_when_the_job_ends_for_it(api, tmp_path):
         await bench.store.finish("failed", Phase.SUCCEEDED)
 
     asyncio.run(run())
-    kept = api.object["binaryData"]
+    kept = api.objects[STATE]["binaryData"]
     assert kept == {MEMORY: "nonsense", JOURNAL: "damaged", STATUS: kept[STATUS]}
     assert unpack_state({"binaryData": {STATUS: kept[STATUS]}}).status == "failed"
 
 
-def test_a_master_that_was_replaced_writes_no_more(api, tmp_path):
-    async def run():
-        first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
-        await first.store.load()
-        await first.store.save(memory(1))
-        await second.store.load()
-        with pytest.raises(NotWrittenError, match="another master has taken over: pod two"):
-            await first.store.save(memory(2))
-        assert (first.replaced, second.replaced) == (1, 0)
-        await second.store.save(memory(3))
-        with pytest.raises(NotWrittenError, match="another master has taken over"):
-            await first.store.save(memory(4))
-
-    asyncio.run(run())
-    assert Snapshot.from_json(api.state.memory).job.training.step == 3
-    assert api.state.status == ""
+@on(loaded)
+async def test_a_master_that_was_replaced_writes_no_more(first, api, tmp_path):
+    await first.save(1)
+    second = Bench(api, tmp_path, "two")
+    await second.store.load()
+    with pytest.raises(NotWrittenError, match="another master has taken over: pod two"):
+        await first.save(2)
+    assert (first.replaced, second.replaced) == (1, 0)
+    await second.save(3)
+    with pytest.raises(NotWrittenError, match="another master has taken over"):
+        await first.save(4)
+    assert Snapshot.from_json(api.state.memory) == memory(3)
 
 
-def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(api, tmp_path):
-    async def run():
-        first, second = Bench(api, tmp_path), Bench(api, tmp_path, "two")
-        await first.store.load()
-        read = api.read
+@on(loaded)
+async def test_what_the_first_writes_while_the_second_takes_over_is_not_lost(first, api, tmp_path):
+    read = api.read
 
-        def read_first(kind, name):
-            found = read(kind, name)
-            if name == STATE and api.object["metadata"]["annotations"][HOLDER] == "one":
-                api.read = read
-                patch = {"binaryData": {MEMORY: pack(memory(5).to_json())}}
-                asyncio.run(Bench(api, tmp_path).store._state.patch(patch))
-            return found
+    def read_first(kind, name):
+        found = read(kind, name)
+        if name == STATE and api.objects[STATE]["metadata"]["annotations"][HOLDER] == "one":
+            api.read = read
+            patch = {"binaryData": {MEMORY: pack(memory(5).to_json())}}
+            asyncio.run(Bench(api, tmp_path).store._state.patch(patch))
+        return found
 
-        api.read = read_first
-        assert (await second.store.load()).job.training.step == 5
-
-    asyncio.run(run())
+    api.read = read_first
+    assert (await Bench(api, tmp_path, "two").store.load()).job.training.step == 5
 
 
-@pytest.mark.parametrize("failure", [(429, False), (503, False), (500, True)])
-def test_a_write_that_fails_is_done_when_it_is_tried_again(api, tmp_path, failure):
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        api.failures = [failure]
-        with pytest.raises(OSError):  # noqa: PT011
-            await bench.store.save(memory(1))
-        await bench.store.save(memory(2))
-        assert bench.replaced == 0
-
-    asyncio.run(run())
-    assert Snapshot.from_json(api.state.memory).job.training.step == 2
+@pytest.mark.parametrize("failure", [(429, False), (500, True)])
+@on(loaded)
+async def test_a_write_that_fails_is_done_when_it_is_tried_again(bench, api, failure):
+    api.failures = [failure]
+    with pytest.raises(OSError):  # noqa: PT011
+        await bench.save(1)
+    await bench.save(2)
+    assert bench.replaced == 0
+    assert Snapshot.from_json(api.state.memory) == memory(2)
 
 
-def test_damage_is_the_users_business(api, tmp_path):
-    later = {"data": {HEAD: '{"format": 2, "number": 0}'}}
-    damages = {"binaryData": {MEMORY: pack("{}")}}, {"binaryData": {JOURNAL: "AAAA"}}, {"data": {HEAD: "[]"}}, later
-    for broken in damages:
-        api.object = {"metadata": {"resourceVersion": "1"}, **broken}
-        with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
-            asyncio.run(Bench(api, tmp_path).store.load())
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"binaryData": {MEMORY: pack("{}")}},
+        {"binaryData": {JOURNAL: "AAAA"}},
+        {"data": {HEAD: "[]"}},
+        {"data": {HEAD: '{"format": 2, "number": 0}'}},
+    ],
+    ids=["memory", "journal", "head", "of a later format"],
+)
+def test_damage_is_the_users_business(api, tmp_path, broken):
+    api.objects[STATE] = {"metadata": {"resourceVersion": "1"}, **broken}
+    with pytest.raises(UserError, match="what an earlier master has left can't be read: "):
+        asyncio.run(Bench(api, tmp_path).store.load())
 
 
-def test_a_state_that_does_not_change_is_written_once_a_minute(api, tmp_path):
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        before = api.patches
-        for _ in range(120):  # two minutes
-            await bench.store.save(memory(1))
-            bench.now += 1
-        assert api.patches - before == 2
-        bench.write('{"event": "a"}\n')
-        await bench.store.save(replace(memory(1), journal_bytes=bench.journal.stat().st_size))
-        assert api.patches - before == 3, "there is something new"
-
-    asyncio.run(run())
+@on(loaded)
+async def test_a_state_that_does_not_change_is_written_once_a_minute(bench, api):
+    for _ in range(120):  # two minutes
+        await bench.save(1)
+        bench.now += 1
+    assert len(api.written) == 2
+    bench.write('{"event": "a"}\n')
+    await bench.store.save(replace(memory(1), journal_bytes=bench.journal.stat().st_size))
+    assert len(api.written) == 3, "there is something new"
 
 
 def entries(number):
@@ -274,149 +253,104 @@ def hash_of(number):
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def test_a_long_journal_is_not_written_anew_with_each_save(api, tmp_path):
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        api.written.clear()
-        for number in range(100):
-            bench.write(entries(number))
-            await bench.store.save(memory(number))
-        assert api.state.journal == bench.journal.read_text()[-len(api.state.journal) :]
-        assert len(api.state.journal) > 400_000
-
-    asyncio.run(run())
-    small = [size for name, size in api.written if name == STATE]
-    large = [size for name, size in api.written if name == OLDER]
-    assert len(small) == 100
-    assert max(small) < 30_000
-    assert len(large) < 25
-    assert max(large) < 700_000
+@on(loaded)
+async def test_a_long_journal_is_not_written_anew_with_each_save(bench, api):
+    for number in range(100):
+        await bench.save(number, entries(number))
+    assert bench.journal.read_text().endswith(api.state.journal)
+    assert len(api.state.journal) > 400_000
+    small, large = ([size for name, size in api.written if name == kind] for kind in (STATE, OLDER))
+    assert (len(small), max(small) < 30_000) == (100, True)
+    assert (len(large) < 25, max(large) < 700_000) == (True, True)
 
 
 @pytest.mark.parametrize("failure", [(500, True), (503, False), (404, False)])
-def test_whatever_becomes_of_the_older_part_no_line_is_lost_or_doubled(api, tmp_path, monkeypatch, failure):
-    monkeypatch.setattr(state_module, "PART_BYTES", 2000)
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        for number in range(12):
-            if number in (3, 4, 7):
-                api.refused[OLDER] = [failure]
-            bench.write(entries(number))
-            with suppress(OSError):
-                await bench.store.save(memory(number))
-                assert api.state.journal == bench.journal.read_text()
-                assert Snapshot.from_json(api.state.memory) == memory(number)
-        another = Bench(api, tmp_path, "two")
-        assert await another.store.load() == memory(11)
-        assert another.journal.read_text() == bench.journal.read_text()
-        another.write(entries(12))
-        await another.store.save(memory(12))
-        assert api.state.journal == another.journal.read_text()
-
-    asyncio.run(run())
+@on(loaded)
+async def test_whatever_becomes_of_the_older_part_no_line_is_lost_or_doubled(
+    bench, api, tmp_path, small_parts, failure
+):
+    for number in range(12):
+        if number in (3, 4, 7):
+            api.refused[OLDER] = [failure]
+        with suppress(OSError):
+            await bench.save(number, entries(number))
+            assert api.state.journal == bench.journal.read_text()
+            assert Snapshot.from_json(api.state.memory) == memory(number)
+    another = Bench(api, tmp_path, "two")
+    assert await another.store.load() == memory(11)
+    assert another.journal.read_text() == bench.journal.read_text()
+    await another.save(12, entries(12))
+    assert api.state.journal == another.journal.read_text()
 
 
-def test_a_master_that_dies_when_it_has_moved_the_journal_leaves_each_line_once(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(state_module, "PART_BYTES", 2000)
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        bench.write(entries(0) + entries(1))
-        await bench.store.save(memory(1))
-        assert api.written[-1][0] == OLDER, "it dies here, before it writes the state again"
-        assert api.state.journal == bench.journal.read_text()
-        another = Bench(api, tmp_path, "two")
-        assert await another.store.load() == memory(1)
-        assert another.journal.read_text() == bench.journal.read_text()
-
-    asyncio.run(run())
+@on(loaded)
+async def test_a_master_that_dies_when_it_has_moved_the_journal_leaves_each_line_once(
+    bench, api, tmp_path, small_parts
+):
+    await bench.save(1, entries(0) + entries(1))
+    assert api.written[-1][0] == OLDER, "it dies here, before it writes the state again"
+    assert api.state.journal == bench.journal.read_text()
+    another = Bench(api, tmp_path, "two")
+    assert await another.store.load() == memory(1)
+    assert another.journal.read_text() == bench.journal.read_text()
 
 
-def test_a_job_without_a_config_map_for_the_journal_keeps_what_fits(api, tmp_path, monkeypatch):
+@on(loaded)
+async def test_a_job_without_a_config_map_for_the_journal_keeps_what_fits(first, api, tmp_path, monkeypatch):
     monkeypatch.setattr(state_module, "MOST_STATE_BYTES", 10_000)
     del api.objects[OLDER]
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        for number in range(20):
-            bench.write(entries(number))
-            await bench.store.save(memory(number))
-        kept = api.state.journal
-        assert bench.journal.read_text().endswith(kept)
-        assert len(kept) > 4_000
-
-    asyncio.run(run())
+    bench = Bench(api, tmp_path, "two")
+    await bench.store.load()
+    for number in range(20):
+        await bench.save(number, entries(number))
+    assert bench.journal.read_text().endswith(api.state.journal)
+    assert len(api.state.journal) > 4_000
 
 
 @pytest.mark.parametrize("each", [1, 100])
-def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(api, tmp_path, monkeypatch, each):
+@on(loaded)
+async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(
+    bench, api, small_parts, monkeypatch, each
+):
     monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
-    monkeypatch.setattr(state_module, "PART_BYTES", 300)
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        for number in range(1000):
-            bench.write(f"entry {number * 7919 % 10007}\n")
-            if number % each == each - 1:
-                await bench.store.save(memory(number))
-                assert len(api.objects[OLDER].get("binaryData", {}).get(JOURNAL, "")) <= 2000
-                kept = api.state.journal.splitlines()
-                assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
-                assert len(kept) > min(number, 200)
-
-    asyncio.run(run())
+    for number in range(1000):
+        bench.write(f"entry {number * 7919 % 10007}\n")
+        if number % each == each - 1:
+            await bench.save(number)
+            assert len(api.objects[OLDER].get("binaryData", {}).get(JOURNAL, "")) <= 2000
+            kept = api.state.journal.splitlines()
+            assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
+            assert len(kept) > min(number, 200)
 
 
-def test_a_line_that_is_too_long_by_itself_is_left_out(api, tmp_path, monkeypatch):
+@on(loaded)
+async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, monkeypatch):
     monkeypatch.setattr(state_module, "MOST_STATE_BYTES", 2500)
     monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        bench.write("first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
-        await bench.store.save(memory(1))
-        assert api.state.journal == ""
-        bench.write("last\n")
-        await bench.store.save(memory(2))
-        assert api.state.journal == "last\n"
-
-    asyncio.run(run())
+    await bench.save(1, "first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
+    assert api.state.journal == ""
+    await bench.save(2, "last\n")
+    assert api.state.journal == "last\n"
 
 
-def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(api, tmp_path):
+@on(loaded)
+async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(bench, api):
     """With names, reasons and numbers of their own, as far as they have such."""
-    most = range(MOST_WORKERS)
-    workers = tuple(
-        WorkerSnapshot(n, WorkerState.MEMBER, f"in place of worker {n - 1}, which was preempted", 12, True, "")
-        for n in most
-    )
+    most, limits = range(MOST_WORKERS), WorkerRange(minimum=1, maximum=MOST_WORKERS)
+    why = [f"in place of worker {n - 1}, which was preempted" for n in most]
+    workers = tuple(WorkerSnapshot(n, WorkerState.MEMBER, why[n], 12, True, "") for n in most)
     members = tuple(Member(n, f"10.{n % 7}.{n // 250}.{n % 250}", 100 + n % 3, True, 3, 12) for n in most)
     world = World(12, members, "worker 17 left: preempted")
-    limits = WorkerRange(minimum=1, maximum=MOST_WORKERS)
     snapshot = Snapshot(JobSnapshot(limits, 20_000, tuple(most), world=world, workers=workers), started=1.0)
     status = pb.JobStatus(job_name="digits", phase="running", reason="")
     for n in most:
-        status.workers.add(
-            worker_id=n, state="member", rank=n, host=f"gpu-node-{hash_of(n)[:8]}", pid=1, reason=workers[n].reason
-        )
-
-    async def run():
-        bench = Bench(api, tmp_path)
-        await bench.store.load()
-        bench.store.status = lambda: json_format.MessageToJson(status, indent=None)
-        for number in most:
-            bench.write(dump_entry({"time": 1e9 + number, "event": "worker_launched", "worker": number}) + "\n")
-        bench.write("".join(entries(number) for number in range(100)))
-        await bench.store.save(snapshot)
-
-    asyncio.run(run())
+        host = f"gpu-node-{hash_of(n)[:8]}"
+        status.workers.add(worker_id=n, state="member", rank=n, host=host, pid=1, reason=why[n])
+    bench.store.status = lambda: json_format.MessageToJson(status, indent=None)
+    for number in most:
+        bench.write(dump_entry({"time": 1e9 + number, "event": "worker_launched", "worker": number}) + "\n")
+    bench.write("".join(entries(number) for number in range(100)))
+    await bench.store.save(snapshot)
     for stored in api.objects.values():
         assert len(json.dumps(stored)) < MIB
     assert Snapshot.from_json(api.state.memory) == snapshot

@@ -1,6 +1,9 @@
 """Places that can only be asked for: what comes late, is refused or is not answered."""
 
 import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,8 +12,10 @@ from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places import polled, slurm
 from elasticdl.places.base import Place, PlaceLost, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
+from tests.stories import on
 
 OFTEN = 0.001  # seconds
+NOWHERE = frozenset()
 
 
 class Queue:
@@ -20,7 +25,7 @@ class Queue:
         self.places, self.ended, self.asked = {}, [], asyncio.Event()
         self.may_answer = asyncio.Event()
         self.answers = []  # instead of the usual, for the next requests to end a place
-        self.loses_answers = False
+        self.failure = None  # of what asks for a place, once it was done
 
     async def list(self):
         return dict(self.places)
@@ -30,8 +35,8 @@ class Queue:
         await self.may_answer.wait()
         number = str(len(self.places))
         self.places[number] = Place(number)
-        if self.loses_answers:
-            raise UnreachableError("no answer")
+        if self.failure:
+            raise self.failure
         return number
 
     async def end(self, place_id, *, at_once):
@@ -41,117 +46,79 @@ class Queue:
         self.places[place_id] = End(ExitCause.DELETED, -9, "cancelled")
 
 
-def story(told):
-    """With places, their queue and what is reported of them."""
-
-    async def whole():
-        queue, reports = Queue(), []
-        places = PolledPlaces(queue, reports.append, OFTEN)
-        await places.found()
-        async with asyncio.timeout(20):
-            await told(places, queue, reports)
-            await places.close()
-
-    def test():
-        asyncio.run(whole())
-
-    test.__name__ = told.__name__
-    return test
+@asynccontextmanager
+async def scene(there=()):
+    """Places that were found, their queue and what is reported of them; ``there``: what the queue has before."""
+    queue, reports = Queue(), asyncio.Queue()
+    queue.places.update(there)
+    places = PolledPlaces(queue, reports.put_nowait, OFTEN)
+    async with asyncio.timeout(20):
+        yield SimpleNamespace(
+            queue=queue, reports=reports, places=places, found=list(await places.found()), want=places.want
+        )
+        await places.close()
+        await asyncio.sleep(0)
+        rest = [reports.get_nowait() for _ in range(reports.qsize())]
+        assert not [each for each in rest if isinstance(each, LauncherFailed)]
 
 
-def left(queue):
-    return [place for place in queue.places.values() if isinstance(place, Place)]
-
-
-@story
-async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(places, queue, reports):
-    places.want(1, frozenset())
-    await queue.asked.wait()
-    closing = asyncio.ensure_future(places.close())
+@pytest.mark.parametrize("failure", [None, UnreachableError("no answer")])
+@on(scene)
+async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(scene, failure):
+    scene.queue.failure = failure
+    scene.want(1, NOWHERE)
+    await scene.queue.asked.wait()
+    closing = asyncio.ensure_future(scene.places.close())
     await asyncio.sleep(0)
-    queue.may_answer.set()
+    scene.queue.may_answer.set()
     await closing
-    assert left(queue) == []
-    assert isinstance(reports[-1], PlaceLost)
+    assert [type(place) for place in scene.queue.places.values()] == [End]
 
 
-@story
-async def test_a_place_of_which_the_answer_was_lost_at_the_end_is_given_back(places, queue, reports):
-    queue.loses_answers = True
-    places.want(1, frozenset())
-    await queue.asked.wait()
-    closing = asyncio.ensure_future(places.close())
-    await asyncio.sleep(0)
-    queue.may_answer.set()
-    await closing
-    assert len(queue.places) == 1
-    assert left(queue) == []
-
-
-@story
-async def test_a_place_that_comes_when_nobody_wants_it_any_more_is_dropped(places, queue, reports):
-    places.want(1, frozenset())
-    await queue.asked.wait()
-    places.want(0, frozenset())
-    queue.may_answer.set()
-    while not queue.ended:
+@on(scene)
+async def test_a_place_that_comes_when_nobody_wants_it_any_more_is_dropped(scene):
+    scene.want(1, NOWHERE)
+    await scene.queue.asked.wait()
+    scene.want(0, NOWHERE)
+    scene.queue.may_answer.set()
+    while not scene.queue.ended:
         await asyncio.sleep(OFTEN)
-    assert queue.ended == [("0", True)]
+    assert scene.queue.ended == [("0", True)]
 
 
-@story
-async def test_to_end_a_place_is_tried_until_it_is_gone(places, queue, reports):
-    queue.answers = [UserError("Zero Bytes were transmitted or received")]
-    queue.places["7"] = Place("7", state=PlaceState.READY)
-    while not reports:
-        await asyncio.sleep(OFTEN)
-    await places.close()
-    assert queue.ended == [("7", False)] * 2
+@on(scene)
+async def test_to_end_a_place_is_tried_until_it_is_gone(scene):
+    scene.queue.answers = [UserError("Zero Bytes were transmitted or received")]
+    scene.queue.places["7"] = Place("7", state=PlaceState.READY)
+    await scene.reports.get()
+    await scene.places.close()
+    assert scene.queue.ended == [("7", False)] * 2
 
 
-def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why():
-    async def whole():
-        reports = asyncio.Queue()
-        queue = Queue()
-        queue.places["7"] = End(ExitCause.PREEMPTED, -9, "for another job")
-        places = PolledPlaces(queue, reports.put_nowait, OFTEN)
-        assert list(await places.found()) == [Place("7", state=PlaceState.LOST)]
-        places.want(0, frozenset())
-        async with asyncio.timeout(20):
-            assert await reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
-            await places.close()
-        assert (reports.empty(), queue.ended) == (True, [])
-
-    asyncio.run(whole())
+@on(partial(scene, {"7": End(ExitCause.PREEMPTED, -9, "for another job")}))
+async def test_of_a_place_that_ended_in_the_absence_of_a_master_the_next_hears_why(scene):
+    assert scene.found == [Place("7", state=PlaceState.LOST)]
+    scene.want(0, NOWHERE)
+    assert await scene.reports.get() == PlaceLost("7", ExitCause.PREEMPTED, -9, "for another job")
+    await scene.places.close()
+    assert (scene.reports.empty(), scene.queue.ended) == (True, [])
 
 
-def test_a_mistake_while_places_are_watched_is_told():
-    class Wrong(Queue):
-        async def ask(self, avoid):
-            raise ZeroDivisionError("a mistake")
-
-    async def whole():
-        failed = asyncio.get_running_loop().create_future()
-        places = PolledPlaces(Wrong(), failed.set_result, OFTEN)
-        await places.found()
-        places.want(1, frozenset())
-        async with asyncio.timeout(20):
-            assert await failed == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
-        await places.detach()
-
-    asyncio.run(whole())
+@on(scene)
+async def test_a_mistake_while_places_are_watched_is_told(scene):
+    scene.queue.failure = ZeroDivisionError("a mistake")
+    scene.queue.may_answer.set()
+    scene.want(1, NOWHERE)
+    assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
+    await scene.places.detach()
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
     monkeypatch.setattr(polled, "CLOSE_SECONDS", 0.01)
 
     async def whole():
-        queue = Queue()
-        queue.places["7"] = Place("7", state=PlaceState.READY)
-        queue.answers = [UnreachableError("no answer")] * 1000
-        places = PolledPlaces(queue, lambda event: None, OFTEN)
-        await places.found()
-        await places.close()
+        async with scene({"7": Place("7", state=PlaceState.READY)}) as opened:
+            opened.queue.answers = [UnreachableError("no answer")] * 1000
 
     asyncio.run(whole())
     assert "places 7 have not ended" in caplog.text

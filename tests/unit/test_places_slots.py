@@ -10,6 +10,7 @@ from elasticdl.common.environment import SHARED_GPU
 from elasticdl.places import slots
 from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
 from elasticdl.places.slots import Slots, find_gpus
+from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
 FOUR = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
@@ -51,142 +52,100 @@ class Job:
         self.slots.give_back(self.in_state(PlaceState.READY)[index].id, at_once=False)
 
 
-@pytest.fixture
-def jobs(tmp_path):
-    """Runs a story with a maker of jobs, and closes what it has made."""
+@asynccontextmanager
+async def jobs(tmp_path):
+    """A maker of jobs; what it has made is closed."""
+    made = []
 
-    @asynccontextmanager
-    async def maker():
-        made = []
+    def make(count, gpus, locks=tmp_path, **more):
+        made.append(Job(count, gpus, locks, **more))
+        return made[-1]
 
-        def make(count, gpus, locks=tmp_path, **more):
-            made.append(Job(count, gpus, locks, **more))
-            return made[-1]
-
-        yield make
-        for job in made:
-            await job.slots.close()
-
-    def run(story):
-        async def whole():
-            async with maker() as make:
-                story(make)
-
-        asyncio.run(whole())
-
-    return run
+    yield make
+    for job in made:
+        await job.slots.close()
 
 
-def test_without_gpus_slots_are_as_many_as_wanted(jobs):
-    @jobs
-    def story(make):
-        job = make(0, []).want(50)
-        assert job.visible == [None] * 50
-
-
-def test_a_gpu_holds_one_worker(jobs):
-    @jobs
-    def story(make):
-        job = make(0, GPUS).want(3)
-        assert (job.visible, job.reasons) == (GPUS, ["every GPU is taken (2)"])
+@pytest.mark.parametrize(
+    ("count", "gpus", "more", "want", "visible", "reasons"),
+    [
+        (0, [], {}, 50, [None] * 50, []),
+        (0, GPUS, {}, 3, GPUS, ["every GPU is taken (2)"]),
+        (1, GPUS, {}, 2, ["GPU-a"], ["every slot is taken (1)"]),
+        (3, GPUS, {}, 4, ["GPU-a", "GPU-b", "GPU-a"], ["every slot is taken (3)"]),
+        (0, FOUR, {"gpus_per_slot": 2}, 3, ["GPU-a,GPU-b", "GPU-c,GPU-d"], ["every GPU is taken (4)"]),
+        (0, GPUS, {"gpus_per_slot": 4}, 1, [], ["a worker needs 4 GPUs, and there are 2"]),
+    ],
+    ids=["no GPUs", "one each", "fewer slots", "more slots share", "several", "too many"],
+)
+@on(jobs)
+async def test_a_slot_has_gpus_of_its_own_as_far_as_there_are_any(make, count, gpus, more, want, visible, reasons):
+    job = make(count, gpus, **more).want(want)
+    assert (job.visible, job.reasons) == (visible, reasons)
+    if gpus and visible:
         job.give_back(0)
-        assert (job.visible, job.reasons) == (["GPU-b", "GPU-a"], [])
+        assert job.visible == [*visible[1:], visible[0]], "who waits has it next"
 
 
-def test_fewer_slots_than_gpus(jobs):
-    @jobs
-    def story(make):
-        job = make(1, GPUS).want(2)
-        assert (job.visible, job.reasons) == (["GPU-a"], ["every slot is taken (1)"])
-
-
-def test_two_jobs_never_share_a_gpu_by_accident(jobs):
-    @jobs
-    def story(make):
-        mine, other = make(1, GPUS).want(1), make(0, GPUS).want(2)
-        assert (other.visible, other.reasons) == (["GPU-b"], [OTHERS_HAVE_ALL])
-        mine.give_back(0)
+@on(jobs)
+async def test_two_jobs_never_share_a_gpu_by_accident(make):
+    mine, other = make(1, GPUS).want(1), make(0, GPUS).want(2)
+    assert (other.visible, other.reasons) == (["GPU-b"], [OTHERS_HAVE_ALL])
+    for give_back, visible in ((False, ["GPU-b"]), (True, ["GPU-b", "GPU-a"])):
+        if give_back:
+            mine.give_back(0)
         other.slots._try_again()
-        assert other.visible == ["GPU-b", "GPU-a"]
+        assert other.visible == visible
 
 
-def test_a_gpu_that_another_job_gives_back_is_found_in_time(tmp_path, monkeypatch):
+@on(jobs)
+async def test_a_gpu_that_another_job_gives_back_is_found_in_time(make, tmp_path, monkeypatch):
     monkeypatch.setattr(slots, "RETRY_SECONDS", 0.01)
-
-    async def run():
-        got = asyncio.Event()
-        mine = Job(0, GPUS, tmp_path).want(2)
-        other = Slots(0, GPUS, tmp_path, lambda report: report.place.state is PlaceState.READY and got.set())
-        other.want(1, frozenset())
-        mine.give_back(0)
-        await asyncio.wait_for(got.wait(), 30)
-
-    asyncio.run(run())
+    got = asyncio.Event()
+    mine = make(0, GPUS).want(2)
+    other = Slots(0, GPUS, tmp_path, lambda report: report.place.state is PlaceState.READY and got.set())
+    other.want(1, frozenset())
+    mine.give_back(0)
+    await asyncio.wait_for(got.wait(), 30)
 
 
-def test_a_worker_with_several_gpus_has_all_of_them_or_none(jobs):
-    @jobs
-    def story(make):
-        job = make(0, FOUR, gpus_per_slot=2).want(3)
-        assert (job.visible, job.reasons) == (["GPU-a,GPU-b", "GPU-c,GPU-d"], ["every GPU is taken (4)"])
-        job.give_back(0)
-        one, two = make(1, FOUR).want(1), make(0, FOUR, gpus_per_slot=2).want(1)
-        assert (one.visible, two.visible, two.reasons) == ([], [], [OTHERS_HAVE_ALL])  # the third slot has them again
-        job.want(2)
-        job.give_back(1)
-        one.slots._try_again()
-        two.slots._try_again()
-        assert (one.visible, two.visible, two.reasons) == (["GPU-a"], [], [OTHERS_HAVE_ALL])
-        one.give_back(0)
-        two.slots._try_again()
-        assert two.visible == ["GPU-a,GPU-b"]
+@on(jobs)
+async def test_a_worker_with_several_gpus_has_all_of_them_or_none(make):
+    one, two = make(1, FOUR).want(1), make(0, FOUR, gpus_per_slot=2).want(2)
+    assert (two.visible, two.reasons) == (["GPU-b,GPU-c"], [OTHERS_HAVE_ALL])
+    one.give_back(0)
+    two.slots._try_again()
+    assert two.visible == ["GPU-b,GPU-c", "GPU-a,GPU-d"]
 
 
-def test_a_worker_that_needs_more_gpus_than_there_are_says_so(jobs):
-    @jobs
-    def story(make):
-        assert make(0, GPUS, gpus_per_slot=4).want(1).reasons == ["a worker needs 4 GPUs, and there are 2"]
+@pytest.mark.parametrize(
+    ("count", "gpus", "shares"), [(3, GPUS, True), (0, GPUS, False), (2, GPUS, False), (1, GPUS, False), (3, [], False)]
+)
+@on(jobs)
+async def test_workers_are_told_if_any_of_them_shares_a_gpu(make, count, gpus, shares):
+    """All have to reduce in the same way, those that have one to themselves as well."""
+    places = make(count, gpus).want(3).in_state(PlaceState.READY)
+    assert {place.environment.get(SHARED_GPU) for place in places} == {"1" if shares else None}
 
 
-def test_more_slots_than_gpus_share_them(jobs):
-    @jobs
-    def story(make):
-        job = make(3, GPUS).want(4)
-        assert (job.visible, job.reasons) == (["GPU-a", "GPU-b", "GPU-a"], ["every slot is taken (3)"])
-        # also for the one that has a GPU to itself: all have to reduce in the same way
-        assert {place.environment.get(SHARED_GPU) for place in job.in_state(PlaceState.READY)} == {"1"}
-        job.give_back(1)
-        assert job.visible == ["GPU-a", "GPU-a", "GPU-b"]
+@on(jobs)
+async def test_only_jobs_that_share_gpus_share_them_with_others(make):
+    first, second = make(2, ["GPU-a"]).want(2), make(2, ["GPU-a"]).want(1)
+    alone = make(0, ["GPU-a"]).want(1)
+    assert (first.visible, second.visible) == (["GPU-a", "GPU-a"], ["GPU-a"])
+    assert alone.reasons == [OTHERS_HAVE_ALL]
+    for job, index in ((first, 1), (first, 0), (second, 0)):
+        job.give_back(index)
+    alone.slots._try_again()
+    assert alone.visible == ["GPU-a"]
+    assert first.want(1).reasons == [OTHERS_HAVE_ALL]
 
 
-@pytest.mark.parametrize(("count", "gpus"), [(0, GPUS), (2, GPUS), (1, GPUS), (3, [])])
-def test_who_has_a_gpu_to_itself_is_not_told_otherwise(jobs, count, gpus):
-    @jobs
-    def story(make):
-        assert SHARED_GPU not in next(iter(make(count, gpus).want(1).places.values())).environment
-
-
-def test_only_jobs_that_share_gpus_share_them_with_others(jobs):
-    @jobs
-    def story(make):
-        first, second = make(2, ["GPU-a"]).want(2), make(2, ["GPU-a"]).want(1)
-        alone = make(0, ["GPU-a"]).want(1)
-        assert (first.visible, second.visible) == (["GPU-a", "GPU-a"], ["GPU-a"])
-        assert alone.reasons == [OTHERS_HAVE_ALL]
-        for job, index in ((first, 1), (first, 0), (second, 0)):
-            job.give_back(index)
-        alone.slots._try_again()
-        assert alone.visible == ["GPU-a"]
-        assert first.want(1).reasons == [OTHERS_HAVE_ALL]
-
-
-def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(jobs, tmp_path):
+@on(jobs)
+async def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(make, tmp_path):
     (tmp_path / "file").write_text("")
-
-    @jobs
-    def story(make):
-        locks = tmp_path / "file" / "locks"
-        assert make(0, GPUS, locks).want(1).reasons == [f"can't lease a GPU in {locks}: Not a directory"]
+    locks = tmp_path / "file" / "locks"
+    assert make(0, GPUS, locks).want(1).reasons == [f"can't lease a GPU in {locks}: Not a directory"]
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,7 @@ def every_command(group, context):
 
 
 def test_all_commands_and_their_options_are_listed(made):
-    context = click.Context(COMMANDS, info_name="elasticdl")
-    commands = dict(every_command(COMMANDS, context))
+    commands = dict(every_command(COMMANDS, click.Context(COMMANDS, info_name="elasticdl")))
     assert {"elasticdl train", "elasticdl status", "elasticdl zoo init"} <= set(commands)
     listed = cells(made["commands.md"])
     for name, command in commands.items():
@@ -50,14 +49,10 @@ def test_all_commands_and_their_options_are_listed(made):
 
 
 def test_an_option_says_its_value_its_default_and_whether_a_script_has_it(made):
-    rows = {line.split(" |")[0].strip("| "): line for line in made["commands.md"].splitlines() if line.startswith("|")}
-    assert rows["`--min_efficiency`"].endswith(
-        "| `PART` | with `--scale_policy` efficiency: minimum speedup per worker | `0.6` | yes |"
+    assert (
+        "\n| `--min_efficiency` | `PART` | with `--scale_policy` efficiency: minimum speedup per worker | `0.6` | yes |\n"
+        in made["commands.md"]
     )
-    assert rows["`--num_workers`"].endswith(
-        "| <code>N&#124;MIN-MAX</code> | number of workers, or MIN-MAX to grow and shrink within | `1` | yes |"
-    )
-    assert rows["`--shuffle`<br>`--no_shuffle`"].endswith("|  | a new order of samples each epoch | `yes` | no |")
 
 
 def test_all_events_their_fields_and_words_are_listed(made):
@@ -114,45 +109,12 @@ def test_all_public_names_have_an_entry(module):
         assert set(lists[0]) - modules <= described
 
 
-@pytest.mark.parametrize(
-    ("page", "text", "led"),
-    [
-        ("index.md", "[a](docs/cli.md#images) [b](docs/pictures/x.png)", "[a](cli.md#images) [b](pictures/x.png)"),
-        ("index.md", "[docs/gpu.md](docs/gpu.md), [c](CHANGELOG.md)", "[GPUs](gpu.md), [c](changelog.md)"),
-        ("gpu.md", "[a](../README.md#x) [b](cli.md) [c](#d)", "[a](index.md#x) [b](cli.md) [c](#d)"),
-        ("gpu.md", "![a](../benchmarks/results/b.png)", "![a](benchmarks/results/b.png)"),
-        ("gpu.md", "[a](https://example.com/docs/a.md)", "[a](https://example.com/docs/a.md)"),
-    ],
-)
-def test_links_lead_where_they_lead_in_the_repository(page, text, led):
-    assert pages.with_links_of_the_site(text, page) == led
-
-
-@pytest.mark.parametrize(
-    ("text", "parted"),
-    [
-        ("Two:\n- a\n  more\n- b\n", "Two:\n\n- a\n  more\n- b"),
-        ("Two:\n1. a\n2. b", "Two:\n\n1. a\n2. b"),
-        ("A table:\n| a |\n| - |", "A table:\n\n| a |\n| - |"),
-        ("- a\nmore\n- b", "- a\nmore\n- b"),
-        ("# A\n- b", "# A\n- b"),
-        ("```text\nx\n- y\n```\nz\n- a", "```text\nx\n- y\n```\nz\n\n- a"),
-    ],
-)
-def test_lists_and_tables_begin_after_a_blank_line(text, parted):
-    assert pages.with_blank_lines(text) == parted
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('<script async src="https://example.com/a.js"></script>', ["https://example.com/a.js"]),
-        ('<link rel="stylesheet" href="//example.com/a.css">', ["//example.com/a.css"]),
-        ("a { background: url(https://example.com/a.png) }", ["https://example.com/a.png"]),
-        ('@import "https://example.com/a.css";', ["https://example.com/a.css"]),
-        ('<a href="https://example.com">a</a> <img src="a//b.png"> <link href="../a.css">', []),
-        ("a { background: url(../a.png) }", []),
-    ],
-)
-def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(text, found):
-    assert pages.fetched_from_elsewhere(text) == found
+def test_what_a_browser_would_fetch_from_elsewhere_is_noticed():
+    bad = [
+        '<script src="https://a.b/a.js">',
+        '<link href="//a.b/a.css">',
+        "url(https://a.b/a.png)",
+        '@import "https://a.b/c"',
+    ]
+    good = '<a href="https://example.com">a</a> <img src="a//b.png"> <link href="../a.css"> a { background: url(../a.png) }'
+    assert [len(pages.fetched_from_elsewhere(text)) for text in [*bad, good]] == [1, 1, 1, 1, 0]
