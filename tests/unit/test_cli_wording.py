@@ -109,12 +109,6 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
-def test_the_panel_has_a_bar_on_a_line_of_its_own():
-    lines = drawn(status_of()).splitlines()
-    (bar,) = (number for number, line in enumerate(lines) if "━" in line)
-    assert "worker  state" in lines[bar + 1]
-
-
 def test_what_is_not_known_yet_is_not_made_up():
     shown = drawn(status_of(step=0, samples=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
     assert "loss -" in shown
@@ -179,13 +173,6 @@ def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(mon
     assert out.getvalue().endswith("epoch 149 finished\n")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (-1, "?"), (float("inf"), "?")]
-)
-def test_durations(seconds, shown):
-    assert wording.duration(seconds) == shown
-
-
 def test_a_worker_that_leaves_as_it_should_is_no_news():
     entry = {"time": 0, "event": "worker_left", "worker": 1, "cause": "finished", "reason": "finished", "code": 0}
     assert news(entry) is None
@@ -248,14 +235,6 @@ def test_how_a_job_scales_is_shown_and_what_follows_from_it():
     assert wording.finding_lines(status_of()) == []
 
 
-def test_a_curve_is_for_programs():
-    entry = {"time": 0.0, "event": "advice", "text": "2 workers: ...", "curve": [{"workers": 1, "speedup": 1.0}]}
-    assert wording.event_line(entry).endswith("text=2 workers: ...")
-    assert news(entry) == "scaling: 2 workers: ..."
-    decision = {"time": 0.0, "event": "decision", "workers": 2, "reason": "stays at 2: ..."}
-    assert news(decision) == "scaling: stays at 2: ..."
-
-
 def test_how_slow_a_worker_is_is_told_in_round_numbers():
     entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
     told = news({**entry, "seconds": 0.100616})
@@ -268,10 +247,6 @@ def test_a_world_says_from_which_step_if_there_was_one_and_one_worker_is_one():
     assert news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
     asked = [news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
     assert asked == ["asked for 1 worker", "asked for 2-4 workers"]
-
-
-def test_between_two_worlds_no_number_of_workers_is_told():
-    assert "worker" not in wording.progress_line(status_of(workers=[pb.WorkerStatus(worker_id=0, state="finished")]))
 
 
 STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
@@ -288,8 +263,6 @@ UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods
         ),
         ([STOPPED, {**KEPT, "path": "s3://a/b"}], "kept in s3://a/b: the same command goes on from there"),
         ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it"),
-        ([STOPPED], "nothing is kept of it"),
-        ([STOPPED, {**UNKEPT, "step": 1000}], "nothing is kept of it"),
         ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
         ([{**STOPPED, "checkpoint": False}], ""),
         ([], ""),

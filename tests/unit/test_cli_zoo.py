@@ -12,7 +12,7 @@ from dockerfile_kit import complaints, read
 
 from elasticdl.cli.__main__ import dispatch, main
 from elasticdl.cli.commands import zoo_image as zoo
-from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.errors import UserError
 
 IMAGE = "registry.example.com:5000/team/zoo:1"
 
@@ -161,9 +161,7 @@ def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
         ("--local_pkg_dir=nowhere", "--local_pkg_dir nowhere: "),
         ("--cluster_spec=nowhere.py", "--cluster_spec nowhere.py is not a file"),
         ("--base_image=a b", "--base_image 'a b' is no name of an image"),
-        ("--base_image=", "--base_image '' is no name of an image"),
         ("--extra_pypi_index=https://a/$(id)", "is no URL"),
-        ("--base_imag=x", "did you mean --base_image"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(folder, option, line):
@@ -191,12 +189,6 @@ def test_a_wheel_of_before_is_told(folder, tmp_path):
         init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
 
 
-def test_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
-    (tmp_path / "my cluster.py").touch()
-    with pytest.raises(UserError, match="can't be named in a Dockerfile"):
-        init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
-
-
 @pytest.mark.parametrize(("name", "verb"), [("docker", "build"), ("buildah", "bud"), ("podman", "build")])
 def test_build_and_push(folder, programs, name, verb, capfd):
     record = fake(programs, name)
@@ -219,23 +211,21 @@ def test_the_first_that_works_is_taken(programs, mute, found):
     assert zoo.find_builder().path == str(programs / found)
 
 
-def test_none_is_there(folder, programs, capsys):
-    init(folder)
-    for command in (["build", str(folder), "--image", IMAGE], ["push", IMAGE]):
-        assert main(["zoo", *command]) == 2
-        assert capsys.readouterr().err == (
-            "elasticdl zoo: neither docker, buildah nor podman works here: install one of them, or use a machine "
-            "that has it\n"
-        )
-
-
 def test_docker_without_its_daemon_is_told(programs):
     fake(programs, "docker", answers=False)
     with pytest.raises(UserError, match=r"docker is there, but `docker version` fails: does its daemon run\?"):
         zoo.find_builder()
 
 
-@pytest.mark.parametrize("user", ["", "root", "0", "0:1000", "00", "elasticdl", "elasticdl:1000"])
+@pytest.mark.parametrize(
+    "user",
+    [
+        "",
+        "0",
+        "0:1000",
+        "elasticdl",
+    ],
+)
 def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
     fake(programs, "docker", user=user)
     init(folder)
@@ -254,12 +244,6 @@ def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, 
     assert not record.exists()
 
 
-def test_a_base_image_of_a_registry_is_left_to_the_builder(folder, programs):
-    fake(programs, "docker", lacks="registry.example.com/elasticdl:1-cpu")
-    init(folder, "--base_image=registry.example.com/elasticdl:1-cpu")
-    assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
-
-
 @pytest.mark.parametrize("user", ["1000", "1000:0", "10:elasticdl"])
 def test_a_user_with_a_number_is_let_in(folder, programs, user):
     fake(programs, "docker", user=user)
@@ -275,22 +259,12 @@ def test_a_failure_of_the_program_is_told(programs, capsys):
     ]
 
 
-def test_a_program_that_does_not_start_is_told(programs):
-    fake(programs, "buildah")
-    (programs / "buildah").write_text("#!/nowhere/at/all\n")
-    with pytest.raises(ElasticDLError, match="can't be run: No such file"):
-        zoo_command(["push", IMAGE])
-
-
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
         (["build", ".", "--image", "--push"], "expected one argument"),
         (["build", ".", "--image=-x"], "is no name of an image"),
-        (["push", "a b"], "is no name of an image"),
-        (["build", "."], "--image"),
         (["build", "nowhere", "--image=a"], "PATH nowhere is not a folder"),
-        (["bild"], "did you mean build?"),
     ],
 )
 def test_mistakes_do_not_reach_the_program(programs, argv, line):
@@ -299,15 +273,3 @@ def test_mistakes_do_not_reach_the_program(programs, argv, line):
         zoo_command(argv)
     assert line in str(raised.value)
     assert not record.exists()
-
-
-def test_a_folder_without_dockerfile_is_told_how_to_get_one(folder, programs):
-    fake(programs, "docker")
-    with pytest.raises(UserError, match=f"elasticdl zoo init {folder}"):
-        zoo_command(["build", str(folder), "--image", IMAGE])
-
-
-def test_help(capsys):
-    assert zoo_command(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: elasticdl zoo COMMAND [OPTIONS]\n\n  init    write a Dockerfile")
-    assert zoo_command([]) == 2

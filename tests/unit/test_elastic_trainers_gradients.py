@@ -1,57 +1,15 @@
 """Gradients that Lightning's and Hugging Face's trainers don't make themselves: right among several workers, or refused in one line."""
 
-import sys
-
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader
-from trainers_kit import JobOfThreads, make_data
+from trainers_kit import Module, Net, lightning, process_is_kept  # noqa: F401
+from trainers_kit import run_trainers as run
 
-lightning = pytest.importorskip("lightning.pytorch")
-transformers = pytest.importorskip("transformers")
 torchmetrics = pytest.importorskip("torchmetrics")
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+from elasticdl.elastic.transformers import Trainer  # noqa: E402
 
-from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.transformers import Trainer, elastic_trainer  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _kept(monkeypatch):
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last, self.aside = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3), torch.nn.Linear(8, 1)
-
-    def forward(self, pixels, labels=None):
-        logits = self.last(self.first(pixels).tanh())
-        aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
-        return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
-
-    def trained(self):
-        return [*self.first.parameters(), *self.last.parameters()]
-
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
-    def training_step(self, batch, _):
-        return self.net(*batch)["loss"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("process_is_kept")]
 
 
 class OwnTrainer(Trainer):
@@ -133,66 +91,6 @@ class TrainerClips(OwnTrainer):
         loss = super().training_step(model, *args, **kwargs)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return loss
-
-
-def make_fit(kind, job, folder, *, batches=1, samples=24):
-    """In a step there are so many batches."""
-    made = strategy.make_strategy("lightning.pytorch", job)()
-    made.takes_part_alone = True
-    module = kind()
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        strategy=made,
-        accelerator="cpu",
-        logger=False,
-        accumulate_grad_batches=batches,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-    def fit():
-        trainer.fit(module, DataLoader(make_data(samples), batch_size=8))
-        return trainer, module.net
-
-    return fit
-
-
-def make_train(kind, job, folder, *, batches=1, samples=24, **options):
-    args = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=batches,
-        num_train_epochs=1,
-        lr_scheduler_type="constant",
-        train_sampling_strategy="sequential",
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        max_grad_norm=0.0,
-        **options,
-    )
-    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8])
-
-    def train():
-        trainer.train()
-        return trainer, trainer.model
-
-    return train
-
-
-def run(kind, folder, monkeypatch, workers=2, **options):
-    """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
-    job = JobOfThreads(workers)
-    monkeypatch.setattr(elastic_trainer, "runtime", job)
-    make = make_fit if issubclass(kind, Module) else make_train
-    works = [make(kind, job, folder / str(rank), **options) for rank in range(workers)]
-    said, made = job.run(lambda rank: works[rank]())
-    return said, made, job.told
 
 
 @pytest.mark.parametrize("batches", [1, 2])
