@@ -13,10 +13,7 @@ from torch.utils.data import IterableDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
-from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.gpu import HostCopy
-from elasticdl.elastic.torch_kit.participant import host as participant_host
+from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -27,7 +24,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingAr
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
-from elasticdl.elastic.transformers.items import Items  # noqa: E402
 from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # noqa: E402
 
 
@@ -97,22 +93,14 @@ def numbers_of(trainer):
     return [{k: v for k, v in row.items() if not k.endswith(times)} for row in trainer.state.log_history]
 
 
-class MeanLoss(GPT2LMHeadModel):
-    """Takes no number of items: its loss is a mean, which the trainer divides by the steps of accumulation."""
-
-    accepts_loss_kwargs = False
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"eval_strategy": "epoch"},
         {"gradient_accumulation_steps": 3, "max_grad_norm": 0.3},  # of which the last step of an epoch has two
         {"train_sampling_strategy": "group_by_length"},
-        {"train_sampling_strategy": "batch_rebalance"},
         {"dataloader_drop_last": True, "max_steps": 7, "lr_scheduler_type": "cosine"},
         {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "epoch", "eval_on_start": True},
-        {"bf16": True, "use_cpu": True, "optim": "adafactor"},
         {"include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss", "eval_strategy": "epoch"},
     ],
@@ -125,22 +113,6 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert numbers_of(ours) == numbers_of(theirs)
     for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loss_is_on_its_way_to_the_host_before_the_backward_pass(tmp_path, monkeypatch, accumulate):
-    happened = []
-
-    class Copy(HostCopy):
-        def __init__(self, *given):
-            happened.append("begun")
-            super().__init__(*given)
-
-    monkeypatch.setattr(participant_host, "HostCopy", Copy)
-    trainer = make(Trainer, tmp_path, {"max_steps": 2, "gradient_accumulation_steps": accumulate})
-    trainer.model.lm_head.register_full_backward_pre_hook(lambda *_: happened.append("backward"))
-    trainer.train()
-    assert happened == ["begun", "backward"] * 2 * accumulate
 
 
 class Draws(transformers.TrainerCallback):
@@ -171,27 +143,7 @@ def test_what_callbacks_draw_is_drawn_as_on_one_device(tmp_path):
     assert numbers_of(ours) == numbers_of(theirs)
 
 
-class OwnOrder(torch.utils.data.Sampler):
-    """Draws from a generator and from what it has drawn before."""
-
-    def __init__(self):
-        self.generator, self.order = np.random.default_rng(5), list(range(37))
-
-    def __len__(self):
-        return 37
-
-    def __iter__(self):
-        self.generator.shuffle(self.order)
-        return iter(list(self.order))
-
-
-class WithOwnOrder(Trainer):
-    def _get_train_sampler(self, *_):
-        return OwnOrder()
-
-
-@pytest.mark.parametrize("kind", [Trainer, WithOwnOrder])
-def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
+def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
     states = []
     commit, join = Participant.commit, Participant.join
 
@@ -201,7 +153,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
         return done
 
     monkeypatch.setattr(Participant, "commit", commit_and_keep)
-    whole = make(kind, tmp_path, {"num_train_epochs": 2})
+    whole = make(Trainer, tmp_path, {"num_train_epochs": 2})
     whole.train()
     monkeypatch.setattr(Participant, "commit", commit)
     assert len(states) == 10
@@ -215,7 +167,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
             self.is_catching_up = True
 
         monkeypatch.setattr(Participant, "join", join_from)
-        late = make(kind, tmp_path, {"num_train_epochs": 2})
+        late = make(Trainer, tmp_path, {"num_train_epochs": 2})
         late.train()
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
         for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
@@ -250,11 +202,8 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
         return {flag for flag in FLAGS if getattr(control, flag)}
 
     assert settled(others=[()]) == set()
-    assert settled("should_log", others=[("should_training_stop", "should_save")]) == {
-        "should_log",
-        "should_training_stop",
-        "should_save",
-    }
+    all_of_them = {"should_log", "should_training_stop", "should_save"}
+    assert settled("should_log", others=[("should_training_stop", "should_save")]) == all_of_them
     assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
     assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
     world.version = 4
@@ -292,15 +241,6 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
     assert trainer.state.global_step == 4
 
 
-def test_who_counts_items_waits_for_the_others_that_load_theirs():
-    said = []
-    given = SimpleNamespace(part=MicroBatch((0,), 1.0))
-    job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    items = Items(job)
-    assert items.of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
-    assert said == [Activity.WAIT, Activity.COMPUTE]
-
-
 def test_a_trainer_of_ones_own_is_patched(tmp_path):
     class Own(transformers.Trainer):
         def compute_loss(self, model, inputs, **kwargs):
@@ -315,6 +255,8 @@ def test_a_trainer_of_ones_own_is_patched(tmp_path):
     ours = patch(make(Own, tmp_path))
     assert isinstance(ours, Own)
     assert patch(ours) is ours
+    with pytest.raises(UserError, match="this is a list; expected a"):
+        patch([])
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
 
@@ -345,9 +287,8 @@ def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
     for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, expected)
     assert to_resume_from(str(torn), "", comes_later=True) == str(latest)
-    assert to_resume_from(str(torn), "", comes_later=False) == str(
-        torn
-    )  # whoever names it is told what is wrong with it
+    # Whoever names it is told what is wrong with it.
+    assert to_resume_from(str(torn), "", comes_later=False) == str(torn)
     assert to_resume_from(str(latest), "", comes_later=True) == str(latest)
     assert to_resume_from(True, str(tmp_path / "nothing"), comes_later=True) is True
     assert to_resume_from(None, str(tmp_path), comes_later=True) is None
@@ -370,17 +311,12 @@ def test_sequences_are_generated(tmp_path):
         model = transformers.T5ForConditionalGeneration(
             transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
         )
-        plain = arguments(tmp_path, eval_strategy="epoch").to_dict()
-        names = (
-            "output_dir",
-            "num_train_epochs",
-            "per_device_train_batch_size",
-            "report_to",
-            "disable_tqdm",
-            "eval_strategy",
-        )
         args = transformers.Seq2SeqTrainingArguments(
-            **{name: plain[name] for name in names},
+            output_dir=str(tmp_path),
+            num_train_epochs=3,
+            report_to="none",
+            disable_tqdm=True,
+            eval_strategy="epoch",
             save_strategy="no",
             predict_with_generate=True,
             generation_max_length=6,
@@ -404,28 +340,9 @@ class Stream(IterableDataset):
         return iter(make_texts())
 
 
-@pytest.mark.parametrize(
-    ("options", "given", "words"),
-    [
-        ({"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
-        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
-        ({"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
-    ],
-)
-def test_what_cant_be_had_is_one_line(tmp_path, options, given, words):
-    ours = make(Trainer, tmp_path, options, **given)
-    with pytest.raises(UserError, match=words) as refused:
-        ours.train()
-    assert "\n" not in str(refused.value)
-
-
-def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
-    class Own(Trainer):
-        def get_train_dataloader(self):
-            return [[pad(make_texts(8))]]
-
-    with pytest.raises(UserError, match=r"^elastic\.transformers: the loader is a list"):
-        make(Own, tmp_path).train()
+class OwnLoader(Trainer):
+    def get_train_dataloader(self):
+        return [[pad(make_texts(8))]]
 
 
 class OwnBackward(Trainer):
@@ -435,21 +352,27 @@ class OwnBackward(Trainer):
         return loss.detach()
 
 
-def test_gradients_that_are_not_weighed_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"otherwise than by accelerator.backward\(loss\)") as refused:
-        make(OwnBackward, tmp_path).train()
-    assert "\n" not in str(refused.value)
-
-
 class SumLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits, labels = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:]
         return torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
 
 
-def test_a_loss_that_is_a_sum_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
-        make(SumLoss, tmp_path).train()
+@pytest.mark.parametrize(
+    ("kind", "options", "given", "words"),
+    [
+        (Trainer, {"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
+        (Trainer, {"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
+        (Trainer, {"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
+        (OwnLoader, {}, {}, r"^elastic\.transformers: the loader is a list"),
+        (OwnBackward, {}, {}, r"otherwise than by accelerator.backward\(loss\)"),
+        (SumLoss, {}, {}, "the loss is a sum over the samples"),
+    ],
+)
+def test_what_cant_be_had_is_one_line(tmp_path, kind, options, given, words):
+    ours = make(kind, tmp_path, options, **given)
+    with pytest.raises(UserError, match=words) as refused:
+        ours.train()
     assert "\n" not in str(refused.value)
 
 
@@ -460,20 +383,16 @@ def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
     assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
 
 
-def test_a_second_training_is_refused(tmp_path):
+def test_a_second_training_and_a_search_are_refused(tmp_path):
     ours = make(Trainer, tmp_path, {"max_steps": 2})
     ours.train()
     with pytest.raises(UserError, match="a script trains once"):
         ours.train()
-    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
-        ours.hyperparameter_search()
-
-
-def test_a_search_is_refused_before_it_trains(tmp_path):
-    ours = make(Trainer, tmp_path)
-    ours.model = None  # as `hyperparameter_search` begins, whatever it searches with
-    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
-        ours.train()
+    searching = make(Trainer, tmp_path)
+    searching.model = None  # as `hyperparameter_search` begins, whatever it searches with
+    for search in (ours.hyperparameter_search, searching.train):
+        with pytest.raises(UserError, match="hyperparameter_search trains several times"):
+            search()
 
 
 def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tmp_path, monkeypatch):
@@ -483,22 +402,10 @@ def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tm
         ours.train()
 
 
-def test_something_else_is_not_patched():
-    with pytest.raises(UserError, match="this is a list; expected a"):
-        patch([])
-
-
 def test_a_checkpoint_that_is_not_the_latest_is_meant(tmp_path):
     for step in (10, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     (tmp_path / "checkpoint-30").mkdir()  # is being written
-    given = [
-        True,
-        None,
-        str(tmp_path / "checkpoint-20"),
-        f"{tmp_path}/checkpoint-20/",
-        str(tmp_path / "checkpoint-10"),
-        "hub/name",
-    ]
+    given = [True, None, *(f"{tmp_path}/checkpoint-{name}" for name in ("20", "20/", "10")), "hub/name"]
     assert [is_meant(each) for each in given] == [False, False, False, False, True, False]
