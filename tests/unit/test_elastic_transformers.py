@@ -68,7 +68,7 @@ def make_model():
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def arguments(folder, **given):
+def arguments(folder, kind=TrainingArguments, **given):
     chosen = {
         "per_device_train_batch_size": 8,
         "num_train_epochs": 3,
@@ -80,12 +80,17 @@ def arguments(folder, **given):
         "dataloader_pin_memory": False,
         **given,
     }
-    return TrainingArguments(output_dir=str(folder), **chosen)
+    return kind(output_dir=str(folder), **chosen)
 
 
 def make(kind, folder, options=None, **given):
     data = {"train_dataset": make_texts(), "eval_dataset": make_texts(11), "data_collator": pad, **given}
-    return kind(model=make_model(), args=arguments(folder, **(options or {})), **data)
+    return kind(**{"model": make_model(), "args": arguments(folder, **(options or {})), **data})
+
+
+def assert_same_weights(one, other):
+    for mine, its in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, its)
 
 
 def numbers_of(trainer):
@@ -111,8 +116,7 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     ours = make(Trainer, tmp_path, options)
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
-    for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(ours, theirs)
 
 
 class Draws(transformers.TrainerCallback):
@@ -170,8 +174,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
         late = make(Trainer, tmp_path, {"num_train_epochs": 2})
         late.train()
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
-        for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
-            assert torch.equal(ours, theirs), f"from step {number}"
+        assert_same_weights(late, whole)
 
 
 class Others:
@@ -270,8 +273,7 @@ def test_it_resumes_from_a_checkpoint_of_transformers(tmp_path, save, epochs_bef
     resumed = make(Trainer, tmp_path / "resumed", save)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert numbers_of(resumed)[-3:-1] == numbers_of(whole)[-3:-1]
-    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(resumed, whole)
 
 
 def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
@@ -284,8 +286,7 @@ def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
     (torn / "config.json").write_text("{}")
     resumed = make(Trainer, tmp_path, save)
     resumed.train(resume_from_checkpoint=True)
-    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(resumed, whole)
     assert to_resume_from(str(torn), "", comes_later=True) == str(latest)
     # Whoever names it is told what is wrong with it.
     assert to_resume_from(str(torn), "", comes_later=False) == str(torn)
@@ -305,30 +306,18 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
 
 
 def test_sequences_are_generated(tmp_path):
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    options = {"eval_strategy": "epoch", "predict_with_generate": True, "generation_max_length": 6}
+
     def trained(kind):
         transformers.set_seed(3)
-        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-        model = transformers.T5ForConditionalGeneration(
-            transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-        )
-        args = transformers.Seq2SeqTrainingArguments(
-            output_dir=str(tmp_path),
-            num_train_epochs=3,
-            report_to="none",
-            disable_tqdm=True,
-            eval_strategy="epoch",
-            save_strategy="no",
-            predict_with_generate=True,
-            generation_max_length=6,
-        )
-        own = kind(
-            model=model,
-            args=args,
-            train_dataset=make_texts(),
-            eval_dataset=make_texts(11),
-            data_collator=pad,
-            compute_metrics=lambda given: {"mean": float(given.predictions.mean())},
-        )
+        given = {
+            "model": transformers.T5ForConditionalGeneration(config),
+            "args": arguments(tmp_path, transformers.Seq2SeqTrainingArguments, **options),
+            "compute_metrics": lambda given: {"mean": float(given.predictions.mean())},
+        }
+        own = make(kind, tmp_path, **given)
         own.train()
         return numbers_of(own)
 
