@@ -234,12 +234,6 @@ def test_a_loader_that_would_fork_is_refused():
         next(member.steps())
 
 
-def test_a_sampler_of_nobody_says_what_to_do():
-    sampler = ElasticSampler(alone().context, 50)
-    with pytest.raises(RuntimeError, match="TorchState"):
-        next(sampler.steps([]))
-
-
 def test_a_sampler_over_nothing_or_a_stream_is_refused():
     with pytest.raises(UserError, match="has 0 samples"):
         ElasticSampler(alone().context, [])

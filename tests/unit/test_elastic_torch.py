@@ -73,19 +73,6 @@ def test_a_mean_of_some_of_the_micro_batches_is_refused():
         member.state.mean(1.0)
 
 
-def test_more_workers_than_samples_in_the_last_batch():
-    # 50 samples in batches of 16: the last has 2 samples for 4 workers, two of which have none
-    members = train_together(4, BatchPolicy(16, None, 16))
-    assert members[3].state.step == 8
-
-
-def test_running_statistics_are_the_same_on_all_ranks():
-    members = train_together(3, BatchPolicy(16, None, 4), batch_norm=True)
-    for member in members[1:]:
-        torch.testing.assert_close(member.model[1].running_mean, members[0].model[1].running_mean, rtol=0, atol=0)
-    assert members[0].model[1].running_mean.abs().sum() > 0
-
-
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_buffers_do_not_depend_on_the_number_of_workers(workers):
     # 24 samples in micro-batches of 2: of one worker twelve in a row, of four workers three each
@@ -127,17 +114,6 @@ def test_a_constant_buffer_stays_the_same_to_the_bit():
     reducer.close(share=1.0)
     assert mask.tolist() == [torch.tensor(0.1).item(), -torch.inf]
     assert counter == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64])
-def test_numbers_that_torch_does_not_subtract_are_left_alone(dtype):
-    """As quantized weights among the buffers."""
-    weights = torch.tensor([0, 1]).to(dtype)
-    reducer = GradientReducer(list, [holding(weights=weights)], SumOfThreads(0, Board(1)))
-    reducer.open()
-    reducer.add(torch.tensor(1.0), 1, weight=0.5, is_first=True)
-    reducer.close(share=1.0)
-    assert torch.equal(weights, torch.tensor([0, 1]).to(dtype))
 
 
 def test_one_backward_pass_for_all_micro_batches():
@@ -210,19 +186,6 @@ def test_zero_grad_anywhere_does_not_matter():
     assert losses[:third] == losses[third : 2 * third] == losses[2 * third :]
 
 
-def test_clipping_acts_on_the_mean_gradient():
-    member = alone()
-    batch = next(iter(member.loader))
-    for inputs, labels in batch:
-        batch.backward(cross_entropy(member.model(inputs), labels))
-    member.state.reduce_gradients()
-    torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1e-3)
-    norm = torch.cat([p.grad.flatten() for p in member.model.parameters()]).norm()
-    member.optimizer.step()
-    assert norm <= 1.001e-3
-    assert member.state.step == 1
-
-
 def test_a_forgotten_micro_batch_is_an_error():
     member = alone()
     for inputs, labels in (batch := next(iter(member.loader))):
@@ -286,17 +249,6 @@ def test_gradients_of_mixed_dtypes():
     assert a.grad.tolist() == [1.0] * 3
     assert b.grad.tolist() == [1.5] * 2
     assert frozen.grad is None
-
-
-def test_nested_state_survives_the_journey():
-    state = {"a": torch.ones(2), "b": [torch.zeros(1), {"c": 3}], "d": (1, None)}
-    tensors = []
-    outline = take_tensors(state, torch.Tensor, tensors)
-    assert len(tensors) == 2
-    back = put_tensors(outline, tensors)
-    assert torch.equal(back["a"], state["a"])
-    assert back["b"][1] == {"c": 3}
-    assert back["d"] == (1, None)
 
 
 def test_dicts_of_other_kinds_arrive_as_such():

@@ -308,7 +308,12 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
 def test_sequences_are_generated(tmp_path):
     sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-    options = {"eval_strategy": "epoch", "predict_with_generate": True, "generation_max_length": 6}
+    options = {
+        "eval_strategy": "epoch",
+        "logging_steps": 500,
+        "predict_with_generate": True,
+        "generation_max_length": 6,
+    }
 
     def trained(kind):
         transformers.set_seed(3)

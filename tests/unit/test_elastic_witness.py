@@ -80,25 +80,6 @@ def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
     assert len(master.notices("worker_waits")) == 1
 
 
-def test_one_that_does_something_is_seen_to_move():
-    over = threading.Event()
-
-    def go_about():
-        while not over.is_set():
-            time.sleep(0.001)
-            sum(range(1000))
-            over.wait(0.001)
-
-    training = threading.Thread(target=go_about)
-    training.start()
-    witness = Witness()
-    witness.thread = training.ident
-    told = [told_by(witness)["moves"] for _ in range(3)]
-    over.set()
-    training.join()
-    assert any(told)
-
-
 def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
     over = threading.Event()
 
@@ -114,36 +95,6 @@ def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
     over.set()
     training.join()
     assert told["moves"]
-
-
-FULL_PIPE = """
-import os, sys, threading, time
-from elasticdl.elastic.link.witness import Witness
-
-reading, writing = os.pipe()
-os.set_blocking(writing, False)
-try:
-    while True:
-        os.write(writing, b"x" * 100)
-except BlockingIOError:
-    os.read(reading, 300)  # the first line has room there, and the stacks have not
-os.set_blocking(writing, True)
-os.dup2(writing, 2)
-told = threading.Event()
-Witness().look(lambda fields: told.set())
-told.wait(30)
-for _ in range(20):  # all of it needs Python's lock
-    time.sleep(0.05)
-print("goes on", flush=True)
-os._exit(0)
-"""
-
-
-def test_one_whose_stderr_nobody_reads_goes_on():
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_PIPE], stdout=subprocess.PIPE, text=True, timeout=280, check=False
-    )
-    assert done.stdout == "goes on\n"
 
 
 def test_the_master_that_asks_gets_a_notice(capfd):

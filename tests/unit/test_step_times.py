@@ -74,13 +74,6 @@ def test_what_is_not_part_of_a_step_does_not_count():
     assert clock.last_steps() is None
 
 
-def test_to_be_alive_changes_no_activity():
-    clock = StepClock()
-    clock.resume(0.0)
-    run_step(clock, 0.0, [(Activity.COMPUTE, 1.0), (Activity.ALIVE, 1.0)])
-    assert clock.last_steps().compute == 2.0
-
-
 def test_what_a_device_was_still_at_is_not_waiting():
     clock = StepClock()
     clock.resume(0.0)
@@ -143,13 +136,6 @@ def test_a_device_is_asked_for_its_times_and_never_waited_for(monkeypatch):
     assert timer.seconds == 0.0
 
 
-def test_a_cpu_has_no_times_of_its_own():
-    timer = PassTimer(torch.device("cpu"))
-    timer.begin()
-    timer.end()
-    assert timer.seconds == 0.0
-
-
 # ---- the master's judgement ----
 
 
@@ -197,18 +183,6 @@ def test_a_slow_loader_is_named_with_its_phase():
     view = crew.records[3].view()
     assert view.remark == "slow: data 4.1x the others"
     assert not any(record.view().remark for record in crew.records[:3])
-
-
-def test_of_two_workers_the_one_that_is_waited_for_is_slow():
-    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.named() == [("worker_slow", 0)]
-
-
-def test_several_may_be_slow():
-    crew = Crew(*[USUAL] * 5, (0.02, 0.3, 0.01, 16.0), (0.02, 0.29, 0.01, 16.0))
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.named() == [("worker_slow", 5), ("worker_slow", 6)]
 
 
 def test_who_has_more_samples_is_not_slow_for_that():
@@ -260,16 +234,6 @@ def test_in_another_world_nothing_new_is_known_yet():
     assert crew.judge.judge(crew.records, later) == ([], [])  # what was seen before replaces nobody
     assert crew.records[1].slow is not None
     assert pace_of(crew.records[:1]) == Pace()
-
-
-def test_who_is_well_in_another_world_is_said_to_be():
-    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
-    crew.judge.judge(crew.records, crew.now)
-    crew.workers[1] = USUAL
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
 
 
 def test_alone_nobody_is_slow():
@@ -409,22 +373,6 @@ def arrive(town, *workers):
     town.run(3)
 
 
-def test_at_the_end_the_slow_one_stays_though_its_replacement_is_ready():
-    town = spare()
-    town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
-    arrive(town, 3)
-    assert not [each for each in town.story if isinstance(each, i.DrainWorker) and each.worker_id == 1]
-
-
-def test_the_slow_one_stays_until_there_are_as_many_others_as_are_wanted():
-    town = spare()
-    town.post(e.ScaleRequested(WorkerRange(minimum=4, maximum=4)))
-    arrive(town, 3)
-    assert 1 in town.members
-    assert town.job.view().phase == "running"
-    assert [entry["worker"] for entry in town.entries("worker_left")] == []
-
-
 def test_while_no_replacement_comes_the_next_is_not_put_off():
     town = spare()
     town.run(3000)
@@ -443,13 +391,6 @@ def test_in_a_gang_the_slow_one_leaves_first():
     town.run(60)
     assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
     assert set(town.members) == {0, 2, 3}
-
-
-def test_the_last_to_leave_a_world_is_no_more_alone_than_before():
-    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.judge.judge(crew.records[1:], crew.now) == ([], [])
-    assert crew.records[1].slow is not None
 
 
 def test_if_there_are_too_many_the_slow_one_leaves():
@@ -527,15 +468,3 @@ def test_nobody_is_replaced_unasked():
     town.run(60)
     assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
     assert len(town.entries("worker_launched")) == 3
-
-
-def test_on_a_cluster_the_replacement_goes_to_another_node():
-    town = Town(3, replace_slow=True)
-    town.nodes = {0: "node-a", 1: "node-b", 2: "node-a"}
-    town.run(5)
-    town.compute[1] = 0.4
-    town.run(60)
-    [named] = town.entries("worker_slow")
-    assert named["host"] == "node-b"
-    launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
-    assert launched == [(0, ()), (1, ()), (2, ()), (3, ("node-b",))]
