@@ -91,10 +91,7 @@ def test_a_module_that_is_wrong_is_told_in_one_line(tmp_path, text, line):
 def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
     made = parts(gang=True, queue="volcano=lab", num_workers="3")
     (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
-    assert (group["apiVersion"], group["spec"]) == (
-        "scheduling.volcano.sh/v1beta1",
-        {"minMember": 3, "queue": "lab"},
-    )
+    assert (group["apiVersion"], group["spec"]) == ("scheduling.volcano.sh/v1beta1", {"minMember": 3, "queue": "lab"})
     assert group["metadata"]["name"] == made.worker["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
     for others in ({}, {"queue": "volcano=lab"}, {"queue": "kueue=lab", "gang": True, "num_workers": "3"}):
         assert "PodGroup" not in {each["kind"] for each in job_objects.companions(parts(**others))}
@@ -107,15 +104,7 @@ def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_f
     assert "ttlSecondsAfterFinished" not in job_objects.make_job(parts())["spec"]
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "y",
-        "1e3",
-        "0o7",
-        "null",
-    ],
-)
+@pytest.mark.parametrize("word", ["y", "1e3", "0o7", "null"])
 def test_a_word_in_a_file_of_objects_is_a_word_for_every_reader(word):
     """PyYAML writes some without quotes that kubectl, by another version of YAML, takes for a truth value or a number."""
     written = as_yaml([{"metadata": {"labels": {"job": word, "same": word}}, "count": 1, "is": True}])

@@ -127,8 +127,7 @@ FIFTH = (SHARED, said(1, "starting worker 5") + "1970-01-01T00:00:02Z c\n")
 
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize(
-    ("entry", "read"),
-    [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])],
+    ("entry", "read"), [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])]
 )
 def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
     pods = JobPods(*FIFTH, entry=entry)

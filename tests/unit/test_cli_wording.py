@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
+from elasticdl.cli.screens import PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
@@ -76,14 +76,6 @@ def test_a_worker_is_shown_with_its_process_and_that_it_trains():
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
-def test_before_the_first_status_the_panel_makes_up_no_workers():
-    screen = LiveScreen(console := Console(width=100, file=io.StringIO(), record=True), clock=lambda: 0.0)
-    console.print(screen)
-    shown = console.export_text()
-    assert "─ pending ─" in shown
-    assert "workers" not in shown
-
-
 def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
     lines: list[str] = []
     screen = PlainScreen(lines.append, log_loss_steps=100)
@@ -109,24 +101,8 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
-def test_what_is_not_known_yet_is_not_made_up():
-    shown = drawn(status_of(step=0, samples=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
-    assert "loss -" in shown
-    assert "left ?" in shown
-
-
 def test_text_from_outside_is_never_taken_for_markup():
     assert "[/b] failed [red]" in drawn(status_of(last_change="[/b] failed [red]"))
-
-
-def test_the_live_screen_keeps_what_happened_and_clears_the_panel():
-    out = io.StringIO()
-    screen = LiveScreen(Console(file=out, force_terminal=True, width=100), clock=lambda: 0.0)
-    with screen.live():
-        screen.show(status_of())
-        screen.line("evaluation at step 5")
-    assert "evaluation at step 5" in out.getvalue()
-    assert "brave-otter-42 · running" in out.getvalue()
 
 
 def test_plain_progress_comes_each_so_many_steps():
@@ -217,38 +193,6 @@ def test_the_summary():
     ]
 
 
-def test_when_the_states_were_last_compared_is_shown():
-    status = status_of(compared_step=1280, compared_workers=3)
-    (line,) = wording.finding_lines(status)
-    assert line == "all 3 workers held the same state after step 1,280"
-    assert line in drawn(status)
-    assert wording.finding_lines(status_of()) == []
-
-
-def test_how_a_job_scales_is_shown_and_what_follows_from_it():
-    status = status_of(
-        advice="2 workers do 1.3 times the work of one", decision="stays at 2: --num_workers allows no more"
-    )
-    lines = wording.finding_lines(status)
-    assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
-    assert all(line in drawn(status) for line in lines)
-    assert wording.finding_lines(status_of()) == []
-
-
-def test_how_slow_a_worker_is_is_told_in_round_numbers():
-    entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
-    told = news({**entry, "seconds": 0.100616})
-    assert told == "worker 1 on node-b is slow: update 283x the others, who wait 0.1 s a step for it"
-
-
-def test_a_world_says_from_which_step_if_there_was_one_and_one_worker_is_one():
-    entry = {"time": 0, "event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "it is ready"}
-    assert news(entry) == "world 1: 1 worker (0): it is ready"
-    assert news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
-    asked = [news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
-    assert asked == ["asked for 1 worker", "asked for 2-4 workers"]
-
-
 STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
 KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
 UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
@@ -294,6 +238,48 @@ def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
 def test_who_stopped_a_job_is_said_to_whoever_follows_it(reason, journal, told):
     status = status_of(phase="stopped", reason=reason)
     assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {told}"
+
+
+def test_what_was_found_is_shown():
+    told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
+    status = status_of(compared_step=1280, compared_workers=3, **told)
+    lines = wording.finding_lines(status)
+    same = "all 3 workers held the same state after step 1,280"
+    assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
+    assert all(line in drawn(status) for line in lines)
+    assert wording.finding_lines(status_of()) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ({"event": "scale_requested", "workers": "2-4"}, "asked for 2-4 workers"),
+        ({"event": "scale_requested", "workers": "1"}, "asked for 1 worker"),
+        (
+            {"event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "ready"},
+            "world 1: 1 worker (0): ready",
+        ),
+        (
+            {"event": "world_formed", "world": 1, "members": [0], "step": 40, "reason": "ready"},
+            "world 1: 1 worker (0) from step 40: ready",
+        ),
+        (
+            {
+                "event": "worker_slow",
+                "worker": 1,
+                "host": "b",
+                "phase": "update",
+                "factor": 283.32,
+                "seconds": 0.100616,
+            },
+            "worker 1 on b is slow: update 283x the others, who wait 0.1 s a step for it",
+        ),
+        ({"event": "advice", "text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
+        ({"event": "decision", "workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
+    ],
+)
+def test_news_are_said_in_words(entry, told):
+    assert news({"time": 0, **entry}) == told
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():

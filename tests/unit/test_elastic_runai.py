@@ -212,11 +212,7 @@ check(single, sparse, (x, classes), (Batches(),), sample_weight=weights)
 
 
 @pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(KERAS_ERRORS, id="mistakes"),
-        pytest.param(KERAS_TWINS + TWINS, id="twins"),
-    ],
+    "script", [pytest.param(KERAS_ERRORS, id="mistakes"), pytest.param(KERAS_TWINS + TWINS, id="twins")]
 )
 def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
     done = run(script, **QUICK_KERAS)
