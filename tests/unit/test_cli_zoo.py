@@ -204,7 +204,7 @@ def test_docker_without_its_daemon_is_told_and_that_none_works(programs):
         zoo_command(["push", IMAGE])
 
 
-@pytest.mark.parametrize("user", ["", "0", "0:1000", "elasticdl"])
+@pytest.mark.parametrize("user", ["", "0", "0:1000", "elasticdl", "1000", "10:elasticdl"])
 def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
     fake(programs, "docker", user=user)
     init(folder)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from torch.utils.checkpoint import checkpoint
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.interruptions import WorldBroken
@@ -195,36 +194,6 @@ def test_workers_of_which_one_clears_its_gradients_are_told():
         return "\n" in str(told.value)
 
     assert together(work) == [False] * 2
-
-
-def test_one_pass_that_makes_gradients_twice_is_summed_and_not_tried_again():
-    """As with reentrant checkpoints of a layer that is used twice."""
-
-    class Twice(Worker):
-        def __init__(self, rank, board):
-            super().__init__(rank, board)
-            torch.manual_seed(0)
-            self.layer = torch.nn.Linear(2, 2)
-            self.parameters = list(self.layer.parameters())
-
-        def pass_of(self, value):
-            inputs = torch.full((1, 2), value, requires_grad=True)
-            return checkpoint(self.layer, checkpoint(self.layer, inputs, use_reentrant=True), use_reentrant=True).sum()
-
-    def work(worker):
-        for _ in range(3):
-            worker.open()
-            worker.reducer.backward(worker.pass_of(1.0 + worker.rank).backward, last=True)
-            worker.close()
-        return [each.grad.clone() for each in worker.parameters], worker.early
-
-    board = Board(2)
-    found = in_threads(work, [Twice(rank, board) for rank in range(2)])
-    alone = Twice(0, Board(1))
-    (alone.pass_of(1.0) + alone.pass_of(2.0)).backward()
-    for gradients, early in found:
-        torch.testing.assert_close(gradients, [each.grad for each in alone.parameters])
-        assert early == [0, 1, 0]
 
 
 def test_a_world_that_breaks_within_a_backward_pass_is_told_of_at_the_steps_end():

@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
@@ -200,17 +199,6 @@ def test_a_micro_batch_that_is_counted_twice_is_an_error():
         batch.backward(cross_entropy(member.model(inputs), labels))
     with pytest.raises(UserError, match=r"reduced already: call batch\.backward"):
         batch.backward(cross_entropy(member.model(inputs), labels))
-
-
-def test_commit_raises_when_the_world_is_to_change():
-    member = alone()
-    member.context.session.post(p.DrainOrdered("test"))
-    for inputs, labels in (batch := next(iter(member.loader))):
-        batch.backward(cross_entropy(member.model(inputs), labels))
-    member.optimizer.step()
-    with pytest.raises(WorldChanged):
-        member.state.commit()
-    assert member.state.step == 1
 
 
 def test_values_of_the_user_travel_with_the_state():
