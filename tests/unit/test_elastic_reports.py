@@ -13,7 +13,6 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link import stream
@@ -31,14 +30,6 @@ def world(version, rank=0):
 
 def steps_of(messages):
     return [report.step for message in messages for report in message.steps]
-
-
-def test_who_has_returned_from_its_training_waits_and_says_so():
-    reporting, said = Reporting(), []
-    for now, activity in enumerate((Activity.WAIT, Activity.END, Activity.UPDATE)):
-        reporting.advance(activity, 10.0 * now)
-        said += reporting.tick(1, 7, 10.0 * now)
-    assert [(beat.waiting, beat.ending) for beat in said] == [(True, False), (True, True), (False, False)]
 
 
 class Rank0:

@@ -105,8 +105,6 @@ told("init", lambda: elasticdl.elastic.steps)
 told("init", lambda: elastic.models.Model(built))
 told("gpus", lambda: elastic.init(8, 4, 0))
 told("global_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(0, 4))
-told("max_gpu_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(8, 0))
-told("max_gpu_batch_size must be a whole number of at least 1, not 2.5", lambda: elastic.init(8, 2.5))
 told("either", lambda: elastic.init())
 elastic.init(8, 4)
 told("called before", lambda: elastic.init(8, 4))
@@ -121,18 +119,13 @@ told('fit(): a loss with reduction="sum"', lambda: model.fit(x, y))
 model.compile("sgd", "mse")
 import tensorflow as tf
 stream = tf.data.Dataset.from_tensor_slices((x, y))
-told("labels", lambda: model.fit(x))
 told("by index", lambda: model.fit(stream))
-told("by index", lambda: model.fit((x, y) for _ in range(3)))
-told("by index", lambda: model.fit(x, y, validation_data=stream))
 told("fit(steps_per_epoch=0)", lambda: model.fit(x, y, steps_per_epoch=0))
 told("validation_steps", lambda: model.fit(x, y, validation_steps=2))
 told("(workers=)", lambda: model.fit(x, y, workers=2))
 told("give one of them", lambda: model.fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(6)))
-told("different numbers", lambda: model.fit(x, y, sample_weight=np.ones(5)))
 told("one output", lambda: model.fit(x, {"a": y, "b": y}, class_weight={0: 2.0}))
 told("(x, y, sample_weight)", lambda: model.fit(x, y, validation_data=(x, y, y, y)))
-told("validation_split", lambda: model.fit(x, y, validation_split=1.5))
 told("verbose", lambda: model.fit(x, y, verbose=3))
 told("not a keras.callbacks", lambda: model.fit(x, y, callbacks=[print]))
 model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
@@ -216,38 +209,6 @@ check(single, sparse, (x, classes), (Batches(),), sample_weight=weights)
 )
 def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
     done = run(script, **QUICK_KERAS)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_torch_steps_once_per_global_batch():
-    code = """
-import copy, torch
-import elasticdl.elastic, elasticdl.elastic.torch as elastic
-elastic.init(5, 2)
-assert (elasticdl.elastic.steps, elasticdl.elastic.batch_size) == (3, 2)
-inputs = torch.randn(12, 3, dtype=torch.float64); labels = inputs.sum(1, keepdim=True)
-model = torch.nn.Linear(3, 1).double(); twin = copy.deepcopy(model)
-optimizer = elastic.optim.Optimizer(torch.optim.SGD(model.parameters(), 0.1))
-state = elastic.TorchState(model=model, optimizer=optimizer,
-    loader=elastic.DataLoader(torch.utils.data.TensorDataset(inputs, labels), shuffle=False))
-@elastic.run
-def train(state):
-    for _ in state.loader.epochs(1):
-        for x, y in optimizer.micro_batches(state):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step(loss=loss)
-train(state)
-plain = torch.optim.SGD(twin.parameters(), 0.1)
-for start in (0, 5, 10):
-    plain.zero_grad()
-    torch.nn.functional.mse_loss(twin(inputs[start:start + 5]), labels[start:start + 5]).backward()
-    plain.step()
-assert state.step == 3
-torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=0)
-"""
-    done = run(code)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -163,10 +163,7 @@ def test_a_dump_is_left_while_pythons_lock_is_held_and_gone_when_it_goes_on(tmp_
         [sys.executable, "-c", HANGS, "3000000"], env={**os.environ, STACKS: str(tmp_path / "stacks")}
     )
     deadline = time.monotonic() + DEADLINE
-    while not (tmp_path / "stacks").exists() or not parse((tmp_path / "stacks").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    while "in hang" not in (tmp_path / "stacks").read_text():
+    while not (tmp_path / "stacks").exists() or "in hang" not in (tmp_path / "stacks").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert ended.wait(DEADLINE) == 0
@@ -190,10 +187,6 @@ print("done")
 """
 
 
-def test_a_fork_does_not_wait_at_its_end_for_a_timer_that_it_has_not_got(tmp_path):
-    assert run(FORKS, tmp_path).stdout == "done\n"
-
-
 SLOW_FORKS = """
 import os, sys, threading, time
 from elasticdl.elastic.link.witness import DumpTimer
@@ -215,18 +208,23 @@ print("done")
 """
 
 
-def test_it_is_not_armed_while_a_fork_is_made(tmp_path):
-    assert run(SLOW_FORKS, tmp_path).stdout == "done\n"
+@pytest.mark.parametrize("code", [FORKS, SLOW_FORKS], ids=["ends", "is made while it is armed"])
+def test_a_fork_does_not_wait_for_a_timer_that_it_has_not_got(tmp_path, code):
+    assert run(code, tmp_path).stdout == "done\n"
 
 
-@pytest.mark.parametrize(("module", "name", "error"), [(os, "ftruncate", OSError), (faulthandler, LATER, RuntimeError)])
-def test_what_it_can_not_have_is_no_reason_to_fail(tmp_path, monkeypatch, module, name, error):
+@pytest.mark.parametrize(
+    ("module", "name", "error", "folder"),
+    [(os, "ftruncate", OSError, ""), (faulthandler, LATER, RuntimeError, ""), (os, "getpid", None, "no/such")],
+)
+def test_what_it_can_not_have_is_no_reason_to_fail(tmp_path, monkeypatch, module, name, error, folder):
     def refuse(*_, **__):
         raise error("the disk is read-only; there are too many threads")
 
-    timer = DumpTimer({STACKS: str(tmp_path / "stacks")}, 60.0)
+    timer = DumpTimer({STACKS: str(tmp_path / folder / "stacks")}, 60.0)
     with monkeypatch.context() as patch:
-        patch.setattr(module, name, refuse)
+        if error:
+            patch.setattr(module, name, refuse)
         timer.arm()
     timer.arm()
     timer.close()
@@ -240,9 +238,3 @@ def test_without_a_file_it_goes_to_stderr(tmp_path):
     assert parse(ended.stderr) == []  # who reads this log later is not told of a hang that is over
     assert parse(f"{ended.stderr}{ended.stderr.replace(GOES_ON, '')}")
     assert ended.stdout == "done\n"
-
-
-def test_a_file_that_can_not_be_had_is_no_reason_to_fail(tmp_path):
-    timer = DumpTimer({STACKS: str(tmp_path / "no" / "such")}, 1.0)
-    timer.arm()
-    timer.close()
