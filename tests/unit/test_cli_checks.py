@@ -27,11 +27,6 @@ def test_folders_become_absolute(tmp_path):
     assert absolute.checkpoint_dir == ""
 
 
-def test_urls_stay(tmp_path):
-    spec = JobSpec(checkpoint_dir="s3://bucket/run", training_data="memory://x", model_zoo="/zoo")
-    assert new_job.with_absolute_paths(spec, tmp_path) == spec
-
-
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
     assert described == {*new_job.FOLDERS_READ, *folders.WRITTEN}

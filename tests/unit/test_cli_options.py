@@ -82,10 +82,6 @@ def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours()
         assert f"| `elasticdl {name}` | {instead} |" in rows
 
 
-def test_every_field_has_a_flag_and_the_program_none():
-    assert set(FIELDS) == set(JobSpec.model_fields) - {"command"}
-
-
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("spelling", ["underscores", "dashes"])
 def test_every_field_is_set_by_its_flag(name, spelling):
@@ -280,15 +276,6 @@ def test_the_version(capsys):
     assert re.fullmatch(
         rf"collectives: .*torch\.distributed {re.escape(torch)}; frameworks: torch {re.escape(torch)}, .+", second
     )
-
-
-def test_the_version_where_no_framework_is(capsys, monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.endswith("\ncollectives: none; frameworks: none\n")
 
 
 def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch):

@@ -105,20 +105,6 @@ def test_text_from_outside_is_never_taken_for_markup():
     assert "[/b] failed [red]" in drawn(status_of(last_change="[/b] failed [red]"))
 
 
-def test_plain_progress_comes_each_so_many_steps():
-    lines: list[str] = []
-    screen = PlainScreen(lines.append, log_loss_steps=100)
-    for step in (0, 1, 99, 100, 101, 350, 360):
-        screen.show(status_of(step=step))
-    screen.line("something happened")
-    assert lines.pop(0) == "worker 3 waits: no slot is free"
-    assert [line.split(", ")[1] for line in lines[:-1]] == ["step 100/5,000", "step 350/5,000"]
-    assert lines[0] == (
-        "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
-    )
-    assert lines[-1] == "something happened"
-
-
 def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
     lines: list[str] = []
     now = 0.0

@@ -130,15 +130,6 @@ def test_the_last_pass_is_expected_where_the_last_two_steps_were_alike():
         assert early == [0, 0, 3, 3, 0, 0, 3, 0, 0]
 
 
-def test_passes_are_counted_after_one_that_was_wrongly_called_the_last():
-    def work(worker):
-        for _ in range(4):
-            worker.step(ONES, ONES, last=True)
-        return worker.gradients, worker.early, worker.collective.begun
-
-    assert together(work) == [([4.0] * 4, [0, 3, 3, 3], 4 * 4 + 3)] * 2
-
-
 def test_who_comes_later_expects_what_the_others_expect():
     def work(worker):
         for _ in range(3):

@@ -11,7 +11,7 @@ from running_job import QUICK_KERAS
 import elasticdl.elastic
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
-from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob
+from elasticdl.elastic.training.batch_shape import BatchShape, CurrentJob, make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "runai.md"
@@ -43,6 +43,10 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
     assert max(map(len, plan)) == numbers.steps
     shown = f"| {batch}, {most}, {gpus} | {steps} | {size} | {theirs[2]} | {ours[0]} | {ours[1]} | {batch} |"
     assert shown in DOCUMENT.read_text()
+
+
+def test_a_memory_bound_above_the_batch_never_matters():
+    assert BatchShape.of(make_policy(100, None, 256), 3, 0) == BatchShape(1, 34, 100, 3, True)
 
 
 class Context:

@@ -126,13 +126,6 @@ def test_data_that_can_be_used(given):
     assert len(FitData.of(**{"x": X, "y": Y, **given}).training)
 
 
-def test_a_batch_of_another_size_is_told_where_it_is_met():
-    samples = FitData.of(Batches(2, 1, 2), None).training
-    with pytest.raises(UserError, match="batch 1 of the Batches has 1 samples, and the first has 2") as error:
-        samples.dataset[2]
-    told(error)
-
-
 def model_of(*shape, loss="mse"):
     model = keras.Sequential([keras.Input(shape), keras.layers.Dense(3)])
     model.compile("sgd", loss)
@@ -146,28 +139,29 @@ def test_an_empty_validation():
     told(error)
 
 
-def weighted(shape, samples=6):
-    return FitData.of(np.ones((samples, 2)), np.ones((samples, 3)), np.ones((samples, *shape)))
-
-
-@pytest.mark.parametrize("shape", [(2,), (3,), (1, 1)])
-def test_weights_that_are_not_one_for_each_sample(shape):
-    with pytest.raises(UserError) as error:
-        weighted(shape).check(model_of(2))
-    dimensions = ", ".join(map(str, shape))
-    assert told(error) == (
-        f"fit(x, y): sample weights of shape (samples, {dimensions}) don't fit the loss; expected (samples,)"
+@pytest.mark.parametrize(("shape", "fits"), [((), True), ((1,), True), ((2,), False), ((1, 1), False)])
+def test_there_is_one_weight_for_each_sample(shape, fits):
+    x, y, weights = np.ones((6, 2)), np.ones((6, 3)), np.ones((6, *shape))
+    if fits:
+        FitData.of(x, y, weights).check(model_of(2))
+        return
+    expected = (
+        f"sample weights of shape (samples, {', '.join(map(str, shape))}) don't fit the loss; expected (samples,)"
     )
-
-
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_one_weight_for_each_sample(shape):
-    weighted(shape).check(model_of(2))
+    for data, where in (
+        (FitData.of(x, y, weights), "fit(x, y)"),
+        (FitData.of(x, y, validation_data=(x, y, weights)), "fit(validation_data=)"),
+    ):
+        with pytest.raises(UserError) as error:
+            data.check(model_of(2))
+        assert told(error) == f"{where}: {expected}"
 
 
 def test_weights_of_time_steps_fit_a_model_that_has_them():
     check_weights("fit(x, y)", np.ones(5), model_of(5, 2))
     check_weights("fit(x, y)", np.ones(5), model_of(None, 2))
+    # What a loss of one's own is multiplied by is not known.
+    check_weights("fit(x, y)", np.ones(3), model_of(2, loss=lambda labels, outputs: (labels - outputs) ** 2))
     with pytest.raises(UserError, match=r"expected \(samples,\) or \(samples, 5\)"):
         check_weights("fit(x, y)", np.ones(4), model_of(5, 2))
 

@@ -58,11 +58,6 @@ class Kept(SimpleNamespace):
         self.model = model
 
 
-def test_members_of_one_stage_train_at_once():
-    assert meet([after(1), after(1)], [True, True]) == [None, None]
-    assert meet([Stages(), Stages()], [False, False]) == [None, None]
-
-
 def test_newcomers_are_handed_what_they_have_missed():
     root, newcomer, halfway = after(2), Stages(), after(1)
     assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, StageSuperseded, StageSuperseded]

@@ -153,17 +153,12 @@ def test_the_length_with_a_batch_per_worker_is_that_of_the_present_workers():
         assert len(sampler) == steps
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_without_the_last_batch_all_steps_are_whole(workers):
-    for member in train_together(workers, BatchPolicy(16, None, 4), drop_last=True):
-        torch.testing.assert_close(member.losses, plain_losses(16, drop_last=True), rtol=2e-5, atol=1e-6)
-
-
+@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", [1, 3, 4])
-def test_a_loader_of_torch_gives_the_losses_of_plain_torch(workers):
+def test_a_loader_of_torch_gives_the_losses_of_plain_torch(workers, drop_last):
     # 50 samples in batches of 16: the last has 2 samples, so that of 4 workers two have none
-    for member in train_together(workers, BatchPolicy(16, None, 4), own_loader={}):
-        torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
+    for member in train_together(workers, BatchPolicy(16, None, 4), own_loader={}, drop_last=drop_last):
+        torch.testing.assert_close(member.losses, plain_losses(16, drop_last=drop_last), rtol=2e-5, atol=1e-6)
 
 
 def alone(**own_loader):
@@ -221,15 +216,11 @@ def test_iterating_over_the_loader_itself_is_an_error():
         next(iter(member.loader))
 
 
-def test_a_loader_over_another_sampler_is_refused():
-    member = alone()
+def test_a_loader_over_another_sampler_or_that_would_fork_is_refused():
+    member = alone(num_workers=2, multiprocessing_context="fork")
     other = DataLoader(member.loader.dataset, batch_sampler=BatchSampler(SequentialSampler(range(50)), 4, False))
     with pytest.raises(UserError, match="draws from another sampler"):
         next(member.sampler.steps(other))
-
-
-def test_a_loader_that_would_fork_is_refused():
-    member = alone(num_workers=2, multiprocessing_context="fork")
     with pytest.raises(UserError, match='multiprocessing_context="forkserver"'):
         next(member.steps())
 

@@ -223,14 +223,6 @@ def test_the_last_epoch_is_compared_at_the_end(kit):
     assert f"; after step {2 * STEPS} they were the same: " in line
 
 
-def test_who_has_nothing_to_compare_at_the_end_holds_nothing_up():
-    members = members_of(elastic_kit)
-    told = told_by(members)
-    members[1].state.last_step_made = lambda: None  # it came when the steps were made
-    assert train(members, epochs=1) == [None] * 3
-    assert told == []
-
-
 def test_a_step_tells_of_how_many_workers_the_states_were_one():
     members = members_of(elastic_kit)
     train(members, epochs=2)

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from elasticdl.elastic.link import store as store_module
-from elasticdl.elastic.link.store import KvServer, KvStore, Refusal
+from elasticdl.elastic.link.store import KvServer, KvStore
 
 NOBODY = 65534
 PUT_AND_PRINT = """
@@ -32,14 +32,6 @@ class TestKvStore:
         store = KvStore(lambda world, key, value: published.append((world, key, value)))
         return store, published
 
-    def test_an_entry_of_one_world_is_not_seen_in_another(self):
-        store, published = self.make()
-        store.open_world(1, {})
-        store.put(("global", "0"), b"old")
-        store.open_world(2, {})
-        assert store.get(("global", "0"), timeout=0) is None
-        assert published == [(1, ("global", "0"), b"old")]
-
     def test_an_entry_that_comes_before_its_world_is_kept_and_a_late_one_dropped(self):
         store, _ = self.make()
         store.open_world(1, {})
@@ -58,13 +50,6 @@ class TestKvStore:
         store.receive(1, ("global", "1"), b"there")
         waiter.join(10)
         assert got == [b"there"]
-
-    def test_a_world_broken_before_it_was_opened_is_broken(self):
-        store, _ = self.make()
-        store.break_world(3)
-        store.open_world(3, {})
-        with pytest.raises(Refusal):
-            store.get(("global", "1"), timeout=0)
 
 
 @pytest.fixture

@@ -202,11 +202,11 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
 class Holds(torch.nn.Module):
     """Holds a buffer, and does with it what it is told."""
 
-    def __init__(self, buffer, move):
+    def __init__(self, buffer, move, persistent=True):
         super().__init__()
         torch.manual_seed(0)
         self.net = torch.nn.Linear(3, 1)
-        self.register_buffer("held", None if buffer is None else buffer.clone())
+        self.register_buffer("held", None if buffer is None else buffer.clone(), persistent)
         self.move = move
 
     def forward(self, x):
@@ -256,6 +256,13 @@ def test_a_buffer_of_which_there_is_no_mean_is_refused_in_one_line(buffer, move,
         assert not words or "\n" not in str(refused.value)
 
     in_threads(train, members)
+
+
+def test_a_cache_is_each_workers_own():
+    board = Board(2)
+    members = [Library(rank, board, 7, 7, 7, kind=lambda: Holds(torch.zeros(1), grow, False)) for rank in range(2)]
+    in_threads(lambda member: member.train(), members)
+    assert [len(member.model.held) for member in members] == [4, 3]
 
 
 def test_a_parameter_whose_gradient_can_not_be_summed_is_refused_in_one_line():

@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -24,6 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingAr
 
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
+from elasticdl.elastic.transformers.items import Items  # noqa: E402
 from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # noqa: E402
 
 
@@ -242,6 +244,14 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
     # After each step, after the evaluation, and after each epoch.
     assert asked == [(False, False)] * 3 + [(True, False)] * 2 + [(False, True)] * 2
     assert trainer.state.global_step == 4
+
+
+def test_who_counts_items_waits_for_the_others_that_load_theirs():
+    said = []
+    given = SimpleNamespace(part=MicroBatch((0,), 1.0))
+    job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
+    assert Items(job).of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
+    assert said == [Activity.WAIT, Activity.COMPUTE]
 
 
 def test_a_trainer_of_ones_own_is_patched(tmp_path):

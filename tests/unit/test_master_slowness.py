@@ -89,18 +89,6 @@ def test_one_slow_moment_is_not_enough():
     assert crew.news == []
 
 
-def test_slow_steps_take_longer_to_judge():
-    crew = Crew((0.0, 30.0, 0.0, 8.0), (0.0, 10.0, 0.0, 8.0))
-    for record in crew.records:
-        record.step = 0
-    for _ in range(40):  # heartbeats within one step
-        for record, compute in zip(crew.records, (30.0, 10.0), strict=True):
-            record.pulse = Pulse(crew.now, crew.now, times=StepTimes(9, 0.0, compute, 31.0 - compute, 0.0, 8.0))
-        crew.news += crew.judge.judge(crew.records, crew.now)[0]
-        crew.now += BEAT
-    assert crew.news == []
-
-
 def test_who_gets_better_is_said_to():
     crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
     crew.beat(SECONDS_TO_JUDGE + 1)
@@ -140,13 +128,6 @@ def test_ten_hours_of_uneven_steps_raise_no_alarm():
     crew = Crew(USUAL, USUAL)
     crew.beat(36_000, noise=lambda: seeded.lognormvariate(0.0, 0.12))
     assert crew.news == []
-
-
-def test_the_pace_tells_waiting_for_others_from_the_sum():
-    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
-    crew.beat(1)
-    pace = pace_of(crew.records)
-    assert (pace.busy, pace.waited, pace.least_waited) == pytest.approx((0.2, 0.11, 0.01))
 
 
 class Town:
