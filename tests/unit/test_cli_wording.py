@@ -66,30 +66,23 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
 
 
 def test_a_worker_is_shown_with_its_process_and_that_it_trains():
-    slow = pb.WorkerStatus(
-        worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x the others"
-    )
-    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x the others"
-    waiting = pb.WorkerStatus(worker_id=3, state="pending", rank=-1, reason="no slot is free")
-    assert wording.worker_line(waiting) == "worker 3: pending: no slot is free"
+    slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
+    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
     row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
-def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
+def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
     lines: list[str] = []
     screen = PlainScreen(lines.append, log_loss_steps=100)
-
-    def show(*reasons: str) -> None:
-        waiting = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n, why in enumerate(reasons) if why]
-        screen.show(pb.JobStatus(phase="pending", workers=waiting))
-
-    show("0/2 nodes are available", "0/2 nodes are available", "quota: used 4")
-    show("0/3 nodes are available", "0/2 nodes are available", "quota: used 5")
-    assert sorted(lines) == ["worker 2 waits: quota: used 4", "workers 0, 1 wait: 0/2 nodes are available"]
-    show("quota: used 5", "", "quota: used 5")
-    show("0/3 nodes are available", "", "quota: used 5")
-    assert lines[2:] == ["worker 0 waits: 0/3 nodes are available"]
+    for step in (0, 1, 99, 100, 101, 350, 360):
+        screen.show(status_of(step=step))
+    whole = "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
+    assert lines == ["worker 3 waits: no slot is free", whole, whole.replace("100/", "350/")]
+    for why in ("no node", "no node", "quota"):
+        workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n in range(2)]
+        screen.show(pb.JobStatus(phase="pending", workers=workers))
+    assert lines[3:] == ["workers 0, 1 wait: no node", "workers 0, 1 wait: quota"]
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
@@ -184,46 +177,32 @@ KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brav
 UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
 
 
-@pytest.mark.parametrize(
-    ("journal", "told"),
-    [
-        (
-            [STOPPED, KEPT],
-            f"kept in {KEPT['path']}: the same command, with --job_name brave-otter-42, goes on from there",
-        ),
-        ([STOPPED, {**KEPT, "path": "s3://a/b"}], "kept in s3://a/b: the same command goes on from there"),
-        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it"),
-        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
-        ([{**STOPPED, "checkpoint": False}], ""),
-        ([], ""),
-    ],
-)
-def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
-    status = status_of(phase="stopped")
-    assert wording.kept_text(status, found(journal)) == told
-    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {told}") is bool(told)
+IN_S3 = {**KEPT, "path": "s3://a/b"}
+NAMED = "the same command, with --job_name brave-otter-42,"
+BY_USER = "was stopped by `elasticdl stop`"
 
 
 @pytest.mark.parametrize(
-    ("reason", "journal", "told"),
+    ("journal", "kept", "stopped"),
     [
+        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there", f"{BY_USER}; {NAMED} trains on"),
         (
-            "elasticdl stop",
-            [STOPPED, KEPT],
-            "was stopped by `elasticdl stop`; the same command, with --job_name brave-otter-42, trains on",
+            [STOPPED, IN_S3],
+            "kept in s3://a/b: the same command goes on from there",
+            f"{BY_USER}; the same command trains on",
         ),
-        (
-            "elasticdl stop",
-            [STOPPED, {**KEPT, "path": "s3://a/b"}],
-            "was stopped by `elasticdl stop`; the same command trains on",
-        ),
-        ("elasticdl stop", [{**STOPPED, "checkpoint": False}], "was stopped by `elasticdl stop`"),
-        ("the master got SIGTERM", [STOPPED, UNKEPT], "was stopped (the master got SIGTERM)"),
+        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it", BY_USER),
+        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder", BY_USER),
+        ([{**STOPPED, "checkpoint": False}], "", BY_USER),
     ],
 )
-def test_who_stopped_a_job_is_said_to_whoever_follows_it(reason, journal, told):
-    status = status_of(phase="stopped", reason=reason)
-    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {told}"
+def test_of_a_stopped_job_it_is_said_who_stopped_it_and_how_it_goes_on(journal, kept, stopped):
+    status = status_of(phase="stopped", reason="elasticdl stop")
+    assert wording.kept_text(status, found(journal)) == kept
+    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {kept}") is bool(kept)
+    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {stopped}"
+    terminated = status_of(phase="stopped", reason="the master got SIGTERM")
+    assert "was stopped (the master got SIGTERM)" in wording.stopped_text(terminated, found(journal))
 
 
 def test_what_was_found_is_shown():
@@ -236,36 +215,24 @@ def test_what_was_found_is_shown():
     assert wording.finding_lines(status_of()) == []
 
 
+FORMED = {"world": 1, "members": [0], "reason": "ready"}
+SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds": 0.100616}
+
+
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("event", "fields", "told"),
     [
-        ({"event": "scale_requested", "workers": "2-4"}, "asked for 2-4 workers"),
-        ({"event": "scale_requested", "workers": "1"}, "asked for 1 worker"),
-        (
-            {"event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "ready"},
-            "world 1: 1 worker (0): ready",
-        ),
-        (
-            {"event": "world_formed", "world": 1, "members": [0], "step": 40, "reason": "ready"},
-            "world 1: 1 worker (0) from step 40: ready",
-        ),
-        (
-            {
-                "event": "worker_slow",
-                "worker": 1,
-                "host": "b",
-                "phase": "update",
-                "factor": 283.32,
-                "seconds": 0.100616,
-            },
-            "worker 1 on b is slow: update 283x the others, who wait 0.1 s a step for it",
-        ),
-        ({"event": "advice", "text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
-        ({"event": "decision", "workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
+        ("scale_requested", {"workers": "2-4"}, "asked for 2-4 workers"),
+        ("scale_requested", {"workers": "1"}, "asked for 1 worker"),
+        ("world_formed", {**FORMED, "step": 0}, "world 1: 1 worker (0): ready"),
+        ("world_formed", {**FORMED, "step": 40}, "world 1: 1 worker (0) from step 40: ready"),
+        ("worker_slow", SLOW, "worker 1 on b is slow: update 283x the others, who wait 0.1 s a step for it"),
+        ("advice", {"text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
+        ("decision", {"workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
     ],
 )
-def test_news_are_said_in_words(entry, told):
-    assert news({"time": 0, **entry}) == told
+def test_news_are_said_in_words(event, fields, told):
+    assert news({"time": 0, "event": event, **fields}) == told
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():

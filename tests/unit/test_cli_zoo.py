@@ -117,16 +117,6 @@ def test_the_fullest_dockerfile(folder, tmp_path):
     assert (folder / "cluster.py").read_text() == "cluster = None\n"
 
 
-def test_what_lies_in_the_zoo_stays_where_it_is(folder):
-    (folder / "packages").mkdir()
-    (folder / "packages" / "mine-1-py3-none-any.whl").touch()
-    (folder / "cluster.py").touch()
-    before = contents(folder).keys()
-    text = init(folder, f"--local_pkg_dir={folder / 'packages'}", f"--cluster_spec={folder / 'cluster.py'}")
-    assert "COPY packages/*.whl /wheels/\n" in text
-    assert contents(folder).keys() - before == {"Dockerfile", ".dockerignore"}
-
-
 def test_the_folder_may_be_an_argument(folder, capsys):
     assert main(["zoo", "init", str(folder)]) == 0
     assert f"next: elasticdl zoo build {folder} --image IMAGE" in capsys.readouterr().out

@@ -132,13 +132,6 @@ def model_of(*shape, loss="mse"):
     return model
 
 
-def test_an_empty_validation():
-    data = FitData.of(X, Y, validation_data=(X[:0], Y[:0]))
-    with pytest.raises(UserError, match="no samples") as error:
-        data.check(model_of(2))
-    told(error)
-
-
 @pytest.mark.parametrize(("shape", "fits"), [((), True), ((1,), True), ((2,), False), ((1, 1), False)])
 def test_there_is_one_weight_for_each_sample(shape, fits):
     x, y, weights = np.ones((6, 2)), np.ones((6, 3)), np.ones((6, *shape))

@@ -1,6 +1,5 @@
 """The elastic sampler under loaders that run ahead of the steps, torch's own among them."""
 
-import copy
 from collections import Counter, deque
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, equal_shares
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.world import Member, World
@@ -163,26 +161,6 @@ def test_a_loader_of_torch_gives_the_losses_of_plain_torch(workers, drop_last):
 
 def alone(**own_loader):
     return Trainee(0, Board(1), BatchPolicy(16, None, 4), own_loader=own_loader)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_what_processes_have_fetched_ahead_does_not_count(persistent):
-    member = alone(
-        num_workers=2, prefetch_factor=3, persistent_workers=persistent, multiprocessing_context="forkserver"
-    )
-    steps = member.steps()
-    member.make_step(next(steps))
-    member.losses.append(member.state.loss)
-    member.state.commit()
-    before = copy.deepcopy(member.state.state_dict()["progress"])
-    member.context.collective._board.fail = True
-    with pytest.raises(WorldBroken):
-        member.make_step(next(steps))
-    member.context.collective._board.fail = False
-    member.state.restore()
-    assert member.state.state_dict()["progress"] == before
-    member.train(2)
-    torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
 
 
 class Noise(Dataset):

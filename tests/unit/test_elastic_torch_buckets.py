@@ -13,22 +13,6 @@ from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 POLICY = BatchPolicy(16, None, 4)
 
 
-class Recorder(SumOfThreads):
-    """Notes what is begun and awaited; sums are those of a world of one."""
-
-    def __init__(self):
-        super().__init__(0, Board(1))
-        self.seen = []
-
-    def begin_sum(self, tensor, name):
-        self.seen.append((name, tensor.dtype))
-        return super().begin_sum(tensor, name)
-
-    def finish(self, transfers):
-        self.seen.append("finish")
-        super().finish(transfers)
-
-
 def trainees(workers, kind=Trainee):
     board = Board(workers)
     return [kind(rank, board, POLICY) for rank in range(workers)]
@@ -48,38 +32,10 @@ def test_any_number_of_workers_and_buckets_gives_the_losses_of_plain_torch(worke
         torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("small_buckets")
-def test_buckets_are_begun_in_reverse_order_as_their_gradients_come():
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(3)))
-    collective = Recorder()
-    several = Buckets(list(model.parameters()), [torch.ones(1, dtype=torch.float64)], collective)
-    begun = []
-    for layer in model:  # before the gradient of its weight is made
-        layer.register_full_backward_pre_hook(lambda *_: begun.append(len(collective.seen)))
-    with several.launching():
-        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
-    assert begun == [0, 1, 2]
-    several.finish(1.0)
-    assert [name for name, _ in collective.seen[:-1]] == [f"elasticdl.step.{i}" for i in range(4)]
-    assert collective.seen[3] == ("elasticdl.step.3", torch.float64)  # what may be written until then goes last
-
-
-@pytest.mark.usefixtures("small_buckets")
-def test_a_backward_pass_that_makes_no_gradient_for_some_holds_back_what_comes_after():
-    first, last = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
-    collective = Recorder()
-    both = Buckets([first, last], [], collective)
-    with both.launching():
-        first.sum().backward()
-        assert collective.seen == []
-    both.finish(2.0)
-    assert (first.grad, last.grad) == (torch.tensor([2.0]), torch.tensor([0.0]))
-
-
 def test_a_sparse_gradient_becomes_a_dense_one():
     table = torch.nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 1])).sum().backward()
-    Buckets([table.weight], [], Recorder()).finish(1.0)
+    Buckets([table.weight], [], SumOfThreads(0, Board(1))).finish(1.0)
     assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
 
 
@@ -100,7 +56,7 @@ def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
     factor = torch.randn(weight.shape)
     for each in (alone, summed):
         (each * factor).sum().backward()
-    Buckets([summed], [], Recorder()).finish(1.0)
+    Buckets([summed], [], SumOfThreads(0, Board(1))).finish(1.0)
     assert summed.grad.stride() == alone.grad.stride()
     for each in (alone, summed):
         torch.optim.SGD([each], lr=0.5, fused=fused and each is summed).step()

@@ -1,11 +1,9 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
 import pickle
-import random
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -119,34 +117,6 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
     assert_same_weights(ours, theirs)
-
-
-class Draws(transformers.TrainerCallback):
-    """Draws wherever a callback is asked, between the passes of the model."""
-
-    def __init__(self):
-        self.drawn = []
-
-    def draw(self, *_, **__):
-        self.drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
-
-    on_train_begin = on_epoch_begin = on_step_begin = on_pre_optimizer_step = on_optimizer_step = draw
-    on_substep_end = on_step_end = on_log = on_evaluate = on_epoch_end = draw
-
-
-def drawing(kind, folder, **options):
-    random.seed(3)
-    callback = Draws()
-    trainer = make(kind, folder, {"gradient_accumulation_steps": 2, **options}, callbacks=[callback])
-    trainer.train()
-    return trainer, callback.drawn
-
-
-def test_what_callbacks_draw_is_drawn_as_on_one_device(tmp_path):
-    options = {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2}
-    (theirs, expected), (ours, drawn) = (drawing(kind, tmp_path, **options) for kind in (transformers.Trainer, Trainer))
-    assert drawn == expected
-    assert numbers_of(ours) == numbers_of(theirs)
 
 
 def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
