@@ -45,12 +45,9 @@ def command(tmp_path, monkeypatch):
     started: list[subprocess.Popen[str]] = []
 
     def start(*argv: str, **settings: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *argv],
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings},
-        )
-        started.append(process)
-        return process
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings}
+        started.append(subprocess.Popen([sys.executable, "-c", DRIVER, *argv], **settings))
+        return started[-1]
 
     yield start
     for process in started:
@@ -85,15 +82,8 @@ def jobs() -> list[Path]:
 
 def masters() -> list[int]:
     """Processes of masters of this test's jobs."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().decode()
-        except OSError:
-            continue  # it has just ended
-        if str(jobs_root()) in line:
-            found.append(int(path.parent.name))
-    return [pid for pid in found if psutil.pid_exists(pid)]
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if str(jobs_root()) in " ".join(each.info["cmdline"] or ())]
 
 
 def test_a_job_from_start_to_end(command, tmp_path):

@@ -22,10 +22,14 @@ from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 from elasticdl.elastic.training.cursor import Cursor
 
 
+def nothing(*_, **__): ...
+
+
 class Host:
     """One worker's job as the sampler sees it."""
 
     device = torch.device("cpu")
+    advance = begin = batches_over = plan_total = epoch_ended = nothing
 
     def __init__(self, policy, seed):
         self.policy, self.seed = policy, seed
@@ -36,36 +40,10 @@ class Host:
     def has_world(self):
         return self.world is not None
 
-    def advance(self, activity):
-        pass
-
-    def begin(self, plan, settings_changed):
-        pass
-
-    def batches_over(self):
-        pass
-
-    def plan_total(self, steps, epochs):
-        pass
-
-    def epoch_ended(self):
-        pass
-
 
 class NoGradients:
-    def open(self):
-        pass
-
-    def drop_gradients(self):
-        pass
-
+    open = drop_gradients = begin_passes = reset_buffers = nothing
     hooks = ParameterHooks(list)
-
-    def begin_passes(self):
-        pass
-
-    def reset_buffers(self):
-        pass
 
 
 class Ahead:

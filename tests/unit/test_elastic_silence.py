@@ -1,5 +1,6 @@
 """A worker says so when it does not reach its master, and why; time is made up, the connections are real."""
 
+import contextlib
 import logging
 import math
 import queue
@@ -181,17 +182,13 @@ def open_stream(clock, caplog, monkeypatch):
 @pytest.fixture
 def silent():
     """A server that takes connections and says nothing; its address, and those who came."""
-    came = queue.SimpleQueue()
+    came, kept = queue.SimpleQueue(), []
 
     def take():
-        with_all = []
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with_all.append(connection)
-            came.put(connection)
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(server.accept())
+                came.put(kept[-1])
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=take, daemon=True)

@@ -66,12 +66,9 @@ def train(members, plant=lambda member: None, epochs=3, at=1, step=0):
 
 
 def weights(member):
-    model = member.model
-    return (
-        model.get_weights()
-        if isinstance(model, keras.Model)
-        else [each.tolist() for each in model.state_dict().values()]
-    )
+    if isinstance(member.model, keras.Model):
+        return member.model.get_weights()
+    return [each.tolist() for each in member.model.state_dict().values()]
 
 
 def scaled(factor):
@@ -130,7 +127,6 @@ def test_a_piece_that_differs_ends_the_job_before_the_second_step_of_its_epoch(k
         ),
         (lambda member: member.state.average[0].weight.data.zero_(), "average.0.weight differs by"),
     ],
-    ids=["slot", "statistic", "scheduler", "moving average"],
 )
 def test_what_else_makes_the_model_is_named(plant, named):
     def values(member):
@@ -355,9 +351,12 @@ def _one_stream(monkeypatch):
     monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
 
 
-def plain_loops(plant):
+def plain_loops(plant, at_end=None):
     board = elastic_kit.Board(2)
     members = [Plain(rank, board, plant) for rank in range(2)]
+    if at_end:
+        finish = members[1].script.host.finish
+        members[1].script.host.finish = lambda: (at_end(members[1]), finish())
     return elastic_kit.in_threads(Plain.run, members), [member.told for member in members]
 
 
@@ -397,10 +396,5 @@ def test_what_else_differs_in_a_plain_loop_is_told_once(plant, named):
 
 @pytest.mark.usefixtures("_one_stream")
 def test_the_end_of_a_plain_loop_is_compared_as_its_last_epoch_left_it():
-    board = elastic_kit.Board(2)
-    members = [Plain(rank, board, lambda member: None) for rank in range(2)]
-    finish = members[1].script.host.finish
-    # A script may change its model when it has trained, as to write it.
-    members[1].script.host.finish = lambda: (scaled(1.5)(members[1]), finish())
-    assert elastic_kit.in_threads(Plain.run, members) == [None, None]
-    assert members[0].told == []
+    """A script may change its model when it has trained, as to write it."""
+    assert plain_loops(lambda member: None, at_end=scaled(1.5)) == ([None, None], [[], []])
