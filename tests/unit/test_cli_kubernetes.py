@@ -21,6 +21,8 @@ from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.packed_state import STATUS, pack
 from elasticdl.kube.manifests.yaml_text import as_yaml
+from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.state.values import Phase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -341,6 +343,17 @@ def test_an_ended_job_of_this_machine_hides_no_namesake_that_runs(home, monkeypa
     assert written.out.startswith(f"job digits: {meant}")
     said = f"this is the job digits in namespace default of the cluster at https://127.0.0.1:9, as it goes on; the one of this machine is over: files: {home / 'jobs' / 'digits'}\n"
     assert written.err == ("" if finished else said)
+
+
+def test_a_cluster_that_does_not_answer_hides_no_job_of_this_machine(home, capsys):
+    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
+    assert main(["status", "digits"]) == 0
+    assert capsys.readouterr().out.startswith("job digits: succeeded")
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
 
 
 def test_without_the_package_it_is_said_how_to_get_it():

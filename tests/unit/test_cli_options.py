@@ -137,6 +137,7 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
     with pytest.raises(UserError) as told:
         run.make_context("run", argv.split())
     assert str(told.value) == f"the program goes after --: `{right}`"
+    assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
 
 
 def test_a_script_for_train_is_told_that_run_takes_it():
@@ -291,12 +292,13 @@ def test_a_command_that_is_interrupted_while_it_is_imported_is_quiet(monkeypatch
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_help_says_what_kind_of_value_an_option_takes():
+def test_help_has_a_section_for_each_group_and_every_flag_with_its_kind_of_value():
+    text = train.get_help(click.Context(train, info_name="train"))
+    assert all(f"\n{group.__doc__}:\n" in text for group in OPTION_GROUPS)
+    assert all(f"  --{name}" in text for name in FIELDS)
     metavars = {option.name: option.metavar for option in train.params if isinstance(option, click.Option)}
-    taken = {
-        name: metavars[name] for name in ("min_efficiency", "join_window", "num_workers", "progress_timeout", "port")
-    }
-    assert [*taken.values()] == ["PART", "SECONDS", "N|MIN-MAX", "SECONDS|auto", "N"]
+    names = ("min_efficiency", "join_window", "num_workers", "progress_timeout", "port")
+    assert [metavars[name] for name in names] == ["PART", "SECONDS", "N|MIN-MAX", "SECONDS|auto", "N"]
 
 
 @pytest.mark.parametrize(("given", "meant"), [("off", "off"), ("100", "100"), ("repair", "repair")])
