@@ -32,7 +32,9 @@ def test_every_option_that_is_a_folder_is_treated_as_one():
     assert described == {*new_job.FOLDERS_READ, *folders.WRITTEN}
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_a_file_is_no_folder_and_one_that_can_be_made_is_well(tmp_path):
+    folders.require_writable("--output", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=r"^--output .* must be a folder"):

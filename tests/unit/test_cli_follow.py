@@ -48,6 +48,8 @@ def missing(why, *, lasting=False):
         (None, "its master's pod is not there yet"),
         (pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}), missing("no such")),
         (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), "its master is starting"),
+        (pod({"terminated": {"exitCode": 137, "message": "at work"}}), "its master ended with exit code 137"),
         (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), "its master ended with exit code 1: b"),
         (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
         (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),

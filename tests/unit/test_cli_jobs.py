@@ -321,6 +321,8 @@ def test_logs_are_interleaved_by_time_under_their_writers_names(capsys):
     assert run(capsys, "logs", "done", "--worker", "0")[1] == "2026-01-01 00:00:02,000 zero\nTraceback\n"
     told = "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n"
     assert run(capsys, "logs", "done", "--worker", "7") == (2, "", told)
+    ended_job("bare").logs.rmdir()
+    assert run(capsys, "logs", "bare") == (0, "", "")
 
 
 def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running):

@@ -44,6 +44,14 @@ def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
         assert verbs(**others) == usual
 
 
+def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
+    made = {manifest["kind"]: manifest for manifest in job_objects.companions(parts(share_queue="team"))}
+    leases = [rule for rule in made["Role"]["rules"] if rule["resources"] == ["leases"]]
+    allowed = [(rule["verbs"], rule.get("resourceNames")) for rule in leases]
+    assert allowed == [(["list"], None), (["patch"], ["digits-claim"])]
+    assert made["Lease"]["metadata"]["labels"]["elasticdl.org/share-queue"] == "team"
+
+
 def test_an_account_of_the_users_is_used_as_it_is():
     made = parts(service_account="me")
     kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
@@ -294,10 +302,11 @@ def test_a_kubeconfig_that_is_none_is_one_line(tmp_path, monkeypatch, capsys, co
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv("KUBECONFIG", str(file))
-    assert main(["train", "--image", "i", "--model_def", "m"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"elasticdl train: {line.replace('FILE', str(file))}")
-    assert said.count("\n") == 1
+    for command in (["train", "--image", "i", "--model_def", "m"], ["status", "x", "--namespace", "y"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"elasticdl {command[0]}: {line.replace('FILE', str(file))}")
+        assert said.count("\n") == 1
 
 
 @pytest.fixture

@@ -138,6 +138,8 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
         run.make_context("run", argv.split())
     assert str(told.value) == f"the program goes after --: `{right}`"
     assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
+    with pytest.raises(UserError, match="unknown option --foo"):
+        run.make_context("run", ["--foo", "python", "train.py"])
 
 
 def test_a_script_for_train_is_told_that_run_takes_it():
@@ -159,6 +161,12 @@ def test_a_script_for_train_is_told_that_run_takes_it():
         ("--num_epochs", "--num_epochs: expected one argument; see `elasticdl train --help`"),
         ("--detach=yes", "--detach: takes no value; see `elasticdl train --help`"),
         ("--num_workers 4-2", "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
+        ("--num_workers few", "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
+        ("--slurm_args=--gpus=1", "--slurm_args is for --launcher slurm: give that as well, or leave it out"),
+        (
+            "--image i --worker_resource_request gpu=x",
+            "--worker_resource_request gpu=x: 'x' is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi",
+        ),
         ("--num_workers 0", "--num_workers 0: must be at least 1"),
         ("--scale_policy best", "--scale_policy best: must be 'all' or 'efficiency'"),
         ("--scale_policy efficiency --min_efficiency 1.2", "--min_efficiency 1.2: must be at most 1"),
@@ -202,6 +210,7 @@ def test_a_wrong_flag_is_one_line(argv, message):
         ("num_worker: 3", "{file}: unknown option num_worker: did you mean num_workers?"),
         ("worker_image: x", "{file}: unknown option worker_image: that was ElasticDL's: `--image`, for all pods"),
         ("num_epochs: 0", "{file}: num_epochs: 0: must be at least 1"),
+        ("num_workers: [2, 4]", "{file}: num_workers: [2, 4]: does not fit: number of workers, or MIN-MAX"),
         ("- num_epochs", "--config {file} must be a mapping of options, as in `num_workers: 2-4`"),
         ("a: b: c", "--config {file} is not YAML: mapping values are not allowed here"),
     ],
@@ -243,6 +252,7 @@ def test_nothing_else_is_a_limit(text):
         ("--verbose train", "elasticdl: unknown option --verbose; see `elasticdl --help`"),
         ("logs --worker x", "elasticdl logs: --worker: 'x' is not a valid integer; see `elasticdl logs --help`"),
         ("delete", "elasticdl delete: the following arguments are required: JOB; see `elasticdl delete --help`"),
+        ("scale", "elasticdl scale: the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`"),
         ("scale a 2 3", "elasticdl scale: '3' is one argument too many; see `elasticdl scale --help`"),
         (
             "train",

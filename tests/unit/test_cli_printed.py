@@ -118,6 +118,7 @@ def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_agai
     job.world(1)
     job.print(1, "step 1\n")
     assert job.look() == "Traceback\nstep 1\n"
+    assert [job.prints.has_shown(text) for text in ("Traceback", "Traceback\nValueError")] == [True, False]
 
 
 def test_all_workers_have_their_names_before_each_line():

@@ -12,7 +12,7 @@ from dockerfile_kit import complaints, read
 
 from elasticdl.cli.__main__ import dispatch, main
 from elasticdl.cli.commands import zoo_image as zoo
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 
 IMAGE = "registry.example.com:5000/team/zoo:1"
 
@@ -158,11 +158,14 @@ def test_a_mistake_is_one_line_and_nothing_is_written(folder, option, line):
     assert contents(folder) == before
 
 
-def test_a_wheel_of_before_is_told(folder, tmp_path):
+def test_a_wheel_of_before_is_told_and_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
     for name in ("dist", "zoo/wheels"):
         (tmp_path / name).mkdir()
     (tmp_path / "dist" / "mine-2-py3-none-any.whl").touch()
     (folder / "wheels" / "mine-1-py3-none-any.whl").touch()
+    (tmp_path / "my cluster.py").touch()
+    with pytest.raises(UserError, match="can't be named in a Dockerfile"):
+        init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
     with pytest.raises(UserError, match=r"has mine-1-py3-none-any\.whl, too"):
         init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
 
@@ -222,12 +225,18 @@ def test_a_failure_of_the_program_is_told(programs, capsys):
     assert capsys.readouterr().err.splitlines()[1:] == [
         "elasticdl zoo: `docker push` ended with 3; what it printed above says why"
     ]
+    (programs / "docker").unlink()
+    fake(programs, "buildah")
+    (programs / "buildah").write_text("#!/nowhere/at/all\n")
+    with pytest.raises(ElasticDLError, match="can't be run: No such file"):
+        zoo_command(["push", IMAGE])
 
 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
         (["build", ".", "--image", "--push"], "expected one argument"),
+        (["build", "docs", "--image=a"], "elasticdl zoo init docs"),
         (["build", ".", "--image=-x"], "is no name of an image"),
         (["build", "nowhere", "--image=a"], "PATH nowhere is not a folder"),
     ],
