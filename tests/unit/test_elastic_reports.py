@@ -13,6 +13,7 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
+from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link import stream
@@ -30,6 +31,14 @@ def world(version, rank=0):
 
 def steps_of(messages):
     return [report.step for message in messages for report in message.steps]
+
+
+def test_who_has_returned_from_its_training_waits_and_says_so():
+    reporting, said = Reporting(), []
+    for now, activity in enumerate((Activity.WAIT, Activity.END, Activity.UPDATE)):
+        reporting.advance(activity, 10.0 * now)
+        said += reporting.tick(1, 7, 10.0 * now)
+    assert [(beat.waiting, beat.ending) for beat in said] == [(True, False), (True, True), (False, False)]
 
 
 class Rank0:
@@ -71,6 +80,10 @@ def test_each_step_is_sent_once_until_the_stream_is_another():
     r.add(5)
     r.flush()
     assert r.sent == [1, 2, 3, 5]
+    r.enter(2)  # in which the last is made again
+    r.add(5)
+    r.flush()
+    assert r.sent == [1, 2, 3, 5, 5]
 
 
 def test_only_rank_0_speaks_and_a_new_one_tells_what_its_predecessor_may_not_have():

@@ -73,6 +73,12 @@ def test_a_slow_loader_is_named_with_its_phase():
     assert not any(record.view().remark for record in crew.records[:3])
 
 
+def test_several_may_be_slow():
+    crew = Crew(*[USUAL] * 5, (0.02, 0.3, 0.01, 16.0), (0.02, 0.29, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 5), ("worker_slow", 6)]
+
+
 def test_who_has_more_samples_is_not_slow_for_that():
     crew = Crew((0.0, 0.2, 0.0, 2.0), (0.0, 0.1, 0.0, 1.0), (0.0, 0.1, 0.0, 1.0))
     crew.beat(60)
@@ -87,6 +93,23 @@ def test_one_slow_moment_is_not_enough():
         crew.workers[1] = USUAL
         crew.beat(1)
     assert crew.news == []
+
+
+def test_slow_steps_take_longer_to_judge():
+    crew = Crew((0.0, 30.0, 0.0, 8.0), (0.0, 10.0, 0.0, 8.0))
+    for _ in range(40):  # heartbeats within one step
+        for record, compute in zip(crew.records, (30.0, 10.0), strict=True):
+            record.pulse = Pulse(crew.now, crew.now, times=StepTimes(9, 0.0, compute, 31.0 - compute, 0.0, 8.0))
+        crew.news += crew.judge.judge(crew.records, crew.now)[0]
+        crew.now += BEAT
+    assert crew.news == []
+
+
+def test_the_pace_tells_waiting_for_others_from_the_sum():
+    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
+    crew.beat(1)
+    pace = pace_of(crew.records)
+    assert (pace.busy, pace.waited, pace.least_waited) == pytest.approx((0.2, 0.11, 0.01))
 
 
 def test_who_gets_better_is_said_to():

@@ -28,7 +28,8 @@ def test_a_step_is_divided_by_what_was_done():
     clock = StepClock()
     clock.resume(0.0)
     clock.samples = 12
-    spans = [(Activity.UPDATE, 0.5), (Activity.DATA, 1.0), (Activity.COMPUTE, 2.0), (Activity.DATA, 1.0)]
+    spans = [(Activity.UPDATE, 0.5), (Activity.DATA, 1.0), (Activity.COMPUTE, 1.0)]
+    spans += [(Activity.ALIVE, 1.0), (Activity.DATA, 1.0)]  # to be alive changes no activity
     run_step(clock, 0.0, [*spans, (Activity.COMPUTE, 2.0), (Activity.WAIT, 3.0), (Activity.UPDATE, 0.25)])
     assert clock.last_steps() == StepTimes(1, data=2.0, compute=4.0, wait=3.0, update=0.75, samples=12.0)
 
