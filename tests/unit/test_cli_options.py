@@ -161,6 +161,8 @@ def test_a_script_for_train_is_told_that_run_takes_it():
         ("--num_epochs", "--num_epochs: expected one argument; see `elasticdl train --help`"),
         ("--detach=yes", "--detach: takes no value; see `elasticdl train --help`"),
         ("--num_workers 4-2", "--num_workers 4-2: the minimum is above the maximum; write MIN-MAX, as in 2-4"),
+        ("--num_workers 1-1000000000", "--num_workers 1-1000000000: must be at most 10000"),
+        ("--scale_policy efficiency --min_efficiency 0", "--min_efficiency 0: must be above 0"),
         ("--num_workers few", "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
         ("--slurm_args=--gpus=1", "--slurm_args is for --launcher slurm: give that as well, or leave it out"),
         (

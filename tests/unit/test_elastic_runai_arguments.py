@@ -10,6 +10,7 @@ from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded
 from elasticdl.elastic.keras.fit_data import FitData, check_weights
 from elasticdl.elastic.keras.keras_job import own
 from elasticdl.elastic.keras.rate import KerasRate
+from elasticdl.elastic.training.batch_shape import whole_number
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
 TEXTS = np.array(["cat", "dog"] * 3)
@@ -199,3 +200,4 @@ def test_a_seed_that_is_none(init, seed):
         init(8, 4, seed=seed)
     wanted = "seed must be a whole number of at least 0 and below 2**64"
     assert told(error) == f"elastic.init: {wanted}, not {seed!r}"
+    assert whole_number("seed", 2**64 - 1, 0, 2**64) == 2**64 - 1

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from elasticdl.elastic.link import store as store_module
-from elasticdl.elastic.link.store import KvServer, KvStore
+from elasticdl.elastic.link.store import KvServer, KvStore, Refusal
 
 NOBODY = 65534
 PUT_AND_PRINT = """
@@ -32,7 +32,7 @@ class TestKvStore:
         store = KvStore(lambda world, key, value: published.append((world, key, value)))
         return store, published
 
-    def test_an_entry_that_comes_before_its_world_is_kept_and_a_late_one_dropped(self):
+    def test_what_comes_before_its_world_holds_for_it_and_a_late_entry_is_dropped(self):
         store, _ = self.make()
         store.open_world(1, {})
         store.receive(2, ("global", "1"), b"early")
@@ -40,6 +40,10 @@ class TestKvStore:
         store.receive(1, ("global", "1"), b"late")
         assert store.get(("global", "1"), timeout=0) == b"early"
         assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
+        store.break_world(3)
+        store.open_world(3, {})
+        with pytest.raises(Refusal):
+            store.get(("global", "1"), timeout=0)
 
     def test_a_waiting_request_is_answered_by_what_comes(self):
         store, _ = self.make()
