@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee, in_threads, plain_losses, train_together
+from elastic_kit import Board, SumOfThreads, Trainee, in_threads
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 
 POLICY = BatchPolicy(16, None, 4)
@@ -16,20 +15,6 @@ POLICY = BatchPolicy(16, None, 4)
 def trainees(workers, kind=Trainee):
     board = Board(workers)
     return [kind(rank, board, POLICY) for rank in range(workers)]
-
-
-@pytest.fixture
-def small_buckets(monkeypatch):
-    """A bucket for each parameter."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
-
-
-@pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("bound", [None, 4, 16])
-def test_any_number_of_workers_and_buckets_gives_the_losses_of_plain_torch(workers, bound):
-    for member in train_together(workers, BatchPolicy(16, None, bound)):
-        torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
 
 
 def test_a_sparse_gradient_becomes_a_dense_one():
