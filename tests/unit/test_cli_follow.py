@@ -6,14 +6,17 @@ from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
-from test_cli_kubernetes import RUNNING, OneJob
+from test_cli_kubernetes import RUNNING, OneJob, master
 
 from elasticdl.cli import follow
 from elasticdl.cli.cluster.cluster_run import MasterWatch
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.common.errors import UnreachableError
+from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -84,6 +87,19 @@ def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_ag
     for now in (106.0, 116.0):
         view.hear(None, failure, now)
     assert screen.seen[2:] == [line]
+
+
+def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
+    class Labelled(OneJob):
+        def list(self, kind, **selection):
+            return [master("mine"), master("strange", "2", "other"), {"metadata": {"name": "x"}, "status": {}}]
+
+    assert find_master(Labelled(), "digits")["metadata"]["name"] == "mine"
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
 
 
 def entry(time, **fields):

@@ -240,7 +240,7 @@ def test_events_for_people(capsys):
     assert second.split()[1].endswith(":41.250")
 
 
-@pytest.mark.parametrize("rubbish", ["garbage{", "[" * 100_000, '{"time": NaN, "event": "phase"}'])
+@pytest.mark.parametrize("rubbish", ["garbage{", '"text"', "[" * 100_000, '{"time": NaN, "event": "phase"}'])
 def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
     job = ended_job("done")
     write_journal(job)

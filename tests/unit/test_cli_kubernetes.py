@@ -12,17 +12,15 @@ import yaml
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
-from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.packed_state import STATUS, pack
 from elasticdl.kube.manifests.yaml_text import as_yaml
-from elasticdl.master.shell.cluster_master import exit_code
-from elasticdl.master.state.values import Phase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -57,6 +55,15 @@ def test_an_account_of_the_users_is_used_as_it_is():
     kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
     assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
     assert made.master["spec"]["serviceAccountName"] == "me"
+
+
+def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
+    made = parts()
+    secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
+    assert secrets == {f"digits-{role}-tls" for role in Role}
+    for pod, role in ((made.master, "master"), (made.worker, "worker")):
+        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert mounted == [f"digits-{role}-tls"]
 
 
 def test_the_users_module_adapts_pods_and_service_but_not_the_labels(tmp_path):
@@ -231,14 +238,6 @@ def master(name="m", created="1", owner="digits-master"):
 RUNNING = master()
 
 
-def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
-    class Labelled(OneJob):
-        def list(self, kind, **selection):
-            return [master("mine"), master("strange", "2", "other"), {"metadata": {"name": "x"}, "status": {}}]
-
-    assert find_master(Labelled(), "digits")["metadata"]["name"] == "mine"
-
-
 @contextmanager
 def deaf(*_):
     raise UnreachableError("it did not answer")
@@ -358,11 +357,6 @@ def test_a_cluster_that_does_not_answer_hides_no_job_of_this_machine(home, capsy
     write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
     assert main(["status", "digits"]) == 0
     assert capsys.readouterr().out.startswith("job digits: succeeded")
-
-
-@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
-def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
-    assert exit_code(phase) == code
 
 
 def test_without_the_package_it_is_said_how_to_get_it():
