@@ -70,6 +70,16 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
     assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
 
 
+def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
+    """An image is tried for again and again."""
+    screen = Lines()
+    view = watching(None, screen)
+    for trouble in (MasterTrouble("quota"), MasterTrouble("quota"), *map(missing, ("not found", "Back-off") * 2)):
+        view.show_trouble(trouble)
+    view.show_trouble(MasterTrouble("its master is starting"))
+    assert screen.seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
+
+
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
     screen, job = Lines(), NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
@@ -166,6 +176,15 @@ def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_k
         heard = [each for each in following if each is not None]
     assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
     assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
+
+
+def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
+    monkeypatch.setattr(follow, "MOST_LINES", 2)
+    told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
+        following._feed._thread.join()  # all of it is there at the first look
+        heard = [each for each in following if isinstance(each, str)]
+    assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
 
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
