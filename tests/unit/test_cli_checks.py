@@ -7,9 +7,12 @@ import os
 import select
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from test_cli_kubernetes import parts
 
+from elasticdl.cli.cluster.submission import Submission
 from elasticdl.cli.local import new_job
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
@@ -114,3 +117,19 @@ def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
     check_that("import time; time.sleep(60)")
     with pytest.raises(UserError, match=r"longer than a worker's start may, 0\.1 s: --start_timeout gives it more$"):
         new_job.check_as_worker(JobSpec(start_timeout=0.1))
+
+
+def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
+    said, made = [], []
+    place = SimpleNamespace(
+        namespace="lab",
+        may=lambda *_: True,
+        serves=lambda group: group != "scheduling.volcano.sh",
+        create=lambda manifest, dry_run=False: made.append(manifest) or manifest,
+    )
+    gang = parts(gang=True, queue="volcano=lab", num_workers="3")
+    Submission(place, gang, said.append).within_rights().check()
+    assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
+    assert "PodGroup" not in {each["kind"] for each in made}
+    (worker,) = [each for each in made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
+    assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
