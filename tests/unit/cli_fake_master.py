@@ -150,8 +150,6 @@ def main() -> int:
     if part == "refuses":
         print("noise\n--port 80: the port is taken; choose another", file=sys.stderr)
         return 2
-    if part == "crashes":
-        raise RuntimeError("out of luck")
     if part == "slow":
         job.journal.touch()  # which is opened before signals are heard
         (job.path / "starting").touch()
@@ -175,8 +173,7 @@ def main() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if part == "stubborn":
             time.sleep(DEADLINE)
-        if part != "hurries":
-            master.wait_for_watcher()
+        master.wait_for_watcher()
         job.worker_out(0).write_text("printed by worker 0\n")
         with job.journal.open("a") as journal:
             play(master, journal, part, stopped)

@@ -4,7 +4,7 @@ import pytest
 
 hvd = pytest.importorskip("horovod.torch")
 
-from elasticdl.callbacks import Callback, LearningRateScheduler  # noqa: E402
+from elasticdl.callbacks import LearningRateScheduler  # noqa: E402
 from elasticdl.elastic.core.learning_rate import RateControl  # noqa: E402
 from elasticdl.job.spec import JobSpec  # noqa: E402
 from elasticdl.worker.batch_sizes import rate_rules  # noqa: E402
@@ -34,18 +34,3 @@ def test_the_rate_follows_epoch_and_number_of_workers(monkeypatch, epoch, rate):
     for workers in (1, 2, 4):
         monkeypatch.setattr(hvd, "size", lambda workers=workers: workers)
         assert control.target(epoch, workers) == pytest.approx(rate * workers)
-
-
-def test_every_hook_does_nothing_until_overridden():
-    calls = [
-        ("on_train_begin", ()),
-        ("on_world_change", (2, 0)),
-        ("on_epoch_begin", (0,)),
-        ("on_train_batch_end", (1, {"loss": 0.0})),
-        ("on_epoch_end", (0, {})),
-        ("on_evaluation_end", ({},)),
-        ("on_train_end", ()),
-    ]
-    assert {name for name, _ in calls} == {name for name in vars(Callback) if name.startswith("on_")}
-    for name, arguments in calls:
-        assert getattr(Callback(), name)(*arguments) is None

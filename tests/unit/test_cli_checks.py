@@ -7,9 +7,12 @@ import os
 import select
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from test_cli_kubernetes import parts
 
+from elasticdl.cli.cluster.submission import Submission
 from elasticdl.cli.local import new_job
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
@@ -27,22 +30,14 @@ def test_folders_become_absolute(tmp_path):
     assert absolute.checkpoint_dir == ""
 
 
-def test_urls_stay(tmp_path):
-    spec = JobSpec(checkpoint_dir="s3://bucket/run", training_data="memory://x", model_zoo="/zoo")
-    assert new_job.with_absolute_paths(spec, tmp_path) == spec
-
-
 def test_every_option_that_is_a_folder_is_treated_as_one():
     described = {name for name, field in JobSpec.model_fields.items() if str(field.description).startswith("folder")}
     assert described == {*new_job.FOLDERS_READ, *folders.WRITTEN}
 
 
-def test_a_folder_that_can_be_made_is_fine_and_nothing_is_left(tmp_path):
+def test_a_file_is_no_folder_and_one_that_can_be_made_is_well(tmp_path):
     folders.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match=r"^--output .* must be a folder"):
@@ -59,12 +54,6 @@ def test_an_unwritable_folder_is_refused_and_nothing_is_left(tmp_path, monkeypat
     ):
         folders.require_writable("--output", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
-def test_a_really_unwritable_folder():
-    with pytest.raises(UserError, match=r"^--checkpoint_dir /proc/nowhere can't be written"):
-        folders.require_writable_folders(JobSpec(checkpoint_dir="/proc/nowhere"))
 
 
 def test_a_missing_program(tmp_path, monkeypatch):
@@ -102,12 +91,6 @@ def test_the_check_gets_the_job(check_that, tmp_path):
     assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
 
 
-def test_what_the_check_finds_is_relayed(check_that):
-    check_that("import sys; print('noise', file=sys.stderr); print('no module', file=sys.stderr); sys.exit(2)")
-    with pytest.raises(UserError, match=r"^no module$"):
-        new_job.check_as_worker(JobSpec())
-
-
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):
@@ -136,10 +119,17 @@ def test_a_check_may_take_as_long_as_a_worker_may_to_start(check_that):
         new_job.check_as_worker(JobSpec(start_timeout=0.1))
 
 
-def test_a_package_of_the_same_name_in_the_current_folder_is_passed_over(tmp_path, monkeypatch):
-    for folder in ("elasticdl", "zoo"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "elasticdl" / "__init__.py").touch()  # as in a checkout of the older ElasticDL
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"there is no zoo/nothing\.py"):
-        new_job.check_as_worker(JobSpec(model_zoo="zoo", model_def="nothing"))
+def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
+    said, made = [], []
+    place = SimpleNamespace(
+        namespace="lab",
+        may=lambda *_: True,
+        serves=lambda group: group != "scheduling.volcano.sh",
+        create=lambda manifest, dry_run=False: made.append(manifest) or manifest,
+    )
+    gang = parts(gang=True, queue="volcano=lab", num_workers="3")
+    Submission(place, gang, said.append).within_rights().check()
+    assert said == ["warning: --queue volcano=lab: the cluster has no Volcano to heed it"]
+    assert "PodGroup" not in {each["kind"] for each in made}
+    (worker,) = [each for each in made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
+    assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"

@@ -18,11 +18,9 @@ from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.course import show_course
 from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
-from elasticdl.cli.master_client import connect
-from elasticdl.common.errors import UnreachableError
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
-from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LOST = "its master died without saving a final status"
@@ -81,6 +79,10 @@ def test_the_life_of_a_job(dead_pid):
     assert handle_of(job).life() is Life.LOST
     job.write_master(MasterAddress.of_this_process("127.0.0.1:1", TOKEN))
     assert handle_of(job).life() is Life.RUNNING
+    for damaged in ("{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'):
+        job.master.write_text(damaged)
+        os.utime(job.path, (1e9, 1e9))
+        assert handle_of(job).life() is Life.LOST
     write_aside(job.status, "{}")
     assert handle_of(job).life() is Life.ENDED
 
@@ -111,25 +113,14 @@ def test_of_older_jobs_what_their_trainings_were_stopped_with_is_deleted():
     assert (len(list_jobs()), kept) == (KEPT_STATES + 2, [f"old-{number}" for number in range(KEPT_STATES + 1, 1, -1)])
 
 
-def test_all_jobs_are_listed(capsys, running, dead_pid):
-    ended_job("done", reason="training is complete")
+def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
+    ended_job("done", reason="training is complete", metrics={"accuracy": 0.5})
     new_job("gone").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
     code, out, err = run(capsys, "status")
     assert (code, err) == (0, "")
     rows = {line.split()[0]: line for line in out.splitlines()[1:]}
-    assert "running" in rows["live"]
-    assert "3/10" in rows["live"]
-    assert "succeeded" in rows["done"]
-    assert "training is complete" in rows["done"]
-    assert "lost" in rows["gone"]
-
-
-def test_no_jobs(capsys):
-    assert run(capsys, "status") == (0, "there are no jobs\n", "")
-
-
-def test_one_job_while_it_runs_and_after(capsys, running):
-    ended_job("done", metrics={"accuracy": 0.5})
+    for name, shown in (("live", ("running", "3/10")), ("done", ("succeeded", "is complete")), ("gone", ("lost",))):
+        assert all(part in rows[name] for part in shown)
     assert "step 3/10" in run(capsys, "status", "live")[1]
     _, out, _ = run(capsys, "status", "done")
     assert "job done: succeeded" in out
@@ -152,9 +143,7 @@ def test_the_only_running_job_need_not_be_named(capsys, running):
     assert run(capsys, "scale", "2-4") == (0, "from 2 to 4 workers\n", "")
     assert run(capsys, "scale", "live", "3") == (0, "from 3 to 3 workers\n", "")
     assert [(request.min_workers, request.max_workers) for request in running.requests] == [(2, 4), (3, 3)]
-
-
-def test_which_job_is_asked_when_it_is_not_clear(capsys, running):
+    assert run(capsys, "scale", "live", "9") == (2, "", "elasticdl scale: this machine has 8 slots\n")
     new_job("other").write_master(MasterAddress("127.0.0.1:1", TOKEN, os.getpid()))
     code, _, err = run(capsys, "scale", "3")
     assert code == 2
@@ -163,16 +152,12 @@ def test_which_job_is_asked_when_it_is_not_clear(capsys, running):
 
 def test_no_running_job_to_choose(capsys):
     ended_job("done")
-    code, _, err = run(capsys, "stop")
-    assert (code, err) == (2, "elasticdl stop: no job is running; name one to look at an old one (newest jobs: done)\n")
-
-
-def test_a_job_that_is_over_can_not_be_scaled(capsys):
-    ended_job("done")
+    told = "elasticdl stop: no job is running; name one to look at an old one (newest jobs: done)\n"
+    assert run(capsys, "stop") == (2, "", told)
     assert run(capsys, "scale", "done", "3") == (2, "", "elasticdl scale: job done is not running: it has succeeded\n")
 
 
-@pytest.mark.parametrize("workers", ["none", "0", "4-2", "1-1000000000"])
+@pytest.mark.parametrize("workers", ["0", "1-1000000000"])
 def test_a_wrong_number_of_workers(capsys, running, workers):
     code, _, err = run(capsys, "scale", "live", workers)
     assert (code, err) == (
@@ -180,10 +165,6 @@ def test_a_wrong_number_of_workers(capsys, running, workers):
         f"elasticdl scale: {workers!r} is not a number of workers: write N or MIN-MAX, as in 3 or 2-4, from 1 to 10000\n",
     )
     assert running.requests == []
-
-
-def test_what_the_master_refuses_is_the_users_mistake(capsys, running):
-    assert run(capsys, "scale", "live", "9") == (2, "", "elasticdl scale: this machine has 8 slots\n")
 
 
 def test_a_master_that_does_not_answer_is_one_line(capsys):
@@ -197,16 +178,10 @@ def test_a_master_that_does_not_answer_is_one_line(capsys):
     assert "unreachable" in run(capsys, "status")[1]
 
 
-def test_another_jobs_token_does_not_work(running):
-    address = JobDir(jobs_root() / "live").read_master()
-    with (
-        connect(MasterAddress(address.address, "guessed", 1).endpoint) as client,
-        pytest.raises(UnreachableError, match="token"),
-    ):
-        client.scale(WorkerRange(minimum=1, maximum=1))
-
-
-def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
+@pytest.mark.parametrize(
+    ("flags", "checkpoint", "now"), [([], True, False), (["--now"], False, True), (["--no-checkpoint"], False, False)]
+)
+def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running, flags, checkpoint, now):
     def end_when_asked() -> None:
         running.wait_for_requests(1)
         status = pb.JobStatus(job_name="live", phase="stopped", step=4)
@@ -214,16 +189,8 @@ def test_stop_asks_and_waits_until_the_job_has_ended(capsys, running):
 
     master = threading.Thread(target=end_when_asked)
     master.start()
-    assert run(capsys, "stop") == (0, "job live stopped at step 4\n", "")
+    assert run(capsys, "stop", *flags) == (0, "job live stopped at step 4\n", "")
     master.join(DEADLINE)
-    (request,) = running.requests
-    assert (request.checkpoint, request.now) == (True, False)
-
-
-@pytest.mark.parametrize(("flag", "checkpoint", "now"), [("--now", False, True), ("--no-checkpoint", False, False)])
-def test_how_a_job_is_stopped(capsys, monkeypatch, running, flag, checkpoint, now):
-    monkeypatch.setattr("elasticdl.cli.job_handle.JobHandle.wait_until_over", lambda *args: None)
-    run(capsys, "stop", "live", flag)
     (request,) = running.requests
     assert (request.checkpoint, request.now) == (checkpoint, now)
 
@@ -265,13 +232,6 @@ def write_journal(job: JobDir) -> None:
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in JOURNAL))
 
 
-def test_events_as_json_are_the_journal(capsys):
-    write_journal(ended_job("done"))
-    code, out, _ = run(capsys, "events", "done", "--json")
-    assert code == 0
-    assert [json.loads(line) for line in out.splitlines()] == JOURNAL
-
-
 def test_events_for_people(capsys):
     write_journal(ended_job("done"))
     first, second = run(capsys, "events", "done")[1].splitlines()
@@ -280,17 +240,7 @@ def test_events_for_people(capsys):
     assert second.split()[1].endswith(":41.250")
 
 
-def test_a_line_that_is_still_being_written_is_left_out(capsys):
-    job = ended_job("done")
-    write_journal(job)
-    with job.journal.open("a") as journal:
-        journal.write('{"time": 1')
-    assert len(run(capsys, "events", "done", "--json")[1].splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    "rubbish", ["garbage{", "[" * 100_000, '"text"', '{"time": NaN, "event": "phase"}', "\x00\x1b[31m"]
-)
+@pytest.mark.parametrize("rubbish", ["garbage{", '"text"', "[" * 100_000, '{"time": NaN, "event": "phase"}'])
 def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
     job = ended_job("done")
     write_journal(job)
@@ -301,12 +251,6 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
         assert (code, len(out.splitlines())) == (0, 2)
         assert err == "damaged lines of the journal, which are left out: 1\n"
     assert len(list(read_journal(job.journal))) == 2
-
-
-def test_an_entry_with_a_stack_that_is_none_is_shown_without(capsys):
-    ended_job("done").journal.write_text('{"time": 1, "event": "worker_stuck", "worker": 0, "stack": 3}\n')
-    code, out, _ = run(capsys, "events", "done")
-    assert (code, out.split()[2:]) == (0, ["worker_stuck", "worker=0"])
 
 
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
@@ -329,20 +273,24 @@ def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(caps
     assert "\nepoch -, step 19,990, elapsed 0:48:20\n" in run(capsys, "status", "gone")[1]
 
 
-def follow(*argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "elasticdl.cli", *argv], stdout=subprocess.PIPE, text=True)
-
-
-def test_following_events_ends_with_the_job(running):
+def test_following_events_and_logs_ends_with_the_job(running):
     job = JobDir(jobs_root() / "live")
     write_journal(job)
-    with follow("events", "-f", "--json") as process:
-        assert [json.loads(process.stdout.readline()) for _ in JOURNAL] == JOURNAL
+    job.master_log.write_text("first\n")
+    command, settings = [sys.executable, "-m", "elasticdl.cli"], {"stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([*command, "events", "-f", "--json"], **settings) as events,
+        subprocess.Popen([*command, "logs", "live", "--follow"], **settings) as logs,
+    ):
+        assert [json.loads(events.stdout.readline()) for _ in JOURNAL] == JOURNAL
+        assert logs.stdout.readline() == "master    | first\n"
         with job.journal.open("a") as journal:
             journal.write('{"time": 2, "event": "job_finished"}\n')
-        assert json.loads(process.stdout.readline())["event"] == "job_finished"
+        job.worker_log(4).write_text("hello\n")
+        assert json.loads(events.stdout.readline())["event"] == "job_finished"
+        assert logs.stdout.readline() == "worker-4  | hello\n"
         write_aside(job.status, "{}")
-        assert process.wait(DEADLINE) == 0
+        assert (events.wait(DEADLINE), logs.wait(DEADLINE)) == (0, 0)
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
@@ -370,20 +318,11 @@ def test_logs_are_interleaved_by_time_under_their_writers_names(capsys):
         "master    | 2026-01-01 00:00:04,000 end",
         "worker-10 | unfinished",
     ]
-
-
-def test_the_log_of_one_worker_is_as_it_wrote_it(capsys):
-    write_logs(ended_job("done"))
     assert run(capsys, "logs", "done", "--worker", "0")[1] == "2026-01-01 00:00:02,000 zero\nTraceback\n"
-
-
-def test_a_worker_that_never_was(capsys):
-    write_logs(ended_job("done"))
-    code, _, err = run(capsys, "logs", "done", "--worker", "7")
-    assert (code, err) == (
-        2,
-        "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n",
-    )
+    told = "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n"
+    assert run(capsys, "logs", "done", "--worker", "7") == (2, "", told)
+    ended_job("bare").logs.rmdir()
+    assert run(capsys, "logs", "bare") == (0, "", "")
 
 
 def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running):
@@ -405,17 +344,6 @@ def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running
     )
 
 
-def test_following_logs_takes_up_new_workers(running):
-    job = JobDir(jobs_root() / "live")
-    job.master_log.write_text("first\n")
-    with follow("logs", "live", "--follow") as process:
-        assert process.stdout.readline() == "master    | first\n"
-        job.worker_log(4).write_text("hello\n")
-        assert process.stdout.readline() == "worker-4  | hello\n"
-        write_aside(job.status, "{}")
-        assert process.wait(DEADLINE) == 0
-
-
 def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(capsys, dead_pid):
     failed, stopped = ended_job("bad", phase="failed", reason="out of luck"), ended_job("cut", phase="stopped")
     lost = new_job("gone")
@@ -426,21 +354,6 @@ def test_whoever_follows_a_job_that_has_not_succeeded_is_told_by_the_exit_code(c
         assert err.endswith(f"elasticdl status: job {job.name} {said}; all logs: {job.logs}\n")
     code, _, err = run(capsys, "status", "--follow", stopped.name)
     assert (code, err.splitlines()[-1]) == (1, "elasticdl status: job cut was stopped")
-
-
-def test_a_job_with_a_damaged_status_has_a_report(capsys, tmp_path):
-    job = ended_job("bad")
-    write_journal(job)
-    job.status.write_text("{")
-    assert run(capsys, "report", "bad", "--out", str(tmp_path / "bad.html"))[0] == 0
-
-
-@pytest.mark.parametrize("damaged", ["{", "[]", '{"address": "127.0.0.1:1", "of_next_year": 1}'])
-def test_a_job_whose_masters_file_is_damaged_has_no_master(damaged):
-    job = new_job("bad")
-    job.master.write_text(damaged)
-    os.utime(job.path, (1e9, 1e9))
-    assert handle_of(job).life() is Life.LOST
 
 
 @pytest.mark.parametrize("name", ["status.json", "master.json", "journal.jsonl"])
@@ -456,14 +369,7 @@ def test_a_file_that_can_not_be_read_is_one_line_and_hides_no_other_job(capsys, 
 
 
 @pytest.mark.parametrize("follow", [(), ("--follow",)])
-def test_logs_that_somebody_has_removed_are_none(capsys, follow):
-    (ended_job("done").logs).rmdir()
-    assert run(capsys, "logs", "done", *follow) == (0, "", "")
-    assert "it has logs of nobody" in run(capsys, "logs", "done", "--worker", "1")[2]
-
-
-@pytest.mark.parametrize("follow", [(), ("--follow",)])
-@pytest.mark.parametrize("damaged", [b"", b'{"phase"', b'{"phase": 3}', b"\xff"])
+@pytest.mark.parametrize("damaged", [b'{"phase"', b'{"phase": 3}', b"\xff"])
 def test_a_damaged_status_is_one_line(capsys, damaged, follow):
     ended_job("bad").status.write_bytes(damaged)
     code, out, err = run(capsys, "status", "bad", *follow)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -46,12 +45,9 @@ def command(tmp_path, monkeypatch):
     started: list[subprocess.Popen[str]] = []
 
     def start(*argv: str, **settings: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *argv],
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings},
-        )
-        started.append(process)
-        return process
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings}
+        started.append(subprocess.Popen([sys.executable, "-c", DRIVER, *argv], **settings))
+        return started[-1]
 
     yield start
     for process in started:
@@ -86,15 +82,8 @@ def jobs() -> list[Path]:
 
 def masters() -> list[int]:
     """Processes of masters of this test's jobs."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().decode()
-        except OSError:
-            continue  # it has just ended
-        if str(jobs_root()) in line:
-            found.append(int(path.parent.name))
-    return [pid for pid in found if psutil.pid_exists(pid)]
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if str(jobs_root()) in " ".join(each.info["cmdline"] or ())]
 
 
 def test_a_job_from_start_to_end(command, tmp_path):
@@ -114,26 +103,6 @@ def test_a_job_from_start_to_end(command, tmp_path):
     assert (spec.job_name, spec.model_zoo) == ("one", os.getcwd())
     assert masters() == []
     assert not output.exists(), "the check of the folder left it behind"
-
-
-def test_a_job_that_ends_sooner_than_it_can_be_reached(command):
-    code, out, err = end_of(command("train", "--model_def=hurries", "--job_name=quick"))
-    assert (code, out) == (0, "printed by worker 0\n")
-    assert "evaluation at step 20: accuracy 0.5" in err
-    assert "job quick succeeded: 20 steps" in err
-
-
-def test_a_name_is_made_up(command):
-    _, _, err = end_of(command("train", "--model_def=ok"))
-    (job,) = jobs()
-    assert re.fullmatch(r"[a-z]+-[a-z]+-\d\d", job.name)
-    assert err.startswith(f"job {job.name} started")
-
-
-def test_a_name_is_free_again_when_its_job_is_over(command):
-    for _ in range(2):
-        assert end_of(command("train", "--model_def=ok", "--job_name=again"))[0] == 0
-    assert [job.name for job in jobs()] == ["again"]
 
 
 def test_what_a_check_finds_leaves_all_as_it_was(command, tmp_path):
@@ -206,26 +175,11 @@ def test_a_master_that_refuses_is_relayed_and_leaves_nothing(command):
     assert jobs() == []
 
 
-def test_a_master_that_crashes_at_its_start(command):
-    code, _, err = end_of(command("train", "--model_def=crashes"))
-    assert code == 1
-    assert err.startswith("elasticdl train: the master ended with exit code 1 before the job had ended")
-    assert err.rstrip().endswith("RuntimeError: out of luck")
-
-
 def test_a_master_that_vanishes(command):
     code, _, err = end_of(command("train", "--model_def=vanishes"))
     assert code == 1
     assert "\nelasticdl train: the master was killed by SIGKILL before the job had ended" in err
     assert err.rstrip().endswith("last words")
-
-
-def test_a_mistake_found_by_the_check_starts_nothing(command, tmp_path):
-    found = "module nosuch is not in the zoo"
-    (tmp_path / "pretend_check.py").write_text(f"import sys; print({found!r}, file=sys.stderr); sys.exit(2)")
-    code, out, err = end_of(command("train", "--model_def=ok"))
-    assert (code, out, err) == (2, "", "elasticdl train: module nosuch is not in the zoo\n")
-    assert jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -261,7 +215,6 @@ sys.exit(cli.main([]))
 @pytest.mark.parametrize(
     ("number", "code", "ignored"),
     [
-        (signal.SIGTERM, 143, ()),
         (signal.SIGHUP, 129, ()),
         (signal.SIGINT, 130, [signal.SIGINT]),  # as a shell starts it with &
         (signal.SIGTERM, 143, [signal.SIGHUP]),  # as nohup does: a SIGHUP changes nothing
@@ -298,16 +251,6 @@ def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     assert masters() == []
 
 
-def test_ctrl_c_while_the_master_starts(command):
-    process = command("train", "--model_def=slow", "--job_name=slow")
-    while not (jobs_root() / "slow" / "starting").exists():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert_was_interrupted(process)
-    assert masters() == []
-    assert jobs() == []  # else its name would be taken, and the job be said to start, for a minute
-
-
 def test_ctrl_c_while_the_master_starts_brings_back_the_old_job_of_the_name(command):
     assert end_of(command("train", "--model_def=ok", "--job_name=slow"))[0] == 0
     before = (jobs_root() / "slow" / "status.json").read_text()
@@ -330,36 +273,12 @@ def test_readers_that_go_away_are_no_matter_to_the_job(command):
     assert masters() == []
 
 
-def test_output_that_is_closed_is_no_matter(command):
-    process = command("train", "--model_def=ok", "--job_name=one", stdout=None, preexec_fn=lambda: os.close(1))
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
-    assert "job one succeeded" in err
-
-
 def test_a_full_disk_under_the_output_is_told_in_one_line(command):
     with open("/dev/full", "w", encoding="utf-8") as full:
         process = command("status", stdout=full)
         _, err = process.communicate(timeout=TIMEOUT)
     told = "elasticdl status: No space left on device: neither what it prints nor its files can be written\n"
     assert (process.returncode, err) == (1, told)
-
-
-def test_ctrl_c_during_the_check(command, tmp_path):
-    (tmp_path / "pretend_check.py").write_text(
-        textwrap.dedent(f"""
-            import pathlib, sys, time
-            pathlib.Path({str(tmp_path / "checking")!r}).write_text("")
-            sys.stdin.read()
-            time.sleep({TIMEOUT})
-            """)
-    )
-    process = command("train", "--model_def=ok")
-    while not (tmp_path / "checking").exists():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert_was_interrupted(process)
-    assert jobs() == []
 
 
 def test_run_hands_the_program_over_as_typed(command):

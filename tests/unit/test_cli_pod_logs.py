@@ -1,6 +1,7 @@
 """Whose lines they are in the log of a pod in which several workers ran, and which pod is read for a worker."""
 
 import pytest
+import urllib3
 from test_cli_printed import OUT, Pods, Shown, shown_of
 
 from elasticdl.cli.cluster import pod_logs
@@ -71,6 +72,33 @@ def test_who_asks_for_what_is_on_a_lost_node_is_told_that_and_not_that_it_never_
     assert list(pod_logs.read_logs(LostNode(SHARED, SHARED), "job", 2)) == ["b"]
 
 
+class BreaksOff(Pods):
+    """Each reading of the log sees a little more of it; it breaks off at a null byte, as when the API server is gone."""
+
+    def __init__(self, *readings):
+        super().__init__(readings[-1])
+        self.readings = list(readings)
+
+    def log(self, pod, follow=False, timestamps=False):
+        log = super().log(pod, follow, timestamps)
+        reading = self.readings.pop(0) if self.readings[1:] else self.readings[0]
+
+        def stream(amt):
+            yield from reading.removesuffix("\0").encode().splitlines(keepends=True)
+            if reading.endswith("\0"):
+                raise urllib3.exceptions.ProtocolError("broken")
+
+        log.stream = stream
+        return log
+
+
+def test_a_log_that_breaks_off_is_followed_on_from_there(monkeypatch):
+    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
+    pods = BreaksOff("one\ntwo\n\0", "one\n\0", "one\ntwo\nthree\n\0", "one\ntwo\nthree\nfour\n")
+    lines = list(pod_logs.follow_logs(pods, "job", 0, lambda: not pods.readings[1:]))
+    assert lines == ["one", "two", "three", "four"]
+
+
 def test_who_follows_logs_and_may_not_read_them_is_told_so():
     refused = NotDoneError(403, 'you may not read the log of w-1: User "u" cannot get resource "pods/log"')
     with pytest.raises(UserError, match="you may not read the log"):
@@ -99,8 +127,7 @@ FIFTH = (SHARED, said(1, "starting worker 5") + "1970-01-01T00:00:02Z c\n")
 
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize(
-    ("entry", "read"),
-    [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])],
+    ("entry", "read"), [({"place": "w-1"}, ["w-1"]), ({}, ["w-0", "w-1"]), ({"place": "removed"}, ["w-0", "w-1"])]
 )
 def test_of_a_worker_only_its_pod_is_read_if_it_is_known_which_that_is(follow, entry, read):
     pods = JobPods(*FIFTH, entry=entry)

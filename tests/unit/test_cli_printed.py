@@ -11,7 +11,6 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.local.local_logs import LocalLogs
 from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
@@ -110,26 +109,6 @@ def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
     assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
 
 
-def test_what_a_worker_prints_while_a_world_is_formed_is_shown_once():
-    """A look reads how long the log is, and then the marks: a mark that comes in between is of what is not read yet."""
-    job = Job()
-    job.launched(0, 1)
-    job.world(0, 1)
-    job.print(0, "a\n")
-    own_lines = job.prints._marks.lines
-
-    def lines(most):
-        job.prints._marks.lines = own_lines
-        job.world(1, 0)
-        job.print(0, "not rank 0 any more\n")
-        job.print(1, "b\n")
-        return own_lines(most)
-
-    job.prints._marks.lines = lines
-    job.look()
-    assert job.look() == "a\nb\n"
-
-
 def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_again():
     job = Job()
     job.launched(0, 1)
@@ -139,14 +118,7 @@ def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_agai
     job.world(1)
     job.print(1, "step 1\n")
     assert job.look() == "Traceback\nstep 1\n"
-
-
-def test_a_first_rank_0_is_shown_from_its_beginning_if_nobody_was_shown_before():
-    job = Job()
-    job.launched(0, 1)
-    job.print(1, "loads\n")
-    job.world(1, 0)
-    assert job.look() == "loads\n"
+    assert [job.prints.has_shown(text) for text in ("Traceback", "Traceback\nValueError")] == [True, False]
 
 
 def test_all_workers_have_their_names_before_each_line():
@@ -159,22 +131,7 @@ def test_all_workers_have_their_names_before_each_line():
     assert job.look() == "[worker 0] a\n[worker 0] b\n[worker 0] 100%|\n[worker 1] c\n[worker 1] unfinished\n"
 
 
-def test_some_ranks_and_none():
-    for ranks, seen in (("0,1", "[worker 5] b\n[worker 0] a\n"), ("1", "a\n"), ("7", ""), ("none", "")):
-        job = Job(ranks)
-        job.launched(0, 5, 6)
-        job.world(5, 0, 6)
-        job.print(0, "a\n")
-        job.print(5, "b\n")
-        job.print(6, "c\n")
-        assert sorted(job.look().splitlines()) == sorted(seen.splitlines()), ranks
-        for path in (*job.dir.logs.iterdir(), job.dir.logs, job.dir.path):
-            path.unlink() if path.is_file() else path.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"), [("all", "all"), ("none", "none"), (0, "0"), ("0, 1", "0,1"), ([0, 2], "0,2")]
-)
+@pytest.mark.parametrize(("given", "kept"), [("none", "none"), ("0, 1", "0,1"), ([0, 2], "0,2")])
 def test_ranks_as_they_are_given(given, kept):
     assert parse_ranks(given) == kept
     assert JobSpec(log_ranks=given).log_ranks == kept
@@ -187,15 +144,6 @@ def test_what_are_no_ranks(given):
 
 
 # ---- where it goes ----
-
-
-def test_both_streams_are_told_apart_where_they_lead_apart():
-    job = Job(stdout_apart=True)
-    job.launched(0)
-    job.print(0, "result\n", to=job.dir.worker_out)
-    job.print(0, "warning\n")
-    job.look()
-    assert job.shown.texts == {OUT: "result\n", ERR: "warning\n"}
 
 
 def test_one_file_for_both_streams_where_both_lead_to_one_place(tmp_path):
@@ -223,17 +171,6 @@ def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_lon
     lines.end(with_newline=False)
     assert shown.texts[OUT].endswith("xc")
     assert shown.begun == ""
-
-
-def test_what_was_shown_is_known():
-    job = Job()
-    job.launched(0)
-    job.print(0, "x\nTraceback\nValueError: y\n")
-    job.look()
-    job.world(1)
-    job.look()
-    assert job.prints.has_shown("Traceback\nValueError: y")
-    assert not job.prints.has_shown("Traceback\nValueError: z")
 
 
 def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobody_up():
@@ -395,8 +332,3 @@ def test_who_may_not_read_logs_is_told_so_once():
     pods.list = refuse
     shown = shown_of(pods, "0")
     assert shown.said == ["what workers print can't be shown at the moment: you may not get pods/log"]
-
-
-def test_the_logs_of_pods_are_in_the_order_of_time():
-    pods = Pods("1970-01-01T00:00:01Z a\n1970-01-01T00:00:03Z c\n", "1970-01-01T00:00:02Z b\n1970-01-01T00:00:04Z d\n")
-    assert [line[-1] for line in pod_logs.read_logs(pods, "job", None)] == list("abcd")

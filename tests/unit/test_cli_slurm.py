@@ -95,13 +95,6 @@ def test_whoever_waits_for_a_master_in_the_queue_asks_slurm_seldom(slurm, job):
     assert len(slurm.calls("squeue")) == 1
 
 
-def test_a_slurm_that_does_not_answer_hides_no_master(slurm, job):
-    slurm.says("squeue", "exit 1")
-    assert (handle_of(job).over(), handle_of(job).absence()) == ("", "Slurm refuses squeue: ")
-    job.write_master(MasterAddress("host:1", "", 1))
-    assert (handle_of(job).over(), handle_of(job).absence()) == ("", "")
-
-
 def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(
     slurm, job, monkeypatch, capsys
 ):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
+from elasticdl.cli.screens import PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
@@ -66,38 +66,23 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
 
 
 def test_a_worker_is_shown_with_its_process_and_that_it_trains():
-    slow = pb.WorkerStatus(
-        worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x the others"
-    )
-    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x the others"
-    waiting = pb.WorkerStatus(worker_id=3, state="pending", rank=-1, reason="no slot is free")
-    assert wording.worker_line(waiting) == "worker 3: pending: no slot is free"
+    slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
+    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
     row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
 
 
-def test_before_the_first_status_the_panel_makes_up_no_workers():
-    screen = LiveScreen(console := Console(width=100, file=io.StringIO(), record=True), clock=lambda: 0.0)
-    console.print(screen)
-    shown = console.export_text()
-    assert "─ pending ─" in shown
-    assert "workers" not in shown
-
-
-def test_plain_lines_say_what_workers_wait_for_once_and_again_when_it_changes():
+def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for():
     lines: list[str] = []
     screen = PlainScreen(lines.append, log_loss_steps=100)
-
-    def show(*reasons: str) -> None:
-        waiting = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n, why in enumerate(reasons) if why]
-        screen.show(pb.JobStatus(phase="pending", workers=waiting))
-
-    show("0/2 nodes are available", "0/2 nodes are available", "quota: used 4")
-    show("0/3 nodes are available", "0/2 nodes are available", "quota: used 5")
-    assert sorted(lines) == ["worker 2 waits: quota: used 4", "workers 0, 1 wait: 0/2 nodes are available"]
-    show("quota: used 5", "", "quota: used 5")
-    show("0/3 nodes are available", "", "quota: used 5")
-    assert lines[2:] == ["worker 0 waits: 0/3 nodes are available"]
+    for step in (0, 1, 99, 100, 101, 350, 360):
+        screen.show(status_of(step=step))
+    whole = "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
+    assert lines == ["worker 3 waits: no slot is free", whole, whole.replace("100/", "350/")]
+    for why in ("no node", "no node", "quota"):
+        workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n in range(2)]
+        screen.show(pb.JobStatus(phase="pending", workers=workers))
+    assert lines[3:] == ["workers 0, 1 wait: no node", "workers 0, 1 wait: quota"]
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
@@ -109,44 +94,8 @@ def test_a_loss_that_the_script_does_not_tell_is_not_made_up():
     assert "loss nan" in wording.progress_line(status_of(loss=math.nan))  # it has diverged
 
 
-def test_the_panel_has_a_bar_on_a_line_of_its_own():
-    lines = drawn(status_of()).splitlines()
-    (bar,) = (number for number, line in enumerate(lines) if "━" in line)
-    assert "worker  state" in lines[bar + 1]
-
-
-def test_what_is_not_known_yet_is_not_made_up():
-    shown = drawn(status_of(step=0, samples=0, total_steps=0, total_epochs=0, time_left=-1, workers=[]))
-    assert "loss -" in shown
-    assert "left ?" in shown
-
-
 def test_text_from_outside_is_never_taken_for_markup():
     assert "[/b] failed [red]" in drawn(status_of(last_change="[/b] failed [red]"))
-
-
-def test_the_live_screen_keeps_what_happened_and_clears_the_panel():
-    out = io.StringIO()
-    screen = LiveScreen(Console(file=out, force_terminal=True, width=100), clock=lambda: 0.0)
-    with screen.live():
-        screen.show(status_of())
-        screen.line("evaluation at step 5")
-    assert "evaluation at step 5" in out.getvalue()
-    assert "brave-otter-42 · running" in out.getvalue()
-
-
-def test_plain_progress_comes_each_so_many_steps():
-    lines: list[str] = []
-    screen = PlainScreen(lines.append, log_loss_steps=100)
-    for step in (0, 1, 99, 100, 101, 350, 360):
-        screen.show(status_of(step=step))
-    screen.line("something happened")
-    assert lines.pop(0) == "worker 3 waits: no slot is free"
-    assert [line.split(", ")[1] for line in lines[:-1]] == ["step 100/5,000", "step 350/5,000"]
-    assert lines[0] == (
-        "epoch 2/4, step 100/5,000, loss 0.1235, 4,321 samples/s, 2 workers, elapsed 0:00:30, left 0:01:30"
-    )
-    assert lines[-1] == "something happened"
 
 
 def test_of_what_comes_by_often_plain_lines_have_the_newest_every_ten_seconds():
@@ -177,13 +126,6 @@ def test_on_a_terminal_the_newest_stands_in_the_panel_and_stays_when_it_goes(mon
             screen.passing("epoch", f"epoch {epoch} finished")
     assert [f"epoch {epoch} finished" in out.getvalue() for epoch in (0, 148)] == [False, False]
     assert out.getvalue().endswith("epoch 149 finished\n")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00:00"), (59.9, "0:00:59"), (3661, "1:01:01"), (-1, "?"), (float("inf"), "?")]
-)
-def test_durations(seconds, shown):
-    assert wording.duration(seconds) == shown
 
 
 def test_a_worker_that_leaves_as_it_should_is_no_news():
@@ -230,97 +172,67 @@ def test_the_summary():
     ]
 
 
-def test_when_the_states_were_last_compared_is_shown():
-    status = status_of(compared_step=1280, compared_workers=3)
-    (line,) = wording.finding_lines(status)
-    assert line == "all 3 workers held the same state after step 1,280"
-    assert line in drawn(status)
-    assert wording.finding_lines(status_of()) == []
-
-
-def test_how_a_job_scales_is_shown_and_what_follows_from_it():
-    status = status_of(
-        advice="2 workers do 1.3 times the work of one", decision="stays at 2: --num_workers allows no more"
-    )
-    lines = wording.finding_lines(status)
-    assert lines == [f"scaling: {status.advice}", f"scaling: {status.decision}"]
-    assert all(line in drawn(status) for line in lines)
-    assert wording.finding_lines(status_of()) == []
-
-
-def test_a_curve_is_for_programs():
-    entry = {"time": 0.0, "event": "advice", "text": "2 workers: ...", "curve": [{"workers": 1, "speedup": 1.0}]}
-    assert wording.event_line(entry).endswith("text=2 workers: ...")
-    assert news(entry) == "scaling: 2 workers: ..."
-    decision = {"time": 0.0, "event": "decision", "workers": 2, "reason": "stays at 2: ..."}
-    assert news(decision) == "scaling: stays at 2: ..."
-
-
-def test_how_slow_a_worker_is_is_told_in_round_numbers():
-    entry = {"time": 0, "event": "worker_slow", "worker": 1, "host": "node-b", "phase": "update", "factor": 283.32}
-    told = news({**entry, "seconds": 0.100616})
-    assert told == "worker 1 on node-b is slow: update 283x the others, who wait 0.1 s a step for it"
-
-
-def test_a_world_says_from_which_step_if_there_was_one_and_one_worker_is_one():
-    entry = {"time": 0, "event": "world_formed", "world": 1, "members": [0], "step": 0, "reason": "it is ready"}
-    assert news(entry) == "world 1: 1 worker (0): it is ready"
-    assert news({**entry, "step": 40}) == "world 1: 1 worker (0) from step 40: it is ready"
-    asked = [news({"time": 0, "event": "scale_requested", "workers": workers}) for workers in ("1", "2-4")]
-    assert asked == ["asked for 1 worker", "asked for 2-4 workers"]
-
-
-def test_between_two_worlds_no_number_of_workers_is_told():
-    assert "worker" not in wording.progress_line(status_of(workers=[pb.WorkerStatus(worker_id=0, state="finished")]))
-
-
 STOPPED = {"time": 0, "event": "stop_requested", "checkpoint": True}
 KEPT = {"time": 1, "event": "checkpoint", "step": 1250, "path": "/home/jobs/brave-otter-42/stopped-0000001250.state"}
 UNKEPT = {"time": 1, "event": "checkpoint_failed", "step": 1250, "reason": "pods share no folder"}
 
 
-@pytest.mark.parametrize(
-    ("journal", "told"),
-    [
-        (
-            [STOPPED, KEPT],
-            f"kept in {KEPT['path']}: the same command, with --job_name brave-otter-42, goes on from there",
-        ),
-        ([STOPPED, {**KEPT, "path": "s3://a/b"}], "kept in s3://a/b: the same command goes on from there"),
-        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it"),
-        ([STOPPED], "nothing is kept of it"),
-        ([STOPPED, {**UNKEPT, "step": 1000}], "nothing is kept of it"),
-        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder"),
-        ([{**STOPPED, "checkpoint": False}], ""),
-        ([], ""),
-    ],
-)
-def test_of_a_stopped_job_it_is_said_how_it_goes_on(journal, told):
-    status = status_of(phase="stopped")
-    assert wording.kept_text(status, found(journal)) == told
-    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {told}") is bool(told)
+IN_S3 = {**KEPT, "path": "s3://a/b"}
+NAMED = "the same command, with --job_name brave-otter-42,"
+BY_USER = "was stopped by `elasticdl stop`"
 
 
 @pytest.mark.parametrize(
-    ("reason", "journal", "told"),
+    ("journal", "kept", "stopped"),
     [
+        ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there", f"{BY_USER}; {NAMED} trains on"),
         (
-            "elasticdl stop",
-            [STOPPED, KEPT],
-            "was stopped by `elasticdl stop`; the same command, with --job_name brave-otter-42, trains on",
+            [STOPPED, IN_S3],
+            "kept in s3://a/b: the same command goes on from there",
+            f"{BY_USER}; the same command trains on",
         ),
-        (
-            "elasticdl stop",
-            [STOPPED, {**KEPT, "path": "s3://a/b"}],
-            "was stopped by `elasticdl stop`; the same command trains on",
-        ),
-        ("elasticdl stop", [{**STOPPED, "checkpoint": False}], "was stopped by `elasticdl stop`"),
-        ("the master got SIGTERM", [STOPPED, UNKEPT], "was stopped (the master got SIGTERM)"),
+        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it", BY_USER),
+        ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder", BY_USER),
+        ([{**STOPPED, "checkpoint": False}], "", BY_USER),
     ],
 )
-def test_who_stopped_a_job_is_said_to_whoever_follows_it(reason, journal, told):
-    status = status_of(phase="stopped", reason=reason)
-    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {told}"
+def test_of_a_stopped_job_it_is_said_who_stopped_it_and_how_it_goes_on(journal, kept, stopped):
+    status = status_of(phase="stopped", reason="elasticdl stop")
+    assert wording.kept_text(status, found(journal)) == kept
+    assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {kept}") is bool(kept)
+    assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {stopped}"
+    terminated = status_of(phase="stopped", reason="the master got SIGTERM")
+    assert "was stopped (the master got SIGTERM)" in wording.stopped_text(terminated, found(journal))
+
+
+def test_what_was_found_is_shown():
+    told = {"advice": "2 workers do 1.3 times the work of one", "decision": "stays at 2: --num_workers allows no more"}
+    status = status_of(compared_step=1280, compared_workers=3, **told)
+    lines = wording.finding_lines(status)
+    same = "all 3 workers held the same state after step 1,280"
+    assert sorted(lines) == sorted([same, f"scaling: {status.advice}", f"scaling: {status.decision}"])
+    assert all(line in drawn(status) for line in lines)
+    assert wording.finding_lines(status_of()) == []
+
+
+FORMED = {"world": 1, "members": [0], "reason": "ready"}
+SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds": 0.100616}
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "told"),
+    [
+        ("scale_requested", {"workers": "2-4"}, "asked for 2-4 workers"),
+        ("scale_requested", {"workers": "1"}, "asked for 1 worker"),
+        ("world_formed", {**FORMED, "step": 0}, "world 1: 1 worker (0): ready"),
+        ("world_formed", {**FORMED, "step": 40}, "world 1: 1 worker (0) from step 40: ready"),
+        ("worker_slow", SLOW, "worker 1 on b is slow: update 283x the others, who wait 0.1 s a step for it"),
+        ("advice", {"text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
+        ("decision", {"workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
+    ],
+)
+def test_news_are_said_in_words(event, fields, told):
+    assert news({"time": 0, "event": event, **fields}) == told
 
 
 def test_a_job_that_has_diverged_does_not_just_succeed():

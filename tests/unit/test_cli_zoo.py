@@ -117,32 +117,14 @@ def test_the_fullest_dockerfile(folder, tmp_path):
     assert (folder / "cluster.py").read_text() == "cluster = None\n"
 
 
-def test_what_lies_in_the_zoo_stays_where_it_is(folder):
-    (folder / "packages").mkdir()
-    (folder / "packages" / "mine-1-py3-none-any.whl").touch()
-    (folder / "cluster.py").touch()
-    before = contents(folder).keys()
-    text = init(folder, f"--local_pkg_dir={folder / 'packages'}", f"--cluster_spec={folder / 'cluster.py'}")
-    assert "COPY packages/*.whl /wheels/\n" in text
-    assert contents(folder).keys() - before == {"Dockerfile", ".dockerignore"}
-
-
 def test_the_folder_may_be_an_argument(folder, capsys):
     assert main(["zoo", "init", str(folder)]) == 0
     assert f"next: elasticdl zoo build {folder} --image IMAGE" in capsys.readouterr().out
-    assert (folder / "Dockerfile").is_file()
-
-
-def test_the_folder_is_given_once(folder):
+    written = contents(folder)
+    assert main(["zoo", "init", str(folder)]) == 0
+    assert contents(folder) == written
     with pytest.raises(UserError, match=r"given twice: .*zoo and --model_zoo \.;"):
         zoo_command(["init", str(folder), "--model_zoo", "."])
-    assert not (folder / "Dockerfile").exists()
-
-
-def test_it_may_be_written_twice_and_the_users_own_is_kept(folder):
-    (folder / ".dockerignore").write_text("mine\n")
-    assert init(folder) == init(folder)
-    assert (folder / ".dockerignore").read_text() == "mine\n"
 
 
 def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
@@ -152,6 +134,9 @@ def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
     with pytest.raises(UserError, match="Dockerfile is there and differs"):
         init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
     assert contents(folder) == before
+    (folder / "cluster.py").write_text("old")
+    with pytest.raises(UserError, match=r"--cluster_spec: .*cluster\.py is there and differs"):
+        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +146,7 @@ def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
         ("--local_pkg_dir=nowhere", "--local_pkg_dir nowhere: "),
         ("--cluster_spec=nowhere.py", "--cluster_spec nowhere.py is not a file"),
         ("--base_image=a b", "--base_image 'a b' is no name of an image"),
-        ("--base_image=", "--base_image '' is no name of an image"),
         ("--extra_pypi_index=https://a/$(id)", "is no URL"),
-        ("--base_imag=x", "did you mean --base_image"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(folder, option, line):
@@ -175,26 +158,16 @@ def test_a_mistake_is_one_line_and_nothing_is_written(folder, option, line):
     assert contents(folder) == before
 
 
-def test_a_file_in_the_place_of_a_copy_is_kept(folder, tmp_path):
-    (tmp_path / "cluster.py").write_text("new")
-    (folder / "cluster.py").write_text("old")
-    with pytest.raises(UserError, match=r"--cluster_spec: .*cluster\.py is there and differs"):
-        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
-
-
-def test_a_wheel_of_before_is_told(folder, tmp_path):
+def test_a_wheel_of_before_is_told_and_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
     for name in ("dist", "zoo/wheels"):
         (tmp_path / name).mkdir()
     (tmp_path / "dist" / "mine-2-py3-none-any.whl").touch()
     (folder / "wheels" / "mine-1-py3-none-any.whl").touch()
-    with pytest.raises(UserError, match=r"has mine-1-py3-none-any\.whl, too"):
-        init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
-
-
-def test_a_name_that_a_dockerfile_can_not_hold(folder, tmp_path):
     (tmp_path / "my cluster.py").touch()
     with pytest.raises(UserError, match="can't be named in a Dockerfile"):
         init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
+    with pytest.raises(UserError, match=r"has mine-1-py3-none-any\.whl, too"):
+        init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
 
 
 @pytest.mark.parametrize(("name", "verb"), [("docker", "build"), ("buildah", "bud"), ("podman", "build")])
@@ -209,36 +182,28 @@ def test_build_and_push(folder, programs, name, verb, capfd):
     assert json.loads(record.read_text()) == ["push", IMAGE]
 
 
-@pytest.mark.parametrize(
-    ("mute", "found"),
-    [((), "docker"), (("docker",), "buildah"), (("podman",), "docker")],
-)
+@pytest.mark.parametrize(("mute", "found"), [((), "docker"), (("docker",), "buildah"), (("podman",), "docker")])
 def test_the_first_that_works_is_taken(programs, mute, found):
     for name in ("podman", "buildah", "docker"):
         fake(programs, name, answers=name not in mute)
     assert zoo.find_builder().path == str(programs / found)
 
 
-def test_none_is_there(folder, programs, capsys):
-    init(folder)
-    for command in (["build", str(folder), "--image", IMAGE], ["push", IMAGE]):
-        assert main(["zoo", *command]) == 2
-        assert capsys.readouterr().err == (
-            "elasticdl zoo: neither docker, buildah nor podman works here: install one of them, or use a machine "
-            "that has it\n"
-        )
-
-
-def test_docker_without_its_daemon_is_told(programs):
+def test_docker_without_its_daemon_is_told_and_that_none_works(programs):
+    with pytest.raises(UserError, match=r"neither docker, buildah nor podman works here: install one of them"):
+        zoo_command(["push", IMAGE])
     fake(programs, "docker", answers=False)
     with pytest.raises(UserError, match=r"docker is there, but `docker version` fails: does its daemon run\?"):
-        zoo.find_builder()
+        zoo_command(["push", IMAGE])
 
 
-@pytest.mark.parametrize("user", ["", "root", "0", "0:1000", "00", "elasticdl", "elasticdl:1000"])
+@pytest.mark.parametrize("user", ["", "0", "0:1000", "elasticdl", "1000", "10:elasticdl"])
 def test_an_image_that_may_run_as_root_is_refused(folder, programs, user):
     fake(programs, "docker", user=user)
     init(folder)
+    if user[:1].strip("0").isdigit():
+        assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
+        return
     with pytest.raises(UserError, match=rf"its user is {user or 'root'}, and .*: end .*Dockerfile with USER 1000:1000"):
         zoo_command(["build", str(folder), "--image", IMAGE])
 
@@ -254,28 +219,13 @@ def test_a_base_image_that_nobody_made_is_told_before_anything_is_built(folder, 
     assert not record.exists()
 
 
-def test_a_base_image_of_a_registry_is_left_to_the_builder(folder, programs):
-    fake(programs, "docker", lacks="registry.example.com/elasticdl:1-cpu")
-    init(folder, "--base_image=registry.example.com/elasticdl:1-cpu")
-    assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
-
-
-@pytest.mark.parametrize("user", ["1000", "1000:0", "10:elasticdl"])
-def test_a_user_with_a_number_is_let_in(folder, programs, user):
-    fake(programs, "docker", user=user)
-    init(folder)
-    assert zoo_command(["build", str(folder), "--image", IMAGE]) == 0
-
-
 def test_a_failure_of_the_program_is_told(programs, capsys):
     fake(programs, "docker", code=3)
     assert main(["zoo", "push", IMAGE]) == 1
     assert capsys.readouterr().err.splitlines()[1:] == [
         "elasticdl zoo: `docker push` ended with 3; what it printed above says why"
     ]
-
-
-def test_a_program_that_does_not_start_is_told(programs):
+    (programs / "docker").unlink()
     fake(programs, "buildah")
     (programs / "buildah").write_text("#!/nowhere/at/all\n")
     with pytest.raises(ElasticDLError, match="can't be run: No such file"):
@@ -286,11 +236,9 @@ def test_a_program_that_does_not_start_is_told(programs):
     ("argv", "line"),
     [
         (["build", ".", "--image", "--push"], "expected one argument"),
+        (["build", "docs", "--image=a"], "elasticdl zoo init docs"),
         (["build", ".", "--image=-x"], "is no name of an image"),
-        (["push", "a b"], "is no name of an image"),
-        (["build", "."], "--image"),
         (["build", "nowhere", "--image=a"], "PATH nowhere is not a folder"),
-        (["bild"], "did you mean build?"),
     ],
 )
 def test_mistakes_do_not_reach_the_program(programs, argv, line):
@@ -299,15 +247,3 @@ def test_mistakes_do_not_reach_the_program(programs, argv, line):
         zoo_command(argv)
     assert line in str(raised.value)
     assert not record.exists()
-
-
-def test_a_folder_without_dockerfile_is_told_how_to_get_one(folder, programs):
-    fake(programs, "docker")
-    with pytest.raises(UserError, match=f"elasticdl zoo init {folder}"):
-        zoo_command(["build", str(folder), "--image", IMAGE])
-
-
-def test_help(capsys):
-    assert zoo_command(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: elasticdl zoo COMMAND [OPTIONS]\n\n  init    write a Dockerfile")
-    assert zoo_command([]) == 2

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
-from torch.utils.checkpoint import checkpoint
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.interruptions import WorldBroken
@@ -131,15 +130,6 @@ def test_the_last_pass_is_expected_where_the_last_two_steps_were_alike():
         assert early == [0, 0, 3, 3, 0, 0, 3, 0, 0]
 
 
-def test_passes_are_counted_after_one_that_was_wrongly_called_the_last():
-    def work(worker):
-        for _ in range(4):
-            worker.step(ONES, ONES, last=True)
-        return worker.gradients, worker.early, worker.collective.begun
-
-    assert together(work) == [([4.0] * 4, [0, 3, 3, 3], 4 * 4 + 3)] * 2
-
-
 def test_who_comes_later_expects_what_the_others_expect():
     def work(worker):
         for _ in range(3):
@@ -152,15 +142,6 @@ def test_who_comes_later_expects_what_the_others_expect():
         return worker.early[-3:]
 
     assert together(work) == [[0, 0, 3]] * 2
-
-
-def test_workers_that_make_different_numbers_of_passes_expect_nothing():
-    def work(worker):
-        for _ in range(4):
-            worker.step(*[ONES] * (1 + worker.rank))
-        return worker.gradients, worker.early
-
-    assert together(work) == [([3.0] * 4, [0] * 4)] * 2
 
 
 def test_the_order_of_sums_is_the_same_where_one_worker_begins_them_within_the_pass():
@@ -204,65 +185,6 @@ def test_workers_of_which_one_clears_its_gradients_are_told():
         return "\n" in str(told.value)
 
     assert together(work) == [False] * 2
-
-
-def test_one_pass_that_makes_gradients_twice_is_summed_and_not_tried_again():
-    """As with reentrant checkpoints of a layer that is used twice."""
-
-    class Twice(Worker):
-        def __init__(self, rank, board):
-            super().__init__(rank, board)
-            torch.manual_seed(0)
-            self.layer = torch.nn.Linear(2, 2)
-            self.parameters = list(self.layer.parameters())
-
-        def pass_of(self, value):
-            inputs = torch.full((1, 2), value, requires_grad=True)
-            return checkpoint(self.layer, checkpoint(self.layer, inputs, use_reentrant=True), use_reentrant=True).sum()
-
-    def work(worker):
-        for _ in range(3):
-            worker.open()
-            worker.reducer.backward(worker.pass_of(1.0 + worker.rank).backward, last=True)
-            worker.close()
-        return [each.grad.clone() for each in worker.parameters], worker.early
-
-    board = Board(2)
-    found = in_threads(work, [Twice(rank, board) for rank in range(2)])
-    alone = Twice(0, Board(1))
-    (alone.pass_of(1.0) + alone.pass_of(2.0)).backward()
-    for gradients, early in found:
-        torch.testing.assert_close(gradients, [each.grad for each in alone.parameters])
-        assert early == [0, 1, 0]
-
-
-def test_a_parameter_may_be_frozen_in_a_step_with_late_gradients():
-    def work(worker):
-        worker.step(ONES)
-        worker.open()
-        worker.backward(*ONES, last=True)
-        worker.parameters[3].requires_grad_(False)
-        worker.backward(None, None, 5.0, None, last=False)
-        worker.close()
-        return worker.gradients
-
-    assert together(work) == [[2.0, 2.0, 12.0, None]] * 2
-
-
-def test_a_late_gradient_may_be_sparse():
-    def work(rank):
-        table, other = torch.nn.Embedding(4, 1, sparse=True), torch.nn.Parameter(torch.zeros(1))
-        reducer = GradientReducer(lambda: [other, table.weight], [], SumOfThreads(rank, board))
-        for _ in range(2):
-            reducer.open()
-            reducer.drop_gradients()
-            for indices in ([0, 0], [rank + 1, 3]):
-                reducer.backward(lambda these=indices: table(torch.tensor(these)).sum().backward(), last=True)
-            reducer.close()
-        return table.weight.grad.flatten().tolist()
-
-    board = Board(2)
-    assert in_threads(work, range(2)) == [[4.0, 1.0, 1.0, 2.0]] * 2
 
 
 def test_a_world_that_breaks_within_a_backward_pass_is_told_of_at_the_steps_end():
@@ -314,7 +236,7 @@ def test_more_numbers_than_there_is_room_for_cost_one_collective_once():
     assert together(work) == [([True] * 3, 2)] * 2
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("other", [1.0]), ("loss", [1.0, 2.0]), (None, None)])
+@pytest.mark.parametrize(("name", "numbers"), [("loss", [1.0, 2.0]), (None, None)])
 def test_workers_that_tell_different_numbers_are_told(name, numbers):
     def work(worker):
         worker.open()

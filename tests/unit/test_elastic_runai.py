@@ -45,11 +45,6 @@ def test_where_run_ai_was_wrong(given, theirs, ours):
     assert shown in DOCUMENT.read_text()
 
 
-@pytest.mark.parametrize(("gpus", "steps"), [(1, 4), (2, 2), (4, 1)])
-def test_where_run_ai_was_right(gpus, steps):
-    assert BatchShape.of(BatchPolicy(256, None, 64), gpus, 0) == BatchShape(steps, 64, 256, gpus, True)
-
-
 def test_a_memory_bound_above_the_batch_never_matters():
     assert BatchShape.of(make_policy(100, None, 256), 3, 0) == BatchShape(1, 34, 100, 3, True)
 
@@ -114,8 +109,6 @@ told("init", lambda: elasticdl.elastic.steps)
 told("init", lambda: elastic.models.Model(built))
 told("gpus", lambda: elastic.init(8, 4, 0))
 told("global_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(0, 4))
-told("max_gpu_batch_size must be a whole number of at least 1, not 0", lambda: elastic.init(8, 0))
-told("max_gpu_batch_size must be a whole number of at least 1, not 2.5", lambda: elastic.init(8, 2.5))
 told("either", lambda: elastic.init())
 elastic.init(8, 4)
 told("called before", lambda: elastic.init(8, 4))
@@ -130,18 +123,13 @@ told('fit(): a loss with reduction="sum"', lambda: model.fit(x, y))
 model.compile("sgd", "mse")
 import tensorflow as tf
 stream = tf.data.Dataset.from_tensor_slices((x, y))
-told("labels", lambda: model.fit(x))
 told("by index", lambda: model.fit(stream))
-told("by index", lambda: model.fit((x, y) for _ in range(3)))
-told("by index", lambda: model.fit(x, y, validation_data=stream))
 told("fit(steps_per_epoch=0)", lambda: model.fit(x, y, steps_per_epoch=0))
 told("validation_steps", lambda: model.fit(x, y, validation_steps=2))
 told("(workers=)", lambda: model.fit(x, y, workers=2))
 told("give one of them", lambda: model.fit(x, y, class_weight={0: 2.0}, sample_weight=np.ones(6)))
-told("different numbers", lambda: model.fit(x, y, sample_weight=np.ones(5)))
 told("one output", lambda: model.fit(x, {"a": y, "b": y}, class_weight={0: 2.0}))
 told("(x, y, sample_weight)", lambda: model.fit(x, y, validation_data=(x, y, y, y)))
-told("validation_split", lambda: model.fit(x, y, validation_split=1.5))
 told("verbose", lambda: model.fit(x, y, verbose=3))
 told("not a keras.callbacks", lambda: model.fit(x, y, callbacks=[print]))
 model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
@@ -205,7 +193,7 @@ losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
 plateau = lambda: keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)
 """
 
-FEW_TWINS = """
+TWINS = """
 check(single, sparse, (x, classes), sample_weight=weights, validation_split=0.2, validation_freq=[2])
 check(single, sparse, (x, classes[:, None]), class_weight={0: 2.0, 2: 0.5}, validation_data=(x, classes[:, None]))
 # Of the 4 steps that are a pass.
@@ -219,68 +207,12 @@ class Batches(keras.utils.PyDataset):
 check(single, sparse, (x, classes), (Batches(),), sample_weight=weights)
 """
 
-MORE_TWINS = """
-check(single, {**sparse, "jit_compile": "auto"}, (x, classes), sample_weight=weights,
-      validation_data=(x, classes, weights), names=["val_loss"])
-check(single, {"loss": "categorical_crossentropy"}, (x, one_hot), class_weight={1: 3.0})
-check(single, sparse, (x, classes), steps_per_epoch=2, epochs=5, callbacks=plateau, names=["learning_rate"])
-check(single, sparse, (x, classes), steps_per_epoch=2, epochs=5, initial_epoch=1)
-check(single, sparse, (x, classes), steps_per_epoch=5, epochs=5, callbacks=plateau, names=["learning_rate"])
-check(single, sparse, (x, classes), steps_per_epoch=5, epochs=5, initial_epoch=1)
-# Whole batches: of several outputs' losses Keras takes the mean over batches, whatever their size.
-few = slice(0, 3 * G)
-check(double, {"loss": losses}, (x[few], {"a": classes[few], "b": x[few, :1]}),
-      sample_weight={"a": weights[few], "b": weights[few][::-1].copy()})
-
-class Samples:
-    def __len__(self): return 30
-    def __getitem__(self, n): return x[n], classes[n], weights[n]
-check(single, sparse, (x, classes), (Samples(),), sample_weight=weights)
-"""
-
 
 @pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(KERAS_ERRORS, id="mistakes"),
-        pytest.param(KERAS_TWINS + FEW_TWINS, id="few twins"),
-        pytest.param(KERAS_TWINS + MORE_TWINS, id="more twins", marks=pytest.mark.slow),
-    ],
+    "script", [pytest.param(KERAS_ERRORS, id="mistakes"), pytest.param(KERAS_TWINS + TWINS, id="twins")]
 )
 def test_keras_mistakes_are_told_in_one_line_and_fit_gives_what_keras_gives(script):
     done = run(script, **QUICK_KERAS)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_torch_steps_once_per_global_batch():
-    code = """
-import copy, torch
-import elasticdl.elastic, elasticdl.elastic.torch as elastic
-elastic.init(5, 2)
-assert (elasticdl.elastic.steps, elasticdl.elastic.batch_size) == (3, 2)
-inputs = torch.randn(12, 3, dtype=torch.float64); labels = inputs.sum(1, keepdim=True)
-model = torch.nn.Linear(3, 1).double(); twin = copy.deepcopy(model)
-optimizer = elastic.optim.Optimizer(torch.optim.SGD(model.parameters(), 0.1))
-state = elastic.TorchState(model=model, optimizer=optimizer,
-    loader=elastic.DataLoader(torch.utils.data.TensorDataset(inputs, labels), shuffle=False))
-@elastic.run
-def train(state):
-    for _ in state.loader.epochs(1):
-        for x, y in optimizer.micro_batches(state):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step(loss=loss)
-train(state)
-plain = torch.optim.SGD(twin.parameters(), 0.1)
-for start in (0, 5, 10):
-    plain.zero_grad()
-    torch.nn.functional.mse_loss(twin(inputs[start:start + 5]), labels[start:start + 5]).backward()
-    plain.step()
-assert state.step == 3
-torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=0)
-"""
-    done = run(code)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

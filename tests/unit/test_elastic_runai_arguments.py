@@ -54,15 +54,9 @@ GOOD = {"epochs": 2, "initial_epoch": 0, "verbose": 0, "shuffle": True, "validat
     ("name", "value", "right"),
     [
         ("epochs", "a", "a whole number of at least 0"),
-        ("epochs", -1, "a whole number of at least 0"),
-        ("epochs", 1.5, "a whole number of at least 0"),
-        ("epochs", True, "a whole number of at least 0"),
         ("epochs", None, "a whole number of at least 0"),
         ("initial_epoch", -1, "a whole number of at least 0"),
-        ("initial_epoch", "a", "a whole number of at least 0"),
         ("validation_freq", 0, "a whole number of at least 1, or a list of epochs"),
-        ("validation_freq", "a", "a whole number of at least 1, or a list of epochs"),
-        ("validation_freq", [0], "a whole number of at least 1, or a list of epochs"),
         ("validation_freq", ["a"], "a whole number of at least 1, or a list of epochs"),
         ("validation_freq", None, "a whole number of at least 1, or a list of epochs"),
     ],
@@ -71,11 +65,6 @@ def test_an_option_that_cannot_be_right(name, value, right):
     with pytest.raises(ArgumentError) as error:
         FitOptions(**{**GOOD, name: value})
     assert told(error).startswith(f"fit({name}={value!r}): must be {right}")
-
-
-@pytest.mark.parametrize("epochs", [0, 1, np.int64(3)])
-def test_options_that_can_be_used(epochs):
-    FitOptions(**{**GOOD, "epochs": epochs, "initial_epoch": epochs})
 
 
 @pytest.mark.parametrize(
@@ -99,36 +88,20 @@ def test_the_epochs_that_are_validated(frequency, wanted):
     ("given", "words"),
     [
         ({"validation_split": "a"}, "fit(validation_split='a'): must be a number of at least 0 and below 1"),
-        ({"validation_split": -0.1}, "fit(validation_split=-0.1): must be"),
         ({"validation_split": 1}, "fit(validation_split=1): must be"),
-        ({"validation_split": float("nan")}, "fit(validation_split=nan): must be"),
-        ({"validation_split": None}, "fit(validation_split=None): must be"),
         ({"class_weight": [1, 2]}, "fit(class_weight=[1, 2]): must be a dict of weights by the number of the class"),
         ({"class_weight": {"a": 1.0}}, "fit(class_weight={'a': 1.0}): must be"),
         ({"class_weight": {0: "a"}}, "fit(class_weight={0: 'a'}): must be"),
-        ({"class_weight": {0: None}}, "fit(class_weight={0: None}): must be"),
-        ({"class_weight": {0.5: 1.0}}, "fit(class_weight={0.5: 1.0}): must be"),
-        ({"class_weight": {0: 2.0}, "y": TEXTS}, "fit(x, y): y must be numbers, not"),
         ({"x": X.tolist()}, "fit(x, y): x has a float where an array belongs; make arrays of lists by numpy.array()"),
-        ({"y": [0, 1] * 3}, "fit(x, y): y has an int where an array belongs"),
-        ({"sample_weight": [1.0] * 6}, "fit(x, y): sample_weight has a float where"),
         ({"x": [X, None]}, "fit(x, y): x has nothing where an array belongs"),
         ({"x": "abc"}, "fit(x, y): a str can't be read by index"),
-        ({"x": "abc", "y": None}, "fit(x, y): a str can't be read by index"),
-        ({"y": "abc"}, "fit(x, y): y has a str where an array belongs"),
         ({"y": TEXTS}, "fit(x, y): y must be numbers, not"),
         ({"y": TEXTS.astype(object)}, "fit(x, y): y must be numbers, not 'cat'"),
-        ({"y": {"a": Y, "b": TEXTS}}, "fit(x, y): y must be numbers, not"),
         ({"sample_weight": TEXTS}, "fit(x, y): sample_weight must be numbers, not"),
         ({"x": None, "y": None}, "fit(x, y): there are no data; give arrays x and y, or a data set as x"),
-        ({"x": None}, "fit(x, y): there are no data"),
         ({"validation_data": (None, Y)}, "fit(validation_data=): there are no data"),
-        ({"validation_data": (X, TEXTS)}, "fit(validation_data=): y must be numbers"),
-        ({"validation_data": (X.tolist(), Y)}, "fit(validation_data=): x has a float where"),
         ({"x": Batches(0, 3), "y": None}, "fit(x): the first batch of the Batches is empty; expected some samples"),
         ({"x": Batches(2, 3), "y": None}, "fit(x): batch 1 of the Batches has 3 samples, and the first has 2"),
-        ({"x": Batches(2, labels="ab"), "y": None}, "fit(x): a batch has a str where an array belongs"),
-        ({"x": Batches(2, labels=TEXTS), "y": None}, "fit(x, y): the labels must be numbers, not"),
         ({"x": Pairs("cat"), "y": None}, "fit(x, y): the labels must be numbers, not"),
     ],
 )
@@ -154,61 +127,37 @@ def test_data_that_can_be_used(given):
     assert len(FitData.of(**{"x": X, "y": Y, **given}).training)
 
 
-def test_a_batch_of_another_size_is_told_where_it_is_met():
-    samples = FitData.of(Batches(2, 1, 2), None).training
-    with pytest.raises(UserError, match="batch 1 of the Batches has 1 samples, and the first has 2") as error:
-        samples.dataset[2]
-    told(error)
-
-
 def model_of(*shape, loss="mse"):
     model = keras.Sequential([keras.Input(shape), keras.layers.Dense(3)])
     model.compile("sgd", loss)
     return model
 
 
-def test_an_empty_validation():
-    data = FitData.of(X, Y, validation_data=(X[:0], Y[:0]))
-    with pytest.raises(UserError, match="no samples") as error:
-        data.check(model_of(2))
-    told(error)
-
-
-def weighted(shape, samples=6):
-    return FitData.of(np.ones((samples, 2)), np.ones((samples, 3)), np.ones((samples, *shape)))
-
-
-@pytest.mark.parametrize("shape", [(2,), (3,), (1, 1)])
-def test_weights_that_are_not_one_for_each_sample(shape):
-    with pytest.raises(UserError) as error:
-        weighted(shape).check(model_of(2))
-    dimensions = ", ".join(map(str, shape))
-    assert told(error) == (
-        f"fit(x, y): sample weights of shape (samples, {dimensions}) don't fit the loss; expected (samples,)"
+@pytest.mark.parametrize(("shape", "fits"), [((), True), ((1,), True), ((2,), False), ((1, 1), False)])
+def test_there_is_one_weight_for_each_sample(shape, fits):
+    x, y, weights = np.ones((6, 2)), np.ones((6, 3)), np.ones((6, *shape))
+    if fits:
+        FitData.of(x, y, weights).check(model_of(2))
+        return
+    expected = (
+        f"sample weights of shape (samples, {', '.join(map(str, shape))}) don't fit the loss; expected (samples,)"
     )
-
-
-def test_validation_weights_are_looked_at_too():
-    data = FitData.of(X, Y, validation_data=(X, Y, np.ones((6, 4))))
-    with pytest.raises(UserError, match=r"fit\(validation_data=\): sample weights") as error:
-        data.check(model_of(2))
-    told(error)
-
-
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_one_weight_for_each_sample(shape):
-    weighted(shape).check(model_of(2))
+    for data, where in (
+        (FitData.of(x, y, weights), "fit(x, y)"),
+        (FitData.of(x, y, validation_data=(x, y, weights)), "fit(validation_data=)"),
+    ):
+        with pytest.raises(UserError) as error:
+            data.check(model_of(2))
+        assert told(error) == f"{where}: {expected}"
 
 
 def test_weights_of_time_steps_fit_a_model_that_has_them():
     check_weights("fit(x, y)", np.ones(5), model_of(5, 2))
     check_weights("fit(x, y)", np.ones(5), model_of(None, 2))
+    # What a loss of one's own is multiplied by is not known.
+    check_weights("fit(x, y)", np.ones(3), model_of(2, loss=lambda labels, outputs: (labels - outputs) ** 2))
     with pytest.raises(UserError, match=r"expected \(samples,\) or \(samples, 5\)"):
         check_weights("fit(x, y)", np.ones(4), model_of(5, 2))
-
-
-def test_what_a_loss_of_ones_own_is_multiplied_by_is_not_known():
-    check_weights("fit(x, y)", np.ones(3), model_of(2, loss=lambda labels, outputs: (labels - outputs) ** 2))
 
 
 @pytest.mark.parametrize("returned", [None, "0.1", True, [0.1], {}])
@@ -221,13 +170,6 @@ def test_a_schedule_that_gives_no_rate(returned):
         f"LearningRateScheduler: its function gave {returned!r} for epoch 3, counted from 0; it must return the learning "
         "rate, a number"
     )
-
-
-@pytest.mark.parametrize("returned", [1, 0.5, np.float32(0.5), keras.ops.convert_to_tensor(0.5)])
-def test_a_schedule_that_gives_a_rate(returned):
-    rate = KerasRate(keras.optimizers.SGD(0.1))
-    rate.follow(lambda epoch: returned, may_take_rate=True)
-    assert rate(0) == float(returned)
 
 
 def test_a_schedule_is_asked_once_an_epoch():
@@ -258,8 +200,4 @@ def test_a_seed_that_is_none(init, seed):
         init(8, 4, seed=seed)
     wanted = "seed must be a whole number of at least 0 and below 2**64"
     assert told(error) == f"elastic.init: {wanted}, not {seed!r}"
-
-
-@pytest.mark.parametrize("seed", [0, np.int64(7), 2**64 - 1])
-def test_a_seed(seed):
-    assert type(whole_number("seed", seed, 0, 2**64)) is int
+    assert whole_number("seed", 2**64 - 1, 0, 2**64) == 2**64 - 1

@@ -1,7 +1,6 @@
 """Several calls of ``fit``: who has to catch up, and with what."""
 
 import errno
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,11 +58,6 @@ class Kept(SimpleNamespace):
         self.model = model
 
 
-def test_members_of_one_stage_train_at_once():
-    assert meet([after(1), after(1)], [True, True]) == [None, None]
-    assert meet([Stages(), Stages()], [False, False]) == [None, None]
-
-
 def test_newcomers_are_handed_what_they_have_missed():
     root, newcomer, halfway = after(2), Stages(), after(1)
     assert meet([root, newcomer, halfway], [True, False, False]) == [WorldChanged, StageSuperseded, StageSuperseded]
@@ -91,14 +85,6 @@ def test_a_rank_0_that_missed_the_end_of_a_stage_ends_it_by_itself():
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_later_stage_does_not_begin_without_its_state(size):
     assert meet([after(1)] * size, [False] * size) == [JobFailedError] * size
-
-
-def test_what_a_stage_ended_with_is_kept_on_disk_and_nowhere_else():
-    """A script may call ``fit`` a thousand times."""
-    records = after(2)._records
-    stats = [os.fstat(file.fileno()) for file in records._files]
-    assert [each.st_nlink for each in stats] == [0, 0], "files without a name end with the process"
-    assert all(each.st_size > 100 for each in stats)
 
 
 def test_of_many_stages_the_weights_of_the_newest_are_kept():

@@ -1,5 +1,6 @@
 """A worker says so when it does not reach its master, and why; time is made up, the connections are real."""
 
+import contextlib
 import logging
 import math
 import queue
@@ -62,15 +63,6 @@ def test_who_is_reached_in_time_is_nothing_to_be_told_of_nor_is_a_short_absence(
     assert silence.answer(1011.0) == "this worker has reached the master at digits:50001 after 11 s"
 
 
-def test_a_conversation_without_an_answer_is_none():
-    silence = Silence("digits:50001", LIMIT)
-    for second in range(10):
-        silence.begin(float(second))
-        silence.end(float(second))
-        silence.fail("an earlier master")
-    assert "for 10 s: an earlier master" in silence.look(10.0)
-
-
 def test_attempts_come_more_slowly_until_one_succeeds():
     silence = Silence("digits:50001", LIMIT)
     delays = [silence.fail(REFUSED) for _ in range(8)]
@@ -89,14 +81,8 @@ def test_attempts_come_more_slowly_until_one_succeeds():
             "Domain name not found]",
             "its name can't be resolved",
         ),
-        ("DNS resolution failed for m:1: C-ares status is not ARES_SUCCESS", "its name can't be resolved"),
         ("last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused", REFUSED),
-        ("UNKNOWN: ipv4:10.0.0.9:1: Failed to connect to remote host: No route to host", "there is no route to it"),
         ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", "the connection is closed at once"),
-        ("ipv4:127.0.0.1:1: Handshake read failed (Socket closed)", "the connection is closed in the TLS handshake"),
-        ("Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER", "the TLS handshake fails"),
-        ("connection attempt timed out before receiving SETTINGS frame", "no answer"),
-        ("Locally cancelled by application!", "no answer"),
         ("", "no answer"),
         ("Received http2 header with status: 404", "what answers there is no master"),
         ("something\n else", "something else"),
@@ -196,17 +182,13 @@ def open_stream(clock, caplog, monkeypatch):
 @pytest.fixture
 def silent():
     """A server that takes connections and says nothing; its address, and those who came."""
-    came = queue.SimpleQueue()
+    came, kept = queue.SimpleQueue(), []
 
     def take():
-        with_all = []
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with_all.append(connection)
-            came.put(connection)
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(server.accept())
+                came.put(kept[-1])
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=take, daemon=True)

@@ -1,87 +1,26 @@
 """Gradients that are reduced in several buckets, while the backward pass goes on; which of them there are may change."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee, plain_losses, train_together
+from elastic_kit import Board, SumOfThreads, Trainee, in_threads
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 
 POLICY = BatchPolicy(16, None, 4)
 
 
-class Recorder(SumOfThreads):
-    """Notes what is begun and awaited; sums are those of a world of one."""
-
-    def __init__(self):
-        super().__init__(0, Board(1))
-        self.seen = []
-
-    def begin_sum(self, tensor, name):
-        self.seen.append((name, tensor.dtype))
-        return super().begin_sum(tensor, name)
-
-    def finish(self, transfers):
-        self.seen.append("finish")
-        super().finish(transfers)
-
-
-@pytest.fixture
-def small_buckets(monkeypatch):
-    """A bucket for each parameter."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
-
-
-def in_threads(work, members):
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(work, members, timeout=60))
-
-
-@pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("bound", [None, 4, 16])
-def test_any_number_of_workers_and_buckets_gives_the_losses_of_plain_torch(workers, bound):
-    for member in train_together(workers, BatchPolicy(16, None, bound)):
-        torch.testing.assert_close(member.losses, plain_losses(16), rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("small_buckets")
-def test_buckets_are_begun_in_reverse_order_as_their_gradients_come():
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(3)))
-    collective = Recorder()
-    several = Buckets(list(model.parameters()), [torch.ones(1, dtype=torch.float64)], collective)
-    begun = []
-    for layer in model:  # before the gradient of its weight is made
-        layer.register_full_backward_pre_hook(lambda *_: begun.append(len(collective.seen)))
-    with several.launching():
-        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
-    assert begun == [0, 1, 2]
-    several.finish(1.0)
-    assert [name for name, _ in collective.seen[:-1]] == [f"elasticdl.step.{i}" for i in range(4)]
-    assert collective.seen[3] == ("elasticdl.step.3", torch.float64)  # what may be written until then goes last
-
-
-@pytest.mark.usefixtures("small_buckets")
-def test_a_backward_pass_that_makes_no_gradient_for_some_holds_back_what_comes_after():
-    first, last = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
-    collective = Recorder()
-    both = Buckets([first, last], [], collective)
-    with both.launching():
-        first.sum().backward()
-        assert collective.seen == []
-    both.finish(2.0)
-    assert (first.grad, last.grad) == (torch.tensor([2.0]), torch.tensor([0.0]))
+def trainees(workers, kind=Trainee):
+    board = Board(workers)
+    return [kind(rank, board, POLICY) for rank in range(workers)]
 
 
 def test_a_sparse_gradient_becomes_a_dense_one():
     table = torch.nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1, 1])).sum().backward()
-    Buckets([table.weight], [], Recorder()).finish(1.0)
+    Buckets([table.weight], [], SumOfThreads(0, Board(1))).finish(1.0)
     assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
 
 
@@ -102,7 +41,7 @@ def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
     factor = torch.randn(weight.shape)
     for each in (alone, summed):
         (each * factor).sum().backward()
-    Buckets([summed], [], Recorder()).finish(1.0)
+    Buckets([summed], [], SumOfThreads(0, Board(1))).finish(1.0)
     assert summed.grad.stride() == alone.grad.stride()
     for each in (alone, summed):
         torch.optim.SGD([each], lr=0.5, fused=fused and each is summed).step()
@@ -110,8 +49,6 @@ def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
 
 
 def test_gradients_are_those_of_the_global_batch_before_the_step():
-    members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
-
     def gradients(member):
         for inputs, labels in (batch := next(iter(member.loader))):
             batch.backward(cross_entropy(member.model(inputs), labels))
@@ -119,8 +56,8 @@ def test_gradients_are_those_of_the_global_batch_before_the_step():
         member.optimizer.step()
         return norm
 
-    one, other = in_threads(gradients, members)
-    (alone,) = in_threads(gradients, [Trainee(0, Board(1), POLICY)])
+    one, other = in_threads(gradients, trainees(2))
+    (alone,) = in_threads(gradients, trainees(1))
     assert one == other
     torch.testing.assert_close(one, alone)
 
@@ -140,11 +77,10 @@ class Freezing(Trainee):
         super().make_step(batch)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_parameters_may_be_frozen_and_unfrozen(workers):
-    (alone,) = [Freezing(0, Board(1), POLICY)]
+def test_parameters_may_be_frozen_and_unfrozen():
+    (alone,) = trainees(1, Freezing)
     alone.train(2)
-    members = [Freezing(rank, board, POLICY) for board in [Board(workers)] for rank in range(workers)]
+    members = trainees(3, Freezing)
     in_threads(lambda member: member.train(2), members)
     for member in members:
         torch.testing.assert_close(member.losses, alone.losses, rtol=2e-5, atol=1e-6)
@@ -165,49 +101,35 @@ def test_a_layer_may_be_added_to_the_optimizer():
             member.state.commit()
         return extra.weight.detach()
 
-    def weights(size):
-        torch.manual_seed(5)
-        return [Trainee(rank, board, POLICY) for board in [Board(size)] for rank in range(size)]
-
     torch.manual_seed(7)
-    one, other = in_threads(train, weights(2))
+    one, other = in_threads(train, trainees(2))
     assert not torch.equal(one, torch.eye(3))
     torch.testing.assert_close(one, other)
 
 
-def test_workers_that_train_different_parameters_are_told():
-    members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
-    members[1].model[0].requires_grad_(False)
-
-    def train(member):
-        with pytest.raises(UserError, match=r"train different parameters, of which this one has \d: freeze"):
-            member.train()
-
-    in_threads(train, members)
+def freeze(member):
+    member.model[0].requires_grad_(False)
 
 
-def test_parameters_in_another_memory_format_are_told():
-    members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
-    weight = members[1].model[0].weight
+def transpose(member):
+    weight = member.model[0].weight
     weight.data = weight.data.T.contiguous().T
 
-    def train(member):
-        with pytest.raises(UserError, match="train different parameters"):
-            member.train()
 
-    in_threads(train, members)
-
-
-def test_one_that_changes_alone_is_told_as_well():
-    members = [Trainee(rank, board, POLICY) for board in [Board(2)] for rank in range(2)]
+@pytest.mark.parametrize(("plant", "step"), [(freeze, 0), (freeze, 1), (transpose, 0)])
+def test_workers_that_train_different_parameters_are_told(plant, step):
+    """Or one in another memory format."""
 
     def train(member):
-        steps = iter(member.loader)
-        member.make_step(next(steps))
-        member.state.commit()
-        if member.context.rank == 1:
-            member.model[0].requires_grad_(False)
-        with pytest.raises(UserError, match="train different parameters"):
-            member.make_step(next(steps))
+        for batch in member.loader:
+            if (member.context.rank, member.state.step) == (1, step):
+                plant(member)
+            member.make_step(batch)
+            member.state.commit()
 
-    in_threads(train, members)
+    def told(member):
+        with pytest.raises(UserError, match=r"train different parameters, of which this one has \d: freeze"):
+            train(member)
+        return member.state.step
+
+    assert in_threads(told, trainees(2)) == [step] * 2

@@ -1,63 +1,15 @@
 """Gradients that Lightning's and Hugging Face's trainers don't make themselves: right among several workers, or refused in one line."""
 
-import sys
-
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader
-from trainers_kit import JobOfThreads, make_data
+from trainers_kit import Module, Net, lightning, process_is_kept  # noqa: F401
+from trainers_kit import run_trainers as run
 
-lightning = pytest.importorskip("lightning.pytorch")
-transformers = pytest.importorskip("transformers")
 torchmetrics = pytest.importorskip("torchmetrics")
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+from elasticdl.elastic.transformers import Trainer  # noqa: E402
 
-from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.transformers import Trainer, elastic_trainer  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _kept(monkeypatch):
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last, self.aside = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3), torch.nn.Linear(8, 1)
-
-    def forward(self, pixels, labels=None):
-        logits = self.last(self.first(pixels).tanh())
-        aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
-        return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
-
-    def trained(self):
-        return [*self.first.parameters(), *self.last.parameters()]
-
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
-    def training_step(self, batch, _):
-        return self.net(*batch)["loss"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-
-class OwnTrainer(Trainer):
-    def create_optimizer(self, model=None):
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        return self.optimizer
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("process_is_kept")]
 
 
 class ModuleLeavesOut(Module):
@@ -90,7 +42,7 @@ class ModuleWithBeside(WithBeside, Module):
         self.step_beside()
 
 
-class TrainerWithBeside(WithBeside, OwnTrainer):
+class TrainerWithBeside(WithBeside, Trainer):
     def create_optimizer(self, model=None):
         self.begin(self.model)
         self.optimizer = torch.optim.SGD(self.model.trained(), lr=0.1)
@@ -102,24 +54,13 @@ class TrainerWithBeside(WithBeside, OwnTrainer):
         return loss
 
 
-class WithCopies:
+class TrainerWithCopies(Trainer):
     """Each batch has an optimizer of its own, of copies of the model's parameters, as in meta-learning."""
 
-    def step_copies(self, net):
-        copies = [each.detach().clone().requires_grad_() for each in net.first.parameters()]
+    def training_step(self, *args, **kwargs):
+        copies = [each.detach().clone().requires_grad_() for each in self.model.first.parameters()]
         sum(each.square().sum() for each in copies).backward()
         torch.optim.SGD(copies, lr=0.1).step()
-
-
-class ModuleWithCopies(WithCopies, Module):
-    def training_step(self, batch, number):
-        self.step_copies(self.net)
-        return super().training_step(batch, number)
-
-
-class TrainerWithCopies(WithCopies, OwnTrainer):
-    def training_step(self, *args, **kwargs):
-        self.step_copies(self.model)
         return super().training_step(*args, **kwargs)
 
 
@@ -128,71 +69,11 @@ class ModuleClips(Module):
         torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
 
 
-class TrainerClips(OwnTrainer):
+class TrainerClips(Trainer):
     def training_step(self, model, *args, **kwargs):
         loss = super().training_step(model, *args, **kwargs)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return loss
-
-
-def make_fit(kind, job, folder, *, batches=1, samples=24):
-    """In a step there are so many batches."""
-    made = strategy.make_strategy("lightning.pytorch", job)()
-    made.takes_part_alone = True
-    module = kind()
-    trainer = lightning.Trainer(
-        max_epochs=1,
-        strategy=made,
-        accelerator="cpu",
-        logger=False,
-        accumulate_grad_batches=batches,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-    def fit():
-        trainer.fit(module, DataLoader(make_data(samples), batch_size=8))
-        return trainer, module.net
-
-    return fit
-
-
-def make_train(kind, job, folder, *, batches=1, samples=24, **options):
-    args = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=batches,
-        num_train_epochs=1,
-        lr_scheduler_type="constant",
-        train_sampling_strategy="sequential",
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        max_grad_norm=0.0,
-        **options,
-    )
-    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
-    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8])
-
-    def train():
-        trainer.train()
-        return trainer, trainer.model
-
-    return train
-
-
-def run(kind, folder, monkeypatch, workers=2, **options):
-    """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
-    job = JobOfThreads(workers)
-    monkeypatch.setattr(elastic_trainer, "runtime", job)
-    make = make_fit if issubclass(kind, Module) else make_train
-    works = [make(kind, job, folder / str(rank), **options) for rank in range(workers)]
-    said, made = job.run(lambda rank: works[rank]())
-    return said, made, job.told
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -216,9 +97,8 @@ def test_an_optimizer_beside_the_trainers_is_refused(tmp_path, monkeypatch, kind
     assert "aside.weight` by the gradient of this worker's part" in line, line
 
 
-@pytest.mark.parametrize("kind", [ModuleWithCopies, TrainerWithCopies])
-def test_one_of_copies_that_a_batch_has_is_not(tmp_path, monkeypatch, kind):
-    said, _, _ = run(kind, tmp_path, monkeypatch)
+def test_one_of_copies_that_a_batch_has_is_not(tmp_path, monkeypatch):
+    said, _, _ = run(TrainerWithCopies, tmp_path, monkeypatch)
     assert said == (None, None)
 
 
@@ -266,7 +146,7 @@ def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path,
     assert said == (None, None)
 
 
-class TwoPasses(OwnTrainer):
+class TwoPasses(Trainer):
     """The second one on other weights, as in sharpness-aware minimization with a fixed perturbation."""
 
     def training_step(self, model, *args):
@@ -327,7 +207,7 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monk
     assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
 
 
-class SkipsByPart(OwnTrainer):
+class SkipsByPart(Trainer):
     """No gradients of a batch that has this label, which only one worker's part may have."""
 
     def training_step(self, model, inputs, *args):

@@ -1,11 +1,9 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
 import pickle
-import random
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -15,8 +13,6 @@ from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.gpu import HostCopy
-from elasticdl.elastic.torch_kit.participant import host as participant_host
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
@@ -72,7 +68,7 @@ def make_model():
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def arguments(folder, **given):
+def arguments(folder, kind=TrainingArguments, **given):
     chosen = {
         "per_device_train_batch_size": 8,
         "num_train_epochs": 3,
@@ -84,23 +80,22 @@ def arguments(folder, **given):
         "dataloader_pin_memory": False,
         **given,
     }
-    return TrainingArguments(output_dir=str(folder), **chosen)
+    return kind(output_dir=str(folder), **chosen)
 
 
 def make(kind, folder, options=None, **given):
     data = {"train_dataset": make_texts(), "eval_dataset": make_texts(11), "data_collator": pad, **given}
-    return kind(model=make_model(), args=arguments(folder, **(options or {})), **data)
+    return kind(**{"model": make_model(), "args": arguments(folder, **(options or {})), **data})
+
+
+def assert_same_weights(one, other):
+    for mine, its in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, its)
 
 
 def numbers_of(trainer):
     times = ("_runtime", "_second")
     return [{k: v for k, v in row.items() if not k.endswith(times)} for row in trainer.state.log_history]
-
-
-class MeanLoss(GPT2LMHeadModel):
-    """Takes no number of items: its loss is a mean, which the trainer divides by the steps of accumulation."""
-
-    accepts_loss_kwargs = False
 
 
 @pytest.mark.parametrize(
@@ -109,10 +104,8 @@ class MeanLoss(GPT2LMHeadModel):
         {"eval_strategy": "epoch"},
         {"gradient_accumulation_steps": 3, "max_grad_norm": 0.3},  # of which the last step of an epoch has two
         {"train_sampling_strategy": "group_by_length"},
-        {"train_sampling_strategy": "batch_rebalance"},
         {"dataloader_drop_last": True, "max_steps": 7, "lr_scheduler_type": "cosine"},
         {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "epoch", "eval_on_start": True},
-        {"bf16": True, "use_cpu": True, "optim": "adafactor"},
         {"include_num_input_tokens_seen": "all", "label_smoothing_factor": 0.1},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss", "eval_strategy": "epoch"},
     ],
@@ -123,75 +116,10 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     ours = make(Trainer, tmp_path, options)
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
-    for mine, expected in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(ours, theirs)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loss_is_on_its_way_to_the_host_before_the_backward_pass(tmp_path, monkeypatch, accumulate):
-    happened = []
-
-    class Copy(HostCopy):
-        def __init__(self, *given):
-            happened.append("begun")
-            super().__init__(*given)
-
-    monkeypatch.setattr(participant_host, "HostCopy", Copy)
-    trainer = make(Trainer, tmp_path, {"max_steps": 2, "gradient_accumulation_steps": accumulate})
-    trainer.model.lm_head.register_full_backward_pre_hook(lambda *_: happened.append("backward"))
-    trainer.train()
-    assert happened == ["begun", "backward"] * 2 * accumulate
-
-
-class Draws(transformers.TrainerCallback):
-    """Draws wherever a callback is asked, between the passes of the model."""
-
-    def __init__(self):
-        self.drawn = []
-
-    def draw(self, *_, **__):
-        self.drawn.append((torch.rand(()).item(), random.random(), np.random.random()))
-
-    on_train_begin = on_epoch_begin = on_step_begin = on_pre_optimizer_step = on_optimizer_step = draw
-    on_substep_end = on_step_end = on_log = on_evaluate = on_epoch_end = draw
-
-
-def drawing(kind, folder, **options):
-    random.seed(3)
-    callback = Draws()
-    trainer = make(kind, folder, {"gradient_accumulation_steps": 2, **options}, callbacks=[callback])
-    trainer.train()
-    return trainer, callback.drawn
-
-
-def test_what_callbacks_draw_is_drawn_as_on_one_device(tmp_path):
-    options = {"accelerator_config": {"use_seedable_sampler": False}, "eval_strategy": "steps", "eval_steps": 2}
-    (theirs, expected), (ours, drawn) = (drawing(kind, tmp_path, **options) for kind in (transformers.Trainer, Trainer))
-    assert drawn == expected
-    assert numbers_of(ours) == numbers_of(theirs)
-
-
-class OwnOrder(torch.utils.data.Sampler):
-    """Draws from a generator and from what it has drawn before."""
-
-    def __init__(self):
-        self.generator, self.order = np.random.default_rng(5), list(range(37))
-
-    def __len__(self):
-        return 37
-
-    def __iter__(self):
-        self.generator.shuffle(self.order)
-        return iter(list(self.order))
-
-
-class WithOwnOrder(Trainer):
-    def _get_train_sampler(self, *_):
-        return OwnOrder()
-
-
-@pytest.mark.parametrize("kind", [Trainer, WithOwnOrder])
-def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
+def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
     states = []
     commit, join = Participant.commit, Participant.join
 
@@ -201,7 +129,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
         return done
 
     monkeypatch.setattr(Participant, "commit", commit_and_keep)
-    whole = make(kind, tmp_path, {"num_train_epochs": 2})
+    whole = make(Trainer, tmp_path, {"num_train_epochs": 2})
     whole.train()
     monkeypatch.setattr(Participant, "commit", commit)
     assert len(states) == 10
@@ -215,11 +143,10 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch, kind):
             self.is_catching_up = True
 
         monkeypatch.setattr(Participant, "join", join_from)
-        late = make(kind, tmp_path, {"num_train_epochs": 2})
+        late = make(Trainer, tmp_path, {"num_train_epochs": 2})
         late.train()
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
-        for ours, theirs in zip(late.model.parameters(), whole.model.parameters(), strict=True):
-            assert torch.equal(ours, theirs), f"from step {number}"
+        assert_same_weights(late, whole)
 
 
 class Others:
@@ -250,11 +177,8 @@ def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
         return {flag for flag in FLAGS if getattr(control, flag)}
 
     assert settled(others=[()]) == set()
-    assert settled("should_log", others=[("should_training_stop", "should_save")]) == {
-        "should_log",
-        "should_training_stop",
-        "should_save",
-    }
+    all_of_them = {"should_log", "should_training_stop", "should_save"}
+    assert settled("should_log", others=[("should_training_stop", "should_save")]) == all_of_them
     assert settled("should_training_stop", others=[WorldBroken("a worker is gone")]) == set()
     assert settled("should_log", others=[]) == {"should_log"}  # in that world nobody hears
     world.version = 4
@@ -296,8 +220,7 @@ def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     given = SimpleNamespace(part=MicroBatch((0,), 1.0))
     job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
-    items = Items(job)
-    assert items.of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
+    assert Items(job).of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 
 
@@ -315,6 +238,8 @@ def test_a_trainer_of_ones_own_is_patched(tmp_path):
     ours = patch(make(Own, tmp_path))
     assert isinstance(ours, Own)
     assert patch(ours) is ours
+    with pytest.raises(UserError, match="this is a list; expected a"):
+        patch([])
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
 
@@ -328,8 +253,7 @@ def test_it_resumes_from_a_checkpoint_of_transformers(tmp_path, save, epochs_bef
     resumed = make(Trainer, tmp_path / "resumed", save)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert numbers_of(resumed)[-3:-1] == numbers_of(whole)[-3:-1]
-    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(resumed, whole)
 
 
 def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
@@ -342,12 +266,10 @@ def test_a_checkpoint_that_is_being_written_is_not_resumed(tmp_path):
     (torn / "config.json").write_text("{}")
     resumed = make(Trainer, tmp_path, save)
     resumed.train(resume_from_checkpoint=True)
-    for mine, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, expected)
+    assert_same_weights(resumed, whole)
     assert to_resume_from(str(torn), "", comes_later=True) == str(latest)
-    assert to_resume_from(str(torn), "", comes_later=False) == str(
-        torn
-    )  # whoever names it is told what is wrong with it
+    # Whoever names it is told what is wrong with it.
+    assert to_resume_from(str(torn), "", comes_later=False) == str(torn)
     assert to_resume_from(str(latest), "", comes_later=True) == str(latest)
     assert to_resume_from(True, str(tmp_path / "nothing"), comes_later=True) is True
     assert to_resume_from(None, str(tmp_path), comes_later=True) is None
@@ -364,35 +286,23 @@ def test_what_is_saved_needs_no_elasticdl(tmp_path):
 
 
 def test_sequences_are_generated(tmp_path):
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    options = {
+        "eval_strategy": "epoch",
+        "logging_steps": 500,
+        "predict_with_generate": True,
+        "generation_max_length": 6,
+    }
+
     def trained(kind):
         transformers.set_seed(3)
-        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-        model = transformers.T5ForConditionalGeneration(
-            transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-        )
-        plain = arguments(tmp_path, eval_strategy="epoch").to_dict()
-        names = (
-            "output_dir",
-            "num_train_epochs",
-            "per_device_train_batch_size",
-            "report_to",
-            "disable_tqdm",
-            "eval_strategy",
-        )
-        args = transformers.Seq2SeqTrainingArguments(
-            **{name: plain[name] for name in names},
-            save_strategy="no",
-            predict_with_generate=True,
-            generation_max_length=6,
-        )
-        own = kind(
-            model=model,
-            args=args,
-            train_dataset=make_texts(),
-            eval_dataset=make_texts(11),
-            data_collator=pad,
-            compute_metrics=lambda given: {"mean": float(given.predictions.mean())},
-        )
+        given = {
+            "model": transformers.T5ForConditionalGeneration(config),
+            "args": arguments(tmp_path, transformers.Seq2SeqTrainingArguments, **options),
+            "compute_metrics": lambda given: {"mean": float(given.predictions.mean())},
+        }
+        own = make(kind, tmp_path, **given)
         own.train()
         return numbers_of(own)
 
@@ -404,28 +314,9 @@ class Stream(IterableDataset):
         return iter(make_texts())
 
 
-@pytest.mark.parametrize(
-    ("options", "given", "words"),
-    [
-        ({"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
-        ({"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
-        ({"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
-    ],
-)
-def test_what_cant_be_had_is_one_line(tmp_path, options, given, words):
-    ours = make(Trainer, tmp_path, options, **given)
-    with pytest.raises(UserError, match=words) as refused:
-        ours.train()
-    assert "\n" not in str(refused.value)
-
-
-def test_a_loader_of_ones_own_kind_is_one_line(tmp_path):
-    class Own(Trainer):
-        def get_train_dataloader(self):
-            return [[pad(make_texts(8))]]
-
-    with pytest.raises(UserError, match=r"^elastic\.transformers: the loader is a list"):
-        make(Own, tmp_path).train()
+class OwnLoader(Trainer):
+    def get_train_dataloader(self):
+        return [[pad(make_texts(8))]]
 
 
 class OwnBackward(Trainer):
@@ -435,21 +326,27 @@ class OwnBackward(Trainer):
         return loss.detach()
 
 
-def test_gradients_that_are_not_weighed_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"otherwise than by accelerator.backward\(loss\)") as refused:
-        make(OwnBackward, tmp_path).train()
-    assert "\n" not in str(refused.value)
-
-
 class SumLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits, labels = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:]
         return torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
 
 
-def test_a_loss_that_is_a_sum_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="the loss is a sum over the samples") as refused:
-        make(SumLoss, tmp_path).train()
+@pytest.mark.parametrize(
+    ("kind", "options", "given", "words"),
+    [
+        (Trainer, {"max_steps": 3}, {"train_dataset": Stream()}, "the training data is a Stream"),
+        (Trainer, {"auto_find_batch_size": True}, {}, "auto_find_batch_size changes the batch size"),
+        (Trainer, {"optim": "lomo"}, {}, "optim='lomo' steps during the backward pass"),
+        (OwnLoader, {}, {}, r"^elastic\.transformers: the loader is a list"),
+        (OwnBackward, {}, {}, r"otherwise than by accelerator.backward\(loss\)"),
+        (SumLoss, {}, {}, "the loss is a sum over the samples"),
+    ],
+)
+def test_what_cant_be_had_is_one_line(tmp_path, kind, options, given, words):
+    ours = make(kind, tmp_path, options, **given)
+    with pytest.raises(UserError, match=words) as refused:
+        ours.train()
     assert "\n" not in str(refused.value)
 
 
@@ -460,20 +357,16 @@ def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
     assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
 
 
-def test_a_second_training_is_refused(tmp_path):
+def test_a_second_training_and_a_search_are_refused(tmp_path):
     ours = make(Trainer, tmp_path, {"max_steps": 2})
     ours.train()
     with pytest.raises(UserError, match="a script trains once"):
         ours.train()
-    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
-        ours.hyperparameter_search()
-
-
-def test_a_search_is_refused_before_it_trains(tmp_path):
-    ours = make(Trainer, tmp_path)
-    ours.model = None  # as `hyperparameter_search` begins, whatever it searches with
-    with pytest.raises(UserError, match="hyperparameter_search trains several times"):
-        ours.train()
+    searching = make(Trainer, tmp_path)
+    searching.model = None  # as `hyperparameter_search` begins, whatever it searches with
+    for search in (ours.hyperparameter_search, searching.train):
+        with pytest.raises(UserError, match="hyperparameter_search trains several times"):
+            search()
 
 
 def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tmp_path, monkeypatch):
@@ -483,22 +376,10 @@ def test_transformers_of_before_its_trainer_had_epochs_is_refused_in_one_line(tm
         ours.train()
 
 
-def test_something_else_is_not_patched():
-    with pytest.raises(UserError, match="this is a list; expected a"):
-        patch([])
-
-
 def test_a_checkpoint_that_is_not_the_latest_is_meant(tmp_path):
     for step in (10, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     (tmp_path / "checkpoint-30").mkdir()  # is being written
-    given = [
-        True,
-        None,
-        str(tmp_path / "checkpoint-20"),
-        f"{tmp_path}/checkpoint-20/",
-        str(tmp_path / "checkpoint-10"),
-        "hub/name",
-    ]
+    given = [True, None, *(f"{tmp_path}/checkpoint-{name}" for name in ("20", "20/", "10")), "hub/name"]
     assert [is_meant(each) for each in given] == [False, False, False, False, True, False]

@@ -19,7 +19,6 @@ def write(path, text):
     ("groups", "file", "text"),
     [
         ("0::/\n", "memory.events", TWO),
-        ("4:memory:/old\n0::/user.slice/job\n", "user.slice/job/memory.events", TWO),
         ("0::/kubepods/pod1/abc\n", "memory.events", TWO),  # a container whose group is what is mounted
         ("9:cpu,memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control", ONE),
         ("9:memory:/docker/abc\n", "memory/memory.oom_control", ONE),

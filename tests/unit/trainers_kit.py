@@ -6,18 +6,36 @@ same seed, before `JobOfThreads.run`, and let training draw nothing.
 
 from __future__ import annotations
 
+import sys
 import threading
 
+import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
 from session_kit import FakeMaster, enter
-from torch.utils.data import TensorDataset
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+lightning = pytest.importorskip("lightning.pytorch")
+transformers = pytest.importorskip("transformers")
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
+
+from elasticdl.common.errors import UserError  # noqa: E402
+from elasticdl.elastic.core import protocol as p  # noqa: E402
+from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
+from elasticdl.elastic.core.worker import WorkerCore  # noqa: E402
+from elasticdl.elastic.lightning import strategy  # noqa: E402
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
+from elasticdl.elastic.transformers import elastic_trainer  # noqa: E402
+
+
+@pytest.fixture
+def process_is_kept(monkeypatch):
+    """What trainers change of their process is put back."""
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def make_data(samples):
@@ -71,3 +89,97 @@ class JobOfThreads:
             return None, made
 
         return tuple(zip(*in_threads(run, range(self._board.size)), strict=True))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.aside = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3), torch.nn.Linear(8, 1)
+
+    def forward(self, pixels, labels=None):
+        logits = self.last(self.first(pixels).tanh())
+        aside = mse_loss(self.aside(pixels)[:, 0], labels.float())
+        return {"loss": cross_entropy(logits, labels) + aside, "logits": logits}
+
+    def trained(self):
+        return [*self.first.parameters(), *self.last.parameters()]
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch, _):
+        return self.net(*batch)["loss"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def make_fit(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=()):
+    """In a step there are so many batches."""
+    made = strategy.make_strategy("lightning.pytorch", job)()
+    made.takes_part_alone = True
+    module = kind()
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        strategy=made,
+        accelerator="cpu",
+        callbacks=[*callbacks],
+        logger=False,
+        accumulate_grad_batches=batches,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    def fit():
+        trainer.fit(module, DataLoader(make_data(samples), batch_size=8))
+        return trainer, module.net
+
+    return fit
+
+
+def make_train(kind, job, folder, *, batches=1, samples=24, epochs=1, callbacks=(), **options):
+    """The same with Hugging Face's trainer."""
+    args = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=batches,
+        num_train_epochs=epochs,
+        learning_rate=0.1,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        max_grad_norm=0.0,
+        **options,
+    )
+    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_data(samples)]
+    trainer = kind(model=Net(), args=args, train_dataset=rows, eval_dataset=rows[:8], callbacks=[*callbacks])
+
+    def train():
+        trainer.train()
+        return trainer, trainer.model
+
+    return train
+
+
+def run_trainers(kind, folder, monkeypatch, workers=2, callbacks=None, **options):
+    """What each worker has to say, its trainer with the model that it ends with, and what is told to the journal."""
+    job = JobOfThreads(workers)
+    monkeypatch.setattr(elastic_trainer, "runtime", job)
+    make = make_fit if issubclass(kind, Module) else make_train
+    works = [
+        make(kind, job, folder / str(rank), callbacks=callbacks(rank) if callbacks else (), **options)
+        for rank in range(workers)
+    ]
+    said, made = job.run(lambda rank: works[rank]())
+    return said, made, job.told

@@ -1,0 +1,242 @@
+"""A job on a cluster is followed through a change of its masters: what each tells, and what is kept at its end."""
+
+import json
+import threading
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+
+import pytest
+from test_cli_kubernetes import RUNNING, OneJob, master
+
+from elasticdl.cli import follow
+from elasticdl.cli.cluster.cluster_run import MasterWatch
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
+from elasticdl.cli.job_handle import JobHandle
+from elasticdl.common.errors import UnreachableError
+from elasticdl.kube.job_pods import find_master
+from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
+from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.state.values import Phase
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+def watching(home, screen=None):
+    return MasterWatch(home, screen, image_timeout=60.0)
+
+
+class Lines:
+    def __init__(self):
+        self.seen = []
+
+    def line(self, text):
+        self.seen.append(text)
+
+
+def pod(state=None, **status):
+    status = {"containerStatuses": [{"state": state}], **status} if state else status
+    return {"metadata": {"name": "m"}, "status": status}
+
+
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}
+
+
+def missing(why, *, lasting=False):
+    reason = f"the image can't be pulled: {why}"
+    return MasterTrouble(reason, ImageTrouble(reason, lasting))
+
+
+@pytest.mark.parametrize(
+    ("seen", "trouble"),
+    [
+        (None, "its master's pod is not there yet"),
+        (pod({"waiting": {"reason": "ErrImagePull", "message": "no\nsuch"}}), missing("no such")),
+        (pod({"waiting": {"reason": "InvalidImageName"}}), missing("InvalidImageName", lasting=True)),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), "its master is starting"),
+        (pod({"terminated": {"exitCode": 137, "message": "at work"}}), "its master ended with exit code 137"),
+        (pod({"terminated": {"exitCode": 1, "message": "a\nb\n"}}), "its master ended with exit code 1: b"),
+        (pod(conditions=[UNSCHEDULED]), "its master has no place yet: 0/2 nodes"),
+        (pod(phase="Failed", reason="Evicted"), "its master ended: Evicted"),
+    ],
+)
+def test_what_is_the_matter_with_a_master(seen, trouble):
+    assert trouble_of(seen) == (MasterTrouble(trouble) if isinstance(trouble, str) else trouble)
+
+
+def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_was_there():
+    view, late = watching(None), missing("Back-off")
+    assert [view.gives_up(late, now) for now in (5.0, 64.9, 65.0)] == [False, False, True]
+    assert view.gives_up(MasterTrouble("its master is starting"), 70.0) is False
+    assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
+    assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
+
+
+def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
+    """An image is tried for again and again."""
+    screen = Lines()
+    view = watching(None, screen)
+    for trouble in (MasterTrouble("quota"), MasterTrouble("quota"), *map(missing, ("not found", "Back-off") * 2)):
+        view.show_trouble(trouble)
+    view.show_trouble(MasterTrouble("its master is starting"))
+    assert screen.seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
+
+
+def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
+    """It is tried again all the time: the first seconds of a master that starts are no news."""
+    screen, job = Lines(), NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    view, failure = watching(job, screen), "the master did not answer: Socket closed"
+    for now in (5.0, 14.9):
+        view.hear(None, failure, now)
+    assert screen.seen == []
+    for now in (15.0, 16.0, 100.0):
+        view.hear(None, failure, now)
+    line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
+    assert screen.seen == [line]
+    for _ in range(2):
+        view.hear(pb.JobStatus(), "", 101.0)
+    assert screen.seen == [line, "its master is reached again"]
+    for now in (106.0, 116.0):
+        view.hear(None, failure, now)
+    assert screen.seen[2:] == [line]
+
+
+def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
+    class Labelled(OneJob):
+        def list(self, kind, **selection):
+            return [master("mine"), master("strange", "2", "other"), {"metadata": {"name": "x"}, "status": {}}]
+
+    assert find_master(Labelled(), "digits")["metadata"]["name"] == "mine"
+
+
+@pytest.mark.parametrize(("phase", "code"), [(Phase.SUCCEEDED, 0), (Phase.STOPPED, 0), (Phase.FAILED, 1)])
+def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
+    assert exit_code(phase) == code
+
+
+def entry(time, **fields):
+    return json.dumps({"time": time, "event": "warning", **fields})
+
+
+def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_is_kept():
+    told = follow.SeenLines(kept=3)
+    first = [entry(number) for number in range(8)]
+    assert all(told.is_new(line) for line in first)
+    # The next master's clock is late, and it has not heard of the last entry.
+    second = [*first[:-1], entry(6.5, message="of the next master"), entry(9)]
+    assert [line for line in second if told.is_new(line)] == second[-2:]
+    assert len(told._known) == len(told._order) == 3
+
+
+class Masters(JobHandle):
+    """A job with one master after another: each tells how it is and what happened, and leaves it to the next."""
+
+    look_seconds = 0.0
+
+    def __init__(self, monkeypatch, *masters, kept):
+        self._masters, self._kept = list(masters), kept
+        monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+
+    @contextmanager
+    def found(self):
+        if not self._masters:
+            raise UnreachableError("there is none")
+        yield self
+
+    def watch(self):
+        if self._masters:
+            phases = self._masters.pop(0)[0]
+            yield from (pb.JobStatus(phase=phase) for phase in phases)
+        raise UnreachableError("it is gone")
+
+    def feed(self):
+        lines = [line for _, lines in self._masters for line in lines]
+        masters = iter([told for _, told in self._masters])
+
+        @contextmanager
+        def master():
+            if (told := next(masters, None)) is None:
+                raise UnreachableError("there is none")
+            yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
+
+        return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
+
+    def close(self):
+        pass
+
+    def over(self):
+        return "" if self._masters else "it has ended"
+
+    def kept_status(self):
+        return pb.JobStatus(phase=self._kept)
+
+
+def test_a_job_is_followed_through_a_change_of_masters_and_at_its_end_what_was_kept_is_told(monkeypatch):
+    """Neither the last entry nor the last status has come over a stream."""
+    told = (["running"], [entry(1), entry(2)]), ([], []), (["waiting"], [entry(1), entry(2), entry(3)])
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
+        heard = [each for each in following if each is not None]
+    assert [each.phase for each in heard if not isinstance(each, str)] == ["running", "waiting", "succeeded"]
+    assert [each for each in heard if isinstance(each, str)] == [entry(number) for number in (1, 2, 3, 99)]
+
+
+def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch):
+    monkeypatch.setattr(follow, "MOST_LINES", 2)
+    told = (["running"], [entry(number) for number in range(1, 8)]), ([], [])
+    with Masters(monkeypatch, *told, kept="succeeded").following(statuses=True) as following:
+        following._feed._thread.join()  # all of it is there at the first look
+        heard = [each for each in following if isinstance(each, str)]
+    assert heard == [entry(number) for number in (*range(1, 8), 99)]
+
+
+def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
+    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
+    answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])
+
+    def kept():
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    def no_master():
+        raise UnreachableError("there is none")
+
+    with closing(follow.StreamFeed(no_master, lambda: "it has ended", kept)) as feed:
+        feed.finish()
+        feed._thread.join()
+        assert feed.read() == (False, [entry(1)])
+
+
+def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
+    hung_up = threading.Event()
+    begun = threading.Event()
+
+    class Hanging(Masters):
+        def __init__(self):
+            pass
+
+        @contextmanager
+        def found(self):
+            yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
+
+        def tell_nothing(self, **_):
+            begun.set()
+            hung_up.wait()
+            return ()
+
+        def feed(self):
+            return follow.StreamFeed(self.found, lambda: "", list)
+
+        def over(self):
+            begun.wait()
+            return "it has ended"
+
+    with Hanging().following(statuses=True) as following:
+        assert next(iter(following)) is None
+        assert not hung_up.is_set(), "its end was waited for"
+    assert hung_up.is_set()
+
+
+def test_entries_that_the_next_master_has_joined_are_not_told_again():
+    seen = follow.SeenLines()
+    steps = [json.dumps({"time": float(n), "event": "steps", "step": n, "steps": 1}) for n in (1, 2)]
+    assert all(map(seen.is_new, steps))
+    assert not seen.is_new(json.dumps({"time": 2.0, "event": "steps", "step": 2, "steps": 2}))

@@ -1,0 +1,318 @@
+"""How the master tells from the times of steps who is slow, and what the job does about it."""
+
+import random
+import types
+
+import pytest
+
+from elasticdl.elastic.core.step_times import WINDOW
+from elasticdl.job.shared_values import Pace, StepTimes
+from elasticdl.job.spec import WorkerRange
+from elasticdl.master.core.job_core import Job
+from elasticdl.master.rules.slowness import (
+    MOST_SECONDS_BETWEEN,
+    SECONDS_BETWEEN_REPLACEMENTS,
+    SECONDS_TO_JUDGE,
+    SlowWorkers,
+    pace_of,
+)
+from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
+from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.states import WorkerState
+from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import Pulse, WorkerRecord
+from tests.simulation.job_invariants import check_job
+
+BEAT = 0.5
+
+
+class Crew:
+    """Members of one world, whose heartbeats come twice a second."""
+
+    def __init__(self, *workers, replace=False):
+        settings = Settings(WorkerRange(minimum=1, maximum=8), replace_slow=replace)
+        self.judge = SlowWorkers(types.SimpleNamespace(settings=settings))
+        self.records = [WorkerRecord(n, "", WorkerState.MEMBER, host=f"node-{n}", rank=n) for n in range(len(workers))]
+        self.workers = list(workers)  # (data, compute, update, samples) each
+        self.now = 0.0
+        self.news = []
+        self.replaced = []
+
+    def beat(self, seconds, noise=lambda: 1.0, every=BEAT):
+        until = self.now + seconds
+        while self.now < until:
+            busy = [[part * noise() for part in worker[:3]] for worker in self.workers]
+            step = max(map(sum, busy)) + 0.01
+            for record, worker, (data, compute, update) in zip(self.records, self.workers, busy, strict=True):
+                wait = step - data - compute - update
+                times = StepTimes(WINDOW, data, compute, wait, update, worker[3])
+                record.pulse = Pulse(self.now, self.now, times=times)
+                record.step += max(1, round(every / step))
+            records, due = self.judge.judge(self.records, self.now)
+            self.news += records
+            self.replaced += [record.worker_id for record in due]
+            self.now += every
+
+    def named(self):
+        return [(record.event, record.fields["worker"]) for record in self.news]
+
+
+USUAL = (0.02, 0.1, 0.01, 16.0)
+
+
+def test_a_slow_loader_is_named_with_its_phase():
+    crew = Crew(USUAL, USUAL, USUAL, (0.082, 0.1, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    [entry] = crew.news
+    assert entry == i.Record(
+        "worker_slow", {"worker": 3, "host": "node-3", "phase": "data", "factor": 4.1, "seconds": 0.062}
+    )
+    view = crew.records[3].view()
+    assert view.remark == "slow: data 4.1x the others"
+    assert not any(record.view().remark for record in crew.records[:3])
+
+
+def test_several_may_be_slow():
+    crew = Crew(*[USUAL] * 5, (0.02, 0.3, 0.01, 16.0), (0.02, 0.29, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 5), ("worker_slow", 6)]
+
+
+def test_who_has_more_samples_is_not_slow_for_that():
+    crew = Crew((0.0, 0.2, 0.0, 2.0), (0.0, 0.1, 0.0, 1.0), (0.0, 0.1, 0.0, 1.0))
+    crew.beat(60)
+    assert crew.news == []
+
+
+def test_one_slow_moment_is_not_enough():
+    crew = Crew(USUAL, USUAL)
+    for _ in range(20):
+        crew.workers[1] = (0.02, 0.5, 0.01, 16.0)
+        crew.beat(SECONDS_TO_JUDGE - 1)
+        crew.workers[1] = USUAL
+        crew.beat(1)
+    assert crew.news == []
+
+
+def test_slow_steps_take_longer_to_judge():
+    crew = Crew((0.0, 30.0, 0.0, 8.0), (0.0, 10.0, 0.0, 8.0))
+    for _ in range(40):  # heartbeats within one step
+        for record, compute in zip(crew.records, (30.0, 10.0), strict=True):
+            record.pulse = Pulse(crew.now, crew.now, times=StepTimes(9, 0.0, compute, 31.0 - compute, 0.0, 8.0))
+        crew.news += crew.judge.judge(crew.records, crew.now)[0]
+        crew.now += BEAT
+    assert crew.news == []
+
+
+def test_the_pace_tells_waiting_for_others_from_the_sum():
+    crew = Crew((0.0, 0.3, 0.0, 8.0), (0.0, 0.1, 0.0, 8.0))
+    crew.beat(1)
+    pace = pace_of(crew.records)
+    assert (pace.busy, pace.waited, pace.least_waited) == pytest.approx((0.2, 0.11, 0.01))
+
+
+def test_who_gets_better_is_said_to():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    crew.workers[1] = (0.02, 0.15, 0.01, 16.0)  # between both limits
+    crew.beat(60)
+    assert crew.named() == [("worker_slow", 1)]
+    crew.workers[1] = USUAL
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
+    assert crew.records[1].slow is None
+
+
+def test_in_another_world_nothing_new_is_known_yet():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0), replace=True)
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    crew.replaced.clear()
+    crew.records[0].pulse = Pulse(crew.now, crew.now, times=StepTimes(2, *USUAL[:2], 0.0, 0.0, 16.0))
+    later = crew.now + MOST_SECONDS_BETWEEN
+    assert crew.judge.judge(crew.records, later) == ([], [])  # what was seen before replaces nobody
+    assert crew.records[1].slow is not None
+    assert pace_of(crew.records[:1]) == Pace()
+
+
+def test_alone_nobody_is_slow():
+    crew = Crew(USUAL, (0.02, 0.3, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    left = crew.records[1:]
+    for _ in range(2):
+        crew.news += crew.judge.judge(left, crew.now, alone=True)[0]
+    assert crew.named() == [("worker_slow", 1), ("worker_recovered", 1)]
+    assert left[0].slow is None
+
+
+def test_ten_hours_of_uneven_steps_raise_no_alarm():
+    """Medians over 32 heavy-tailed steps scatter by some ten percent."""
+    seeded = random.Random(2)
+    crew = Crew(USUAL, USUAL)
+    crew.beat(36_000, noise=lambda: seeded.lognormvariate(0.0, 0.12))
+    assert crew.news == []
+
+
+class Town:
+    """A job of workers that do what they are told, at once."""
+
+    def __init__(self, workers, minimum=1, **settings):
+        self.job = Job(Settings(WorkerRange(minimum=minimum, maximum=workers), **settings))
+        self.is_full = False
+        self.now, self.step, self.story = 0.0, 0, []
+        self.compute = {}
+        self.nodes = {}
+        self.members = ()
+
+    def post(self, event):
+        pending = [event]
+        while pending:
+            instructions = self.job.step(pending.pop(0), self.now)
+            check_job(self.job)
+            for each in instructions:
+                self.story.append(each)
+                match each:
+                    case i.LaunchWorker(worker_id) if self.is_full:
+                        pending.append(e.WorkerPending(worker_id, "0/3 nodes are available"))
+                    case i.LaunchWorker(worker_id):
+                        node = self.nodes.get(worker_id, "")
+                        pending += [e.WorkerPlaced(worker_id, "h", 1, node), e.WorkerConnected(worker_id, "h", 1, 0, 0)]
+                        pending.append(e.JoinRequested(worker_id, 0, 0, False, False, ""))
+                    case i.PublishWorld(world):
+                        self.version, self.members = world.version, world.worker_ids
+                    case i.DrainWorker(worker_id):
+                        pending.append(e.WorkerExited(worker_id, e.ExitCause.CLEAN, 0))
+                    case i.AnnounceChange(ids) | i.BreakWorld(ids):
+                        asked = (self.version, self.step, True, isinstance(each, i.BreakWorld), "")
+                        pending += [e.JoinRequested(worker_id, *asked) for worker_id in ids]
+
+    def run(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.post(e.Tick())
+            self.step += 5
+            slowest = max(self.compute.get(member, 0.1) for member in self.members) if self.members else 0.0
+            for member in self.members:
+                compute = self.compute.get(member, 0.1)
+                times = StepTimes(WINDOW, 0.0, compute, slowest - compute + 0.01, 0.0, 8.0)
+                self.post(e.HeartbeatReceived(member, self.version, self.step, self.step, False, times))
+            self.now += BEAT
+
+    def entries(self, event):
+        return [each.fields for each in self.story if isinstance(each, i.Record) and each.event == event]
+
+
+def slow_one(workers=3, seconds=60, **settings):
+    """A job whose worker 1 becomes slow."""
+    town = Town(workers, **settings)
+    town.nodes = {1: "node-b"}
+    town.run(5)
+    town.compute[1] = 0.4
+    town.is_full = settings.get("minimum") == workers
+    town.run(seconds)
+    return town
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_slow_worker_is_replaced_if_that_is_asked_for(asked):
+    town = slow_one(replace_slow=asked)
+    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    reasons = [entry["reason"] for entry in town.entries("worker_launched")][3:]
+    assert reasons == ["in place of another: worker 1 is slow: compute 4.0x the others"] * asked
+    assert set(town.members) == ({0, 2, 3} if asked else {0, 1, 2})
+
+
+def spare():
+    return slow_one(minimum=3, replace_slow=True)
+
+
+def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_ready():
+    town = spare()
+    assert town.job.view().phase == "running"
+    assert set(town.members) == {0, 1, 2}
+    launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
+    assert launched[3:] == [(3, ("node-b",))]
+    town.post(e.WorkerPlaced(3, "h", 1))
+    town.post(e.WorkerConnected(3, "h", 1, 0, 0))
+    town.post(e.JoinRequested(3, 0, 0, False, False, ""))
+    town.run(5)
+    assert set(town.members) == {0, 2, 3}
+    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
+    assert len(town.entries("world_formed")) == 2  # one change does both
+    town.run(600)
+    assert len(town.entries("worker_launched")) == 4
+
+
+def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
+    town = spare()
+    assert len(town.entries("worker_launched")) == 4
+    town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
+    town.run(5)
+    assert len(town.entries("worker_launched")) == 4
+
+
+def test_in_a_gang_the_slow_one_leaves_first():
+    town = Town(3, minimum=3, replace_slow=True, gang=True)
+    town.run(5)
+    town.compute[1] = 0.4
+    town.run(60)
+    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
+    assert set(town.members) == {0, 2, 3}
+
+
+def test_if_there_are_too_many_the_slow_one_leaves():
+    town = slow_one()
+    town.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    town.run(5)
+    assert set(town.members) == {0, 2}
+
+
+def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
+    town = Town(3, scale_policy="efficiency", min_efficiency=0.6)
+    points = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.9), 1))
+    bad = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.4), 1))
+    for workers in (1, 2):
+        town.run(3)
+        town.post(e.ScalingLearnt(workers, (Observation(workers, 64, 0.5, 50, 0.1),), Curve(points)))
+    town.run(3)
+    assert len(town.members) == 3
+    town.compute[1] = 0.4
+    town.run(5)  # it is not said to be slow yet
+    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
+    town.run(1)
+    assert len(town.members) == 3
+    town.run(20)
+    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
+    town.run(3)
+    assert set(town.members) == {0, 2}
+
+
+def test_one_that_recovers_before_its_replacement_is_ready_stays():
+    town = spare()
+    town.compute.clear()
+    town.run(60)
+    assert set(town.members) == {0, 1, 2}
+    assert [(worker.worker_id, worker.state) for worker in town.job.view().workers][3:] in ([], [(3, "draining")])
+
+
+def test_the_less_it_helps_the_rarer_is_one_replaced():
+    slow = (0.02, 0.4, 0.01, 16.0)
+    crew = Crew(USUAL, USUAL, slow, replace=True)  # whoever comes in its place is as slow
+    crew.beat(4700, every=7.0)
+    assert crew.replaced == [2] * 5  # after 0, 5, 10, 20 and 40 minutes
+    crew.workers[2] = USUAL
+    crew.beat(7300, every=7.0)
+    crew.workers[2] = slow
+    crew.beat(60 + SECONDS_BETWEEN_REPLACEMENTS, every=7.0)
+    assert crew.replaced == [2] * 7  # it had helped for long, so it begins anew
+
+
+def test_at_the_end_nobody_is_replaced():
+    town = Town(3, replace_slow=True)
+    town.compute[1] = 0.4
+    town.run(5)
+    town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
+    town.run(60)
+    assert town.entries("worker_slow")
+    assert len(town.entries("worker_launched")) == 3
