@@ -4,16 +4,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
-from elasticdl.elastic.collectives import port, transfer
+from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
+from elasticdl.elastic.collectives.port import ENGINE
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.interruptions import WorldBroken
@@ -100,16 +99,6 @@ def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told):
     assert type(caught.value) is told
 
 
-@pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
-def test_bytes_of_any_length_arrive(length):
-    data = bytes(index % 251 for index in range(length))
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
-        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
-        assert sent.result(30) == received.result(30) == data
-
-
 def broadcast(state, worlds):
     """What each rank has afterwards; ``worlds``: each rank's."""
     board = Board(len(worlds))
@@ -153,17 +142,6 @@ def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
         broadcast_state({"model": torch.ones(2)}, collective)
 
 
-@pytest.mark.parametrize("lengths", [(5, 0, 17), (0, 0, 3), (0, 0, 0), (8, 8, 8), (40, 1, 9)])
-def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
-    monkeypatch.setattr(port, "GATHERED_BYTES", 8)
-    board = Board(len(lengths))
-    arrays = [np.full(length, rank, np.uint8) for rank, length in enumerate(lengths)]
-    with ThreadPoolExecutor(len(lengths)) as pool:
-        found = list(pool.map(lambda r: SumOfThreads(r, board).gather(arrays[r], "x"), range(len(lengths)), timeout=30))
-    assert [part.tolist() for part in found[0]] == [array.tolist() for array in arrays]
-    assert found[1:] == [[]] * (len(lengths) - 1)
-
-
 class TestHostsThatHaveDifferentLibraries:
     def world(self, rank):
         return World(3, tuple(Member(i, f"host-{i}", 0, False) for i in range(2)), rank)
@@ -173,11 +151,6 @@ class TestHostsThatHaveDifferentLibraries:
         store = KvStore(lambda *entry: published.append(entry))
         store.open_world(3, {} if told is None else {ENGINE: told})
         return store, published
-
-    def test_rank_0_says_what_it_uses(self):
-        store, published = self.store()
-        TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(0))
-        assert published == [(3, ENGINE, b"torch")]
 
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
@@ -189,11 +162,6 @@ class TestHostsThatHaveDifferentLibraries:
             UserError, match=r"uses torch with NCCL and rank 0 .* uses torch: .* set ELASTICDL_SHARED_GPU=1"
         ):
             collective.require_one_engine(self.store(b"torch")[0], self.world(1))
-
-    def test_are_looked_for_once(self):
-        collective = TorchDistributed(TorchTensors(), None)
-        collective.require_one_engine(self.store(b"torch")[0], self.world(1))
-        collective.require_one_engine(self.store()[0], self.world(1))
 
     def test_rank_0_may_be_gone(self):
         store, _ = self.store()

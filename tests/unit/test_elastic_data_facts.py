@@ -129,14 +129,6 @@ def test_rounding_and_folders_of_a_host_are_no_difference():
     assert difference(rounded, Files()) == ""
 
 
-def test_what_training_puts_into_a_data_set_is_no_difference():
-    """Facts are those of its beginning."""
-    data = Files()
-    before = Source.of(TRAINING, data)
-    data.cache[:] = range(100)
-    assert Source.of(TRAINING, Files()).differs(before) == ""
-
-
 def test_whatever_a_users_data_set_does_can_be_told():
     class Odd:
         data: object

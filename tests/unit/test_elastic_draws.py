@@ -3,11 +3,11 @@
 import pytest
 import torch
 from elastic_kit import make_data
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
-from elasticdl.elastic.torch_kit.data.stand_in import Repeated, StandIn
+from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 
 
 def test_a_cache_that_fills_is_none_of_the_data():
@@ -60,19 +60,6 @@ def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
         assert all(map(torch.equal, ours, theirs[epoch]))
 
 
-def test_a_newcomer_has_drawn_a_seed_if_the_others_have():
-    def draws():
-        loader = DataLoader(make_data(16), num_workers=1, persistent_workers=True)
-        return Draws(loader)
-
-    ours, theirs = draws(), draws()
-    theirs.draw_seed()
-    ours.restore(theirs.capture())
-    state = torch.get_rng_state()
-    ours.draw_seed()
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
     stand_in = StandIn([torch.ones(3), {"name": torch.zeros(2), "text": ["a"]}])
     first, _ = stand_in.take()
@@ -83,10 +70,3 @@ def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():
     again, others = stand_in.take()
     assert again.data_ptr() == first.data_ptr(), "nothing is copied"
     assert others["text"] == ["a"]
-
-
-def test_a_stand_in_copies_its_samples_and_not_the_data_set():
-    """Rows of a tensor are views of the whole."""
-    data = TensorDataset(torch.randn(1000, 8), torch.zeros(1000))
-    *_, (repeated, _) = Repeated(data, 5).__getitems__([0, 1])
-    assert repeated.untyped_storage().nbytes() == 8 * repeated.element_size()

@@ -24,33 +24,10 @@ def averaging():
     return dense(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
 
 
-@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
-def test_averaged_weights_are_those_of_the_model_at_the_end(workers, most):
-    plain = plainly(averaging(), X, Y)
-    members = fit_together(workers, lambda rank: Fitting(averaging(), data_of(X, Y), most=most))
-    assert_as_plain(members, plain)
-
-
-def test_without_epochs_weights_stay():
-    model = averaging()
-    before = model.get_weights()
-    (member,) = fit_together(1, lambda rank: Fitting(model, data_of(X, Y), epochs=0))
-    for one, other in zip(member.weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def normalized():
+    """A layer of it sets weights when it is called."""
     keras.utils.set_random_seed(0)
     return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
-
-
-@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
-def test_weights_that_a_layer_sets_when_it_is_called_are_set(workers, most):
-    plain = plainly(normalized(), X, Y, validation_data=(X[:20], Y[:20]))
-    members = fit_together(
-        workers, lambda rank: Fitting(normalized(), data_of(X, Y, validation_data=(X[:20], Y[:20])), most=most)
-    )
-    assert_as_plain(members, plain, rtol=1e-4)
 
 
 class Reordered(keras.utils.PyDataset):
@@ -215,15 +192,21 @@ def two_headed():
 
 
 @pytest.mark.parametrize(
-    ("make", "workers", "labels"),
+    ("make", "labels"),
     [
-        (lambda: dense(optimizer=Doubled(0.02)), 2, Y),
-        (lambda: dense(OnceScaled()), 1, Y),
-        (two_headed, 1, {"a": Y}),
-        (two_headed, 2, {"a": Y}),
+        (averaging, Y),
+        (normalized, Y),
+        (lambda: dense(optimizer=Doubled(0.02)), Y),
+        (lambda: dense(OnceScaled()), Y),
+        (two_headed, {"a": Y}),
     ],
-    ids=["apply_gradients", "flag", "head without a loss", "head without a loss, two workers"],
+    ids=["averaged weights", "layer that sets weights", "apply_gradients", "flag", "head without a loss"],
 )
-def test_a_step_is_that_of_keras(make, workers, labels):
-    plain = plainly(make(), X, labels)
-    assert_as_plain(fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels))), plain)
+@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)], ids=["whole", "parts", "workers"])
+def test_a_fit_is_that_of_keras(make, workers, most, labels):
+    if isinstance(make(), keras.Sequential) and any(isinstance(each, OnceScaled) for each in make().layers):
+        workers, most = 1, BATCH  # its first batch is the whole
+    validation = {"validation_data": (X[:20], keras.tree.map_structure(lambda each: each[:20], labels))}
+    plain = plainly(make(), X, labels, **validation)
+    members = fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels, **validation), most=most))
+    assert_as_plain(members, plain, rtol=1e-4)

@@ -58,13 +58,6 @@ def test_the_next_goes_on_where_the_last_has_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_older_one_is_not_gone_back_to(tmp_path):
-    first, second = trainee(tmp_path, under_master()), trainee(tmp_path)
-    leave_after(first, 1)
-    second.context.loaded(first.state.progress.after(20))
-    assert Handover(tmp_path).read(second.state) is None
-
-
 def test_a_folder_that_can_not_be_written_costs_nothing_but_is_told_of(tmp_path):
     master = FakeMaster(WORLD)
     leave_after(trainee(tmp_path / "missing", master.session), 1)
@@ -75,16 +68,6 @@ def test_a_folder_that_can_not_be_written_costs_nothing_but_is_told_of(tmp_path)
 def test_whose_job_is_stopped_leaves_nothing(tmp_path):
     member = trainee(tmp_path)  # alone, SIGTERM is the end
     leave_after(member, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_that_can_not_be_written_is_warned_of_and_nothing_else(tmp_path):
-    master = FakeMaster(WORLD)
-    member = trainee(tmp_path, master.session)
-    member.state.values["rule"] = lambda step: step  # no pickle can hold it; a full disk ends in a RuntimeError, too
-    leave_after(member, 1)
-    (warning,) = master.notices("warning")
-    assert "the state after step 1 leaves with its last worker: " in warning["message"]
     assert list(tmp_path.iterdir()) == []
 
 

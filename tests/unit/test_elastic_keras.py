@@ -1,15 +1,12 @@
 """The Keras twin in a world of one, and with a stand-in for the sums of several workers."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from elastic_keras_kit import (
     Board,
-    Count,
     Samples,
-    SumOfThreads,
     Trainee,
     assert_same,
     make_model,
@@ -18,23 +15,18 @@ from elastic_keras_kit import (
     run_all,
     train_together,
 )
-from session_kit import enter, lose_world
+from session_kit import lose_world
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure
-from elasticdl.elastic.collectives.transfer import broadcast_state
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
 from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
@@ -64,29 +56,11 @@ def test_more_workers_than_samples_in_the_last_batch():
     assert_same(members[0].weights(), members[3].weights())
 
 
-def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
-    member = alone(BatchPolicy(10, None, 4), norm_layer)
-    steps = iter(member.loader)
-    batch = next(steps)
-    dense, norm = member.model.layers[:2]
-    means = []
-    for part in batch.plan.micro_batches:
-        means.append(part.weight * np.array(dense(member.loader.dataset.inputs[part.indices])).mean(0))
-    assert [part.samples for part in batch.plan.micro_batches] == [4, 3, 3]
-    member.state.make_step(batch)
-    np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("bound", [None, 3])
 def test_a_regularizer_counts_once_per_global_batch(bound):
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
     members = train_together(2, BatchPolicy(16, None, bound), epochs=1, layers=layers)
     np.testing.assert_allclose(members[0].losses, plain_losses(16, 1, layers), rtol=2e-5)
-
-
-def test_a_counter_moves_once_a_step_whatever_the_micro_batches():
-    members = train_together(2, BatchPolicy(16, None, 3), epochs=1, layers=lambda: (Count(),))
-    assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
 
 
 class CountSamples(keras.layers.Layer):
@@ -116,14 +90,6 @@ def test_a_counter_of_samples_counts_all_of_them(workers, bound):
         assert (int(each.layers[0].seen), int(each.layers[0].above)) == (50, above)
 
 
-def test_a_scaled_loss_gives_the_same_weights():
-    plain, scaled = alone(), alone(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9)))
-    plain.train()
-    scaled.train()
-    assert plain.losses == pytest.approx(scaled.losses, rel=1e-6)
-    np.testing.assert_allclose(plain.model.get_weights()[0], scaled.model.get_weights()[0], rtol=1e-5, atol=1e-7)
-
-
 def test_half_precision_is_summed_in_single_precision():
     inputs, half = keras.Input((8,)), keras.layers.Dense(3, dtype="mixed_float16")
     model = keras.Model(inputs, half(inputs))
@@ -133,28 +99,6 @@ def test_half_precision_is_summed_in_single_precision():
     assert member.train_step.dtype == "float32"
     assert int(member.optimizer.iterations) == member.state.step == 12  # no step was skipped
     assert 0 < member.losses[-1] < member.losses[0]
-
-
-def test_float64_stays_float64():
-    model = keras.Sequential([keras.Input((8,), dtype="float64"), keras.layers.Dense(3, dtype="float64")])
-    member = Trainee(0, Board(1), HALVES, model)
-    assert member.train_step.dtype == "float64"
-    member.train(steps=1)
-    assert member.state.loss > 0
-
-
-def test_subclassed_model_without_training_argument():
-    class Plain(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    model = Plain()
-    model(np.zeros((1, 8), "float32"))
-    Trainee(0, Board(1), HALVES, model).train(steps=1)
 
 
 # -- traces --
@@ -223,14 +167,6 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     assert_same(before, [seed.numpy() for seed in seeds])
 
 
-def test_commit_raises_when_the_world_is_to_change():
-    member = alone()
-    member.context.session.post(p.DrainOrdered("test"))
-    with pytest.raises(WorldChanged):
-        member.train()
-    assert member.state.step == 1
-
-
 def test_a_forgotten_micro_batch_is_an_error():
     member = alone()
     batch = next(steps := iter(member.loader))
@@ -239,12 +175,6 @@ def test_a_forgotten_micro_batch_is_an_error():
     with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
         member.state.update()
     steps.close()
-
-
-def test_a_batch_whose_loop_was_left_says_so():
-    batch = next(iter(alone().loader))
-    with pytest.raises(RuntimeError, match="within the loop that gave it"):
-        list(batch)
 
 
 # -- sync, checkpoints --
@@ -265,31 +195,6 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     assert newcomer.state.best == {"step": 7}
     assert newcomer.state.has_state
     assert_same(root.weights(), newcomer.weights())
-
-
-def test_nothing_is_sent_when_all_stand_after_the_same_step():
-    member = alone()
-    world = World(2, (Member(0, "h", 3, True), Member(1, "h", 3, True)), 0)
-    member.state.sync(world)
-    assert member.collective.board.names == []
-
-
-def test_any_tensors_arrive(monkeypatch):
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
-    large = np.arange(5000, dtype=np.float32)
-    state = {
-        "a": tf.constant(large),
-        "b": [tf.constant(True), tf.constant([[1, 2]], tf.int64), tf.constant(2.5, tf.bfloat16)],
-        "c": (tf.constant([3], tf.uint8), tf.zeros([0]), "text"),
-    }
-    board = Board(2)
-    received = run_all([SumOfThreads(rank, board) for rank in range(2)], lambda c: broadcast_state(state, c))[1]
-    np.testing.assert_array_equal(received["a"], large)
-    assert [tensor.numpy().tolist() for tensor in received["b"]] == [True, [[1, 2]], 2.5]
-    assert [tensor.dtype for tensor in received["b"]] == [tensor.dtype for tensor in state["b"]]
-    assert received["c"][0].numpy().tolist() == [3]
-    assert received["c"][1].shape == (0,)
-    assert received["c"][2] == "text"
 
 
 def test_state_dict_is_plain_numpy_and_loads_elsewhere():
@@ -317,19 +222,6 @@ def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
     assert_same(before, member.weights())
 
 
-def test_values_of_the_user_travel_with_the_state():
-    member = alone(joins=False)
-    state = KerasState(member.context, member.train_step, member.loader, {"best": 0.5})
-    enter(member.context, member.context.world)
-    state.best = 0.7
-    state.commit()
-    state.best = 0.9
-    lose_world(member.context)
-    assert state.best == 0.7
-    with pytest.raises(AttributeError, match="KerasState\\(worst="):
-        _ = state.worst
-
-
 # -- the learning rate --
 
 
@@ -340,14 +232,6 @@ def test_the_rate_of_a_step_is_set_before_its_update():
     member.train(steps=1)
     assert_same(before, [v.numpy() for v in member.model.trainable_variables])
     assert member.state.learning_rate == 0.0
-
-
-def test_without_rules_a_rate_set_by_somebody_else_stays():
-    member = alone(WHOLE, optimizer=keras.optimizers.SGD(0.1))
-    member.state.follow(LearningRate())
-    member.optimizer.learning_rate = 0.05
-    member.train(steps=1)
-    assert member.state.learning_rate == pytest.approx(0.05)
 
 
 def test_a_schedule_of_the_optimizer_and_rules_exclude_each_other():
@@ -397,12 +281,3 @@ def test_errors_are_told_apart_by_cause(error, failed):
     collective = HorovodCollective(TensorFlowTensors())
     with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
         raise error
-
-
-def test_alone_needs_no_horovod(monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod", None)
-    context = ElasticContext.connect(BatchPolicy(8, None), seed=0, environ={})
-    assert (context.rank, context.size) == (0, 1)
-    collective = context.collective
-    assert collective.sum(np.ones(2), "x").tolist() == [1, 1]
-    assert collective.broadcast_bytes(b"x", "x") == b"x"

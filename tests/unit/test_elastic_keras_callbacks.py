@@ -12,10 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from elastic_fit_kit import Fitting, data_of, dense, fit_together, fit_with_a_newcomer, numbers
+from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
-from elasticdl.common.errors import UserError
-from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
@@ -115,23 +113,9 @@ def test_what_would_come_back_as_something_else_is_not_plain(value):
     assert not plain_data.is_plain(value)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [({1}, [1]), (1, 1.0), (np.zeros(2), np.ones(2)), (deque([1]), deque([1], 2))]
-)
-def test_other_values_are_not_the_same(one, other):
-    assert plain_data.checksum(one) != plain_data.checksum(other)
-
-
 def test_an_outline_that_another_version_has_written_is_no_dict():
     with pytest.raises(ValueError, match="another version"):
         plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
-
-
-def test_a_class_that_is_not_there_is_one_line(monkeypatch):
-    written = plain_data.dumps(Best(3, []))
-    monkeypatch.delattr(f"{__name__}.Best")
-    with pytest.raises(UserError, match=r"test_elastic_keras_callbacks\.Best, and there is no such class here"):
-        plain_data.loads(written)
 
 
 class Everything(keras.callbacks.Callback):
@@ -211,13 +195,3 @@ def test_a_newcomer_is_told_that_the_present_epoch_has_begun():
     for member, callback in zip(members, callbacks, strict=True):
         assert (callback.told, callback.number) == ([0, 1, 2, 3], 4)
         assert float(member.model.optimizer.learning_rate) == pytest.approx(0.02 / 2**4)
-
-
-def test_keras_s_own_callbacks_are_not_named():
-    assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
-    assert callback_state.left_behind(Everything()) == ["own (object)"]
-
-
-def test_alone_nothing_is_named(caplog):
-    fit_together(1, lambda rank: Fitting(dense(), data_of(X, Y), [Everything()]))
-    assert not [record for record in caplog.records if "is not sent" in record.getMessage()]

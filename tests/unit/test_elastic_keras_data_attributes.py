@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 from elastic_fit_kit import BATCH, Fitting, data_of, dense, fit_together, fit_with_a_newcomer, numbers
-from elastic_keras_kit import Board, SumOfThreads, run_all
 
 from elasticdl.elastic.keras.data_attributes import MOST_BYTES, DataAttributes
 from elasticdl.elastic.training import plain_data
@@ -62,13 +61,6 @@ def test_a_newcomer_s_data_set_is_as_those_of_the_others():
         np.testing.assert_array_equal(one, other)
 
 
-def test_workers_that_read_differently_shuffle_alike():
-    data = [Batches(), Batches()]
-    data[1].random.random(5)
-    fit_together(2, fitting(data))
-    np.testing.assert_array_equal(data[0].order, data[1].order)
-
-
 def kept_by(source, change):
     kept = DataAttributes(source)
     source[0]
@@ -99,26 +91,6 @@ def test_what_is_large_stays_and_is_named_once_if_it_changes(caplog):
     for _ in range(2):
         assert not {"samples", "table"} & set(kept.taken())
     assert [record.message.partition(",")[0] for record in caplog.records] == ["the data set Batches changes samples"]
-
-
-def test_values_are_sent_only_where_they_differ():
-    data, board = [Batches(), Batches()], Board(2)
-    kept = [kept_by(each, lambda source: None) for each in data]
-    members = [SumOfThreads(rank, board) for rank in range(2)]
-
-    def agree(rank):
-        kept[rank].agree(members[rank])
-
-    run_all(range(2), agree)
-    assert not [name for name in board.names if name.startswith("elasticdl.data.attributes")]
-    data[0].level = 3.0
-    run_all(range(2), agree)
-    assert [name for name in board.names if name.startswith("elasticdl.data.attributes")]
-    assert data[1].level == 3.0
-
-
-def test_arrays_of_a_library_s_are_left_alone():
-    assert DataAttributes(np.zeros(3)).is_empty
 
 
 def test_a_newcomer_takes_the_job_s_epochs():

@@ -7,8 +7,6 @@ import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads
 from session_kit import alone
 
-import tensorflow as tf  # isort: skip
-
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -50,20 +48,6 @@ def test_any_kind_of_data_set_gives_the_same_batch(dataset):
     np.testing.assert_array_equal(labels, Samples().labels[TWO])
 
 
-def test_nested_inputs_strings_and_floats_of_another_width():
-    class Nested:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return {"number": np.float64(index), "name": f"n{index}"}, (index, [0.5])
-
-    inputs, labels = load(Nested(), TWO)
-    assert inputs["number"].dtype == tf.float32
-    assert inputs["name"].numpy().tolist() == [b"n3", b"n1"]
-    assert labels[0].numpy().tolist() == [3, 1]
-
-
 class Broken(Samples):
     def __init__(self, sample):
         super().__init__()
@@ -92,11 +76,6 @@ def test_the_samples_of_an_epoch_in_the_plans_order():
     seen = [np.asarray(inputs) for batch in loader for inputs, _ in batch if loader.sampler.current is batch]
     assert [len(each) for each in seen] == [4] * 12 + [2]
     np.testing.assert_array_equal(np.concatenate(seen), data.inputs[epoch_order(50, 0, 0)])
-
-
-def test_a_loop_may_leave_micro_batches_out():
-    loader = make_loader(Samples())
-    assert [batch.plan.step for batch in loader] == [1, 2, 3, 4]
 
 
 def test_random_draws_of_the_data_set_are_those_of_the_step():
@@ -139,12 +118,6 @@ def test_the_thread_runs_so_far_ahead_and_ends_when_closed():
     wait_for_end(ahead.thread)
     assert len(made) <= AHEAD + 2  # those waiting, the one that was taken, and the one in the thread's hands
     assert list(ahead) == []
-
-
-def test_the_thread_ends_with_its_source():
-    ahead = Prefetch(iter([1, 2]), 5)
-    wait_for_end(ahead.thread)
-    assert list(ahead) == [1, 2]
 
 
 def test_an_abandoned_loop_leaves_no_thread():

@@ -237,13 +237,13 @@ def test_hyperparameters_are_those_of_the_wrapped_optimizer():
         _ = optimizer.no_such
 
 
-def test_optimizers_made_of_others(wanted):
-    def made():
-        choice = {"sequential.*": plain_adam()}
-        return keras.optimizers.MultiOptimizer(lambda variable: choice["sequential.*"])
+def test_variables_that_are_excluded_from_weight_decay():
+    def run(optimizer, stream):
+        optimizer.exclude_from_weight_decay(var_names=["kernel"])
+        return train(make_model(), optimizer, stream)
 
-    model = train(make_model(), optimizers.Optimizer(made(), STEPS), flat(make_batches()))
-    assert same(model, wanted)
+    theirs = run(keras.optimizers.AdamW(0.1, weight_decay=0.5), big(make_batches()))
+    assert same(run(optimizers.AdamW(STEPS, 0.1, weight_decay=0.5), flat(make_batches())), theirs)
 
 
 # When steps are made

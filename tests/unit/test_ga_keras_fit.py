@@ -78,14 +78,6 @@ def test_the_callback_in_a_later_fit_and_with_another_optimizer(fitted):
     model.fit(inputs, labels, 5, verbose=0)  # goes on without
 
 
-def test_learning_rate_callbacks_count_epochs():
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (epoch + 2))
-    theirs = fit(plain_adam(), 12, WHOLE, callbacks=[schedule])
-    ours = fit(adam(2), 6, WHOLE, callbacks=[schedule])
-    assert float(ours.optimizer.learning_rate) == pytest.approx(0.1 / 6)
-    assert same(ours, theirs)
-
-
 def test_callbacks_that_look_for_the_average_of_weights():
     swap = [keras.callbacks.SwapEMAWeights()]
     options = {"use_ema": True, "ema_momentum": 0.5}

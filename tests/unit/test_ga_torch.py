@@ -316,16 +316,6 @@ def test_clipping_acts_on_the_accumulated_gradient(by_hook):
     assert same(model, plain(make_batches(), clip, torch.optim.SGD, lr=1.0))
 
 
-def test_accumulate_with_sizes_and_the_end_of_an_epoch():
-    (epoch,) = make_batches((5, 5, 2, 4), updates=1)
-    model, optimizer = ours()
-    for inputs, labels in epoch:
-        backward(model, inputs, labels)
-        if optimizer.accumulate(len(inputs), last=len(inputs) == 4):
-            optimizer.step()
-    assert same(model, plain([epoch[:3], epoch[3:]]))
-
-
 def test_the_mean_gradient_must_be_used_or_dropped(wanted):
     model, optimizer = ours(1)
     backward(model, *make_batches()[1][0])

@@ -9,10 +9,8 @@ import pytest
 import torch
 from test_ga_torch import (
     STEPS,
-    UPDATES,
     adam,
     backward,
-    big,
     flat,
     make_batches,
     make_model,
@@ -26,7 +24,6 @@ from test_ga_torch import (
 from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticdl.common.errors import UserError
 from elasticdl.ga.torch import optim
@@ -88,20 +85,6 @@ def test_parameter_groups():
                 group["lr"] *= 0.9
     assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in plain_optimizer.param_groups]
     assert same(model, theirs)
-
-
-def test_step_hooks_run_once_per_optimizer_step_and_see_the_mean():
-    model, optimizer = ours()
-    seen, everywhere = [], []
-    optimizer.register_step_pre_hook(lambda *_: seen.append([weight.grad.clone() for weight in model.parameters()]))
-    handle = register_optimizer_step_pre_hook(lambda *_: everywhere.append(1))
-    whole = copy.deepcopy(model)
-    backward(whole, *big(make_batches()[0]))
-    train(model, optimizer, flat(make_batches()))
-    handle.remove()
-    assert len(seen) == len(everywhere) == UPDATES
-    for mean, weight in zip(seen[0], whole.parameters(), strict=True):
-        assert torch.allclose(mean, weight.grad, rtol=1e-12, atol=0)
 
 
 def test_it_is_torchs_kind_of_optimizer():

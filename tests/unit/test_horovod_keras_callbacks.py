@@ -86,8 +86,3 @@ def test_momentum_that_can_not_be_corrected_is_refused_before_anything_is_traine
         kind(keras.backend, 0.5, 0.5, momentum_correction=False), optimizer=keras.optimizers.SGD(0.5, momentum=0.9)
     )
     assert float(model.optimizer.learning_rate) == 0.25
-
-
-def test_keras_2_has_its_own_backend(callbacks):
-    backend = SimpleNamespace(get_value=float)
-    assert callbacks.MetricAverageCallbackImpl(backend).backend is backend
