@@ -69,15 +69,10 @@ def test_a_wheel_for_both_frameworks_serves_torch_alone_and_not_the_other_way_ro
     assert script.cached(tmp_path, torch, "NCCL") is None
     exact = put(tmp_path, script.cache_key(torch, ""))
     assert script.cached(tmp_path, torch, "") == exact
+    gpus = put(tmp_path, script.cache_key(both, "NCCL"))
+    assert script.cached(tmp_path, torch, "NCCL") == gpus, "and one for GPUs no torch for CPUs"
     wider.joinpath("horovod-0.28.1-cp311.whl").unlink()
     assert script.cached(tmp_path, both, "") is None, "a folder without a wheel is none"
-
-
-def test_a_wheel_for_gpus_serves_no_torch_for_cpus(script, tmp_path):
-    torch, both = {"torch": "2.13.0"}, {"torch": "2.13.0", "tf": "2.21.0"}
-    gpus = put(tmp_path, script.cache_key(both, "NCCL"))
-    assert script.cached(tmp_path, torch, "") is None
-    assert script.cached(tmp_path, torch, "NCCL") == gpus
 
 
 @pytest.mark.parametrize(

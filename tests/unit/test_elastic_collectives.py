@@ -152,6 +152,14 @@ class TestHostsThatHaveDifferentLibraries:
         store.open_world(3, {} if told is None else {ENGINE: told})
         return store, published
 
+    def test_rank_0_says_what_it_uses_and_the_others_look_once(self):
+        store, published = self.store()
+        TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(0))
+        assert published == [(3, ENGINE, b"torch")]
+        collective = TorchDistributed(TorchTensors(), None)
+        collective.require_one_engine(self.store(b"torch")[0], self.world(1))
+        collective.require_one_engine(store, self.world(1))
+
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
             TorchDistributed(TorchTensors(), None).require_one_engine(self.store(b"horovod")[0], self.world(1))

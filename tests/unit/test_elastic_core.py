@@ -89,6 +89,13 @@ def test_a_torn_step_is_dropped_and_everybody_shaken_up():
     assert not worker.core.broken
 
 
+def test_copies_of_the_parameters_go_back_to_the_commit():
+    worker = Worker(bound(copies_parameters=True), p.Trigger.READY, *entered(1), *step(1))
+    worker.do(p.CollectiveFailed("in the evaluation"))
+    assert worker.kept[-2:] == [p.SaveScope.AT_COMMIT, "back"]
+    assert worker.core.position.progress == Progress()
+
+
 def test_alone_nothing_is_kept_until_that_world_is_left():
     worker = training(size=1)
     worker.kept.clear()
@@ -161,6 +168,12 @@ def test_a_commit_at_the_top_of_the_loop_skips_no_batch():
     assert worker.core.position.progress == plan(2).after, "the third batch is given again in the next world"
 
 
+def test_a_step_whose_update_was_skipped_counts_as_made():
+    worker = training(given(plan(1)), voted(vote()), commit)
+    assert worker.kept[-2:] == list(p.SaveScope)
+    assert worker.core.position.progress == plan(1).after
+
+
 def test_the_commit_after_the_last_batch_ends_the_epoch():
     worker = training(*step(1), commit, *step(2), commit, *step(3), commit)
     assert worker.core.position.progress == plan(3).after
@@ -208,6 +221,14 @@ def test_functions_that_return_after_different_steps_are_refused(order):
     )
     position.order = None  # a loop that is nobody's function
     assert "the scripts must leave their loops after the same step" in position.disagreement(2)
+
+
+def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same():
+    worker = training(*step(1), commit, p.Trigger.RETURNED, p.DrainOrdered("scaled down"))
+    assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
+    finished = m.Finished(1, 1, {}, together=True)
+    assert worker.do(p.Said(finished)) == [p.Send(finished)]
+    assert worker.core.state is S.GONE
 
 
 def test_a_last_word_is_told_again_to_each_master():

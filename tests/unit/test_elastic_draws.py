@@ -3,38 +3,10 @@
 import pytest
 import torch
 from elastic_kit import make_data
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader
 
-from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
-
-
-def test_a_cache_that_fills_is_none_of_the_data():
-    class Cached(torch.utils.data.Dataset):
-        def __init__(self):
-            self.data, self.cache, self.used = make_data(60), [None] * 60, torch.zeros(60)
-
-        def __len__(self):
-            return 60
-
-        def __getitem__(self, index):
-            self.used[index] += 1
-            self.cache[index] = self.cache[index] or self.data[index]
-            return self.cache[index]
-
-    ours, theirs = (DataLoader(Cached(), batch_size=10) for _ in range(2))
-    mine, others = Draws(ours), Draws(theirs)
-    next(iter(theirs))
-    mine.require_data(others.capture())
-
-
-def test_weights_that_nobody_has_changed_do_not_travel():
-    loader = DataLoader(make_data(60), sampler=WeightedRandomSampler(torch.rand(60), 60))
-    draws = Draws(loader)
-    assert len(draws.capture()) < 60 * 8
-    loader.sampler.weights[3] += 1
-    assert len(draws.capture()) > 60 * 8
 
 
 @pytest.mark.parametrize("persistent", [True, False])

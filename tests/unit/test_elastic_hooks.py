@@ -64,25 +64,6 @@ def test_a_loop_over_the_librarys_batches(monkeypatch, workers, bound, bucket_by
     assert [each.passes for each in hooks] == [5] * workers
 
 
-def test_a_pass_that_the_script_makes_of_a_weighed_loss():
-    board = Board(2)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(2)]
-
-    def train(member):
-        Hooks(member.model)
-        member.make_step = lambda batch: weigh(member, batch)
-        member.train()
-
-    def weigh(member, batch):
-        for inputs, labels in batch:
-            batch.weigh(cross_entropy(member.model(inputs), labels)).backward()
-        member.optimizer.step()
-
-    in_threads(train, members)
-    for member in members:
-        torch.testing.assert_close(member.losses, plain_losses(16, 1, prepare=Hooks), rtol=2e-5, atol=1e-6)
-
-
 def loop(model, optimizer, loader):
     for x, y in loader:
         optimizer.zero_grad()

@@ -322,19 +322,6 @@ class TestTraining:
         assert [standing.broken for standing in job.master.asked] == [False, False]
         assert job.master.steps == [1, 2]
 
-    def test_a_change_that_is_announced_while_a_world_is_entered_is_not_lost(self, script):
-        job = script(make_world(1), make_world(2), make_world(3))
-        state = job.State(batch=0)
-        state.register_reset_callbacks([lambda: job.worker.world.version < 3 and job.master.announce(job.worker.world)])
-        job.master.announce(job.worker.world)
-
-        @job.run
-        def train(state):
-            state.commit()
-            return job.worker.world.version
-
-        assert train(state) == 3
-
     def test_every_change_is_one_that_brings_newcomers_in(self, script):
         job = script(make_world(1))
         state = job.State(batch=0)
@@ -365,6 +352,12 @@ class TestTraining:
         train(job.State(batch=0))
         (pause,) = job.master.of(m.Pause)
         assert (pause.world_version, pause.kind, pause.steps_torn) == (2, kind, torn)
+
+    def test_an_error_of_the_scripts_own_passes(self, script):
+        job = script(make_world(1))
+        with pytest.raises(ZeroDivisionError):
+            job.run(lambda state: 1 / 0)(job.State(batch=0))
+        assert job.master.said == []
 
     def test_without_a_part_in_the_job_all_is_horovods_own(self, script, monkeypatch):
         job = script(make_world(1))

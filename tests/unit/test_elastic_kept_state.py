@@ -1,22 +1,25 @@
-"""What a stopped training is kept as, and which other training goes on from it."""
+"""What a stopped training is kept as, what its last worker leaves behind, and which other training goes on from it."""
 
+import json
 import os
 
+import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data
-from session_kit import FakeMaster
+from session_kit import FakeMaster, alone
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
+from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
@@ -233,3 +236,69 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
             f"the script goes on from step {own} by a checkpoint of its own: {kept}/stopped-"
         )
     assert bool(job.told("resumed")) is taken
+
+
+def trainee(folder, session=None):
+    """Its SIGTERM ends it at once; without ``session`` it is alone."""
+    made = Trainee(0, Board(1), POLICY, joins=False, session=session or alone())
+    made.context.handover = Handover(folder)
+    return made
+
+
+def under_master():
+    return FakeMaster(WORLD).session
+
+
+def leave_after(member, steps):
+    def train():
+        for batch in member.steps():
+            if batch.plan.step == steps:
+                member.context.session.post(p.Terminated("told to leave"))
+            member.make_step(batch)
+            member.state.commit()
+
+    with pytest.raises(Stopped):
+        member.context.run(train, member.state)
+
+
+def test_the_next_goes_on_where_the_last_has_left(tmp_path):
+    first, second, undisturbed = trainee(tmp_path, under_master()), trainee(tmp_path), trainee(tmp_path / "none")
+    leave_after(first, 2)
+    assert [path.name for path in tmp_path.glob("*")] == ["handover-0000000002"]
+    for member in (second, undisturbed):
+        member.context.run(lambda member=member: member.train(1), member.state)
+    assert second.state.step == undisturbed.state.step == 3
+    assert second.losses == undisturbed.losses[2:]
+    for ours, theirs in zip(second.model.parameters(), undisturbed.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    second.context.finish(step=3, epochs=1, metrics={})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["folder", "value"])
+def test_what_can_not_be_written_costs_nothing_but_is_told_of(tmp_path, what):
+    master = FakeMaster(WORLD)
+    member = trainee(tmp_path / "missing" if what == "folder" else tmp_path, master.session)
+    if what == "value":
+        member.state.values["rule"] = lambda step: (
+            step
+        )  # no pickle can hold it; a full disk ends in a RuntimeError, too
+    leave_after(member, 1)
+    (warning,) = master.notices("warning")
+    assert "the state after step 1 leaves with its last worker: " in warning["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whose_job_is_stopped_leaves_nothing(tmp_path):
+    member = trainee(tmp_path)  # alone, SIGTERM is the end
+    leave_after(member, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
+    record = SampleRecord(tmp_path, 3)
+    plan = BatchPlan((7, np.int64(8), "nine"), (3, 0))
+    parts = (plan.whole_run(0), plan.whole_run(1), *plan.mine(0, most=2))  # the second is another worker's
+    record.begin(WORLD, StepPlan(1, 5, 3, Progress(), parts))
+    record.close()
+    assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]

@@ -111,16 +111,6 @@ def test_every_optimizer_of_keras_is_there_but_those_made_of_others():
     assert set(optimizers.__all__) == theirs - {"LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"}
 
 
-def test_unequal_micro_batches_without_their_sizes_weigh_the_same():
-    theirs, ours = make_model(), make_model()
-    plain = keras.optimizers.SGD(0.1)
-    for batch in make_batches((5, 5, 2)):
-        parts = [gradients(theirs, plain, *micro_batch) for micro_batch in batch]
-        plain.apply([sum(part) / 3 for part in zip(*parts, strict=True)], theirs.trainable_variables)
-    train(ours, optimizers.SGD(STEPS, 0.1), flat(make_batches((5, 5, 2))))
-    assert same(ours, theirs)
-
-
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Ftrl"])
 def test_embeddings_whose_gradients_are_rows(name, twice):

@@ -143,15 +143,6 @@ def test_an_overflow_inside_skips_the_whole_update_and_only_that(broken):
     assert float(scaler.dynamic_scale) == 512.0
 
 
-def test_an_overflow_outside_leaves_its_micro_batch_out():
-    optimizer = adam()
-    model = with_overflow(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0), 4)
-    assert optimizer.flush()
-    stream = flat(make_batches())
-    del stream[4]
-    assert same(model, plain([stream[:3], stream[3:6], stream[6:]]))
-
-
 # State
 
 INPUTS, LABELS = make_data(WHOLE)
