@@ -158,16 +158,6 @@ def test_a_mean_before_the_step_is_that_of_the_global_batch_whoever_is_lost_in_i
     assert first[0] == other[0]  # to the bit: a script may decide by it
 
 
-@pytest.mark.parametrize("loop", [before_backward, of_numbers])
-def test_what_was_told_before_a_worker_is_lost_with_the_gradients_holds(loop):
-    expected = Worker().train(loop)
-    board = Deadly("", 3)
-    workers = [Worker(rank, board) for rank in range(WORKERS)]
-    *survivors, _ = in_threads(lambda worker: worker.train(loop), workers)
-    for found in survivors:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def after_the_step(worker, x, y):
     output = worker.model(x)
     mse_loss(output, y).backward()

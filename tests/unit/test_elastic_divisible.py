@@ -119,11 +119,6 @@ def test_a_metric_of_a_batch_is_named_once():
     assert line.startswith("the metric worst depends on the number of workers")
 
 
-def test_kerass_own_metrics_add_up():
-    metrics = ["accuracy", "auc", "r2_score", "root_mean_squared_error", "mean_absolute_percentage_error"]
-    assert not Fitting(dense(metrics=metrics), data_of(X, Y)).fit._step.couplings
-
-
 class Kept(torch.nn.Module):
     def __init__(self, of, dtype):
         super().__init__()

@@ -5,8 +5,28 @@ import torch
 from elastic_kit import make_data
 from torch.utils.data import DataLoader
 
+from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+
+
+def test_a_cache_that_fills_is_none_of_the_data():
+    class Cached(torch.utils.data.Dataset):
+        def __init__(self):
+            self.data, self.cache, self.used = make_data(60), [None] * 60, torch.zeros(60)
+
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, index):
+            self.used[index] += 1
+            self.cache[index] = self.cache[index] or self.data[index]
+            return self.cache[index]
+
+    ours, theirs = (DataLoader(Cached(), batch_size=10) for _ in range(2))
+    mine, others = Draws(ours), Draws(theirs)
+    next(iter(theirs))
+    mine.require_data(others.capture())
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -30,6 +50,19 @@ def test_seeds_are_drawn_as_by_torch(persistent, is_iterated):
     for epoch in range(3):
         ours = [data[batch.indices][0] for batch in batches.of_epoch(epoch)]
         assert all(map(torch.equal, ours, theirs[epoch]))
+
+
+def test_a_newcomer_has_drawn_a_seed_if_the_others_have():
+    def draws():
+        loader = DataLoader(make_data(16), num_workers=1, persistent_workers=True)
+        return Draws(loader)
+
+    ours, theirs = draws(), draws()
+    theirs.draw_seed()
+    ours.restore(theirs.capture())
+    state = torch.get_rng_state()
+    ours.draw_seed()
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_a_stand_in_is_as_at_first_however_the_script_has_changed_it():

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import threading
-from collections import deque, namedtuple
+from collections import OrderedDict, deque, namedtuple
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from elastic_kit import Board, Trainee
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.common.tree import leaves as leaves_of
+from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.agreement import plain_text
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
@@ -197,6 +199,17 @@ def test_what_an_example_in_a_text_sets_is_the_scripts(monkeypatch, tmp_path):
     assert set_by(type("Own", (packaged.Base,), {}), ("packaged",)) == {"a", "b", "c", "e"}
 
 
+Pair = namedtuple("Pair", "one other")
+
+
+def test_each_leaf_is_replaced_and_collections_keep_their_kinds():
+    value = {"a": [1, (2, Pair(3, OrderedDict(b=4)))], "c": None}
+    doubled = mapped(lambda leaf: leaf and 2 * leaf, value)
+    assert doubled == {"a": [2, (4, Pair(6, {"b": 8}))], "c": None}
+    assert type(doubled["a"][1][1]) is Pair
+    assert list(leaves_of(value)) == [1, 2, 3, 4, None]
+
+
 def no_tensor(value, before):
     return None
 
@@ -244,6 +257,14 @@ def test_one_object_in_two_places_is_one_copy_and_two_that_were_one_are_two():
     assert first[0] is first[1] is first[2]["again"]
     second = copied([np.full(2, 1.0), np.full(2, 2.0), {"again": np.full(2, 3.0)}], first, no_tensor)
     assert [second[0].tolist(), second[1].tolist(), second[2]["again"].tolist()] == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_what_a_module_notes_of_its_parts_is_copied_along():
+    value = torch.nn.Linear(1, 1).state_dict()
+    made = copied(value, None, no_tensor)
+    assert type(made) is OrderedDict
+    assert made._metadata == value._metadata
+    assert made._metadata is not value._metadata
 
 
 def kept(member):

@@ -265,6 +265,13 @@ def test_a_newcomer_s_data_set_is_as_those_of_the_others():
         np.testing.assert_array_equal(one, other)
 
 
+def test_workers_that_read_differently_shuffle_alike():
+    data = [Batches(), Batches()]
+    data[1].random.random(5)
+    fit_together(2, fitting(data))
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+
+
 def kept_by(source, change):
     kept = DataAttributes(source)
     source[0]

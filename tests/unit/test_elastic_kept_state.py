@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data
-from session_kit import FakeMaster, alone
+from session_kit import FakeMaster
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
@@ -24,6 +24,7 @@ from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
 WORLD = World(1, (Member(3, "h", 0, False),), 0)
+STOPPED = p.StopOrdered("elasticdl stop", checkpoint=True)
 STOP = Stopped("elasticdl stop", checkpoint=True)
 
 
@@ -37,11 +38,11 @@ class Job:
         self.context.kept = KeptState(str(place), resume=resume)
         self.state.values.update(values)
 
-    def train(self, *, stop_after=None, checkpoint=True):
+    def train(self, *, stop_after=None, order=STOPPED):
         def train():
             for batch in self.member.steps():
                 if batch.plan.step == stop_after:
-                    self.context.session.post(p.StopOrdered("elasticdl stop", checkpoint))
+                    self.context.session.post(order)
                 self.member.make_step(batch)
                 self.member.losses.append(self.state.loss)
                 self.state.commit()
@@ -56,6 +57,13 @@ class Job:
 
     def told(self, event="warning"):
         return self.master.notices(event)
+
+
+def assert_goes_on(job, undisturbed):
+    """From the second step, bit for bit."""
+    ours, theirs = job.member, undisturbed.member
+    assert ours.losses == theirs.losses[2:]
+    assert all(map(torch.equal, ours.model.parameters(), theirs.model.parameters()))
 
 
 @pytest.fixture(params=["folder", "url"])
@@ -77,14 +85,12 @@ def test_the_next_job_goes_on_from_there_and_at_its_end_nothing_is_left(place, t
     (resumed,) = second.told("resumed")
     assert (resumed["step"], resumed["path"]) == (2, told["path"])
     assert (second.state.step, second.state.seen) == (undisturbed.state.step, 1)
-    assert second.member.losses == undisturbed.member.losses[2:]
-    for ours, theirs in zip(second.member.model.parameters(), undisturbed.member.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_goes_on(second, undisturbed)
     assert names(tmp_path) == []
 
 
 def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place, tmp_path):
-    Job(place).train(stop_after=1, checkpoint=False)
+    Job(place).train(stop_after=1, order=p.StopOrdered("elasticdl stop", checkpoint=False))
     untrained = Job(place)
     untrained.state._position.has_state = True
     leave_behind(untrained.context, untrained.state, STOP)
@@ -106,7 +112,7 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
 
 def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
     for steps in (3, 2):
-        job = Job(tmp_path / "none").train(stop_after=steps, checkpoint=False)
+        job = Job(tmp_path / "none").train(stop_after=steps, order=p.StopOrdered("elasticdl stop", checkpoint=False))
         KeptState(str(place)).write(job.state, "")
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)
@@ -238,60 +244,42 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
     assert bool(job.told("resumed")) is taken
 
 
-def trainee(folder, session=None):
-    """Its SIGTERM ends it at once; without ``session`` it is alone."""
-    made = Trainee(0, Board(1), POLICY, joins=False, session=session or alone())
-    made.context.handover = Handover(folder)
-    return made
+# -- what the last worker leaves to the next, of the same job --
 
 
-def under_master():
-    return FakeMaster(WORLD).session
+def handing_over(folder):
+    job = Job("")
+    job.context.kept, job.context.handover = None, Handover(folder)
+    return job
 
 
-def leave_after(member, steps):
-    def train():
-        for batch in member.steps():
-            if batch.plan.step == steps:
-                member.context.session.post(p.Terminated("told to leave"))
-            member.make_step(batch)
-            member.state.commit()
-
-    with pytest.raises(Stopped):
-        member.context.run(train, member.state)
+LEAVES = p.Terminated("told to leave")
 
 
 def test_the_next_goes_on_where_the_last_has_left(tmp_path):
-    first, second, undisturbed = trainee(tmp_path, under_master()), trainee(tmp_path), trainee(tmp_path / "none")
-    leave_after(first, 2)
+    first = handing_over(tmp_path).train(stop_after=2, order=LEAVES)
     assert [path.name for path in tmp_path.glob("*")] == ["handover-0000000002"]
-    for member in (second, undisturbed):
-        member.context.run(lambda member=member: member.train(1), member.state)
-    assert second.state.step == undisturbed.state.step == 3
-    assert second.losses == undisturbed.losses[2:]
-    for ours, theirs in zip(second.model.parameters(), undisturbed.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    second.context.finish(step=3, epochs=1, metrics={})
+    further = handing_over(tmp_path)
+    further.context.loaded(Progress(0, 60, 3, 60))
+    assert further.context.handover.read(further.state) is None, "an older one is not gone back to"
+    second, undisturbed = handing_over(tmp_path).train(), handing_over(tmp_path / "none").train()
+    assert first.state.step + 1 == second.state.step == undisturbed.state.step == 3
+    assert_goes_on(second, undisturbed)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["folder", "value"])
-def test_what_can_not_be_written_costs_nothing_but_is_told_of(tmp_path, what):
-    master = FakeMaster(WORLD)
-    member = trainee(tmp_path / "missing" if what == "folder" else tmp_path, master.session)
+def test_what_can_not_be_handed_over_costs_nothing_but_is_told_of(tmp_path, what):
+    job = handing_over(tmp_path / "missing" if what == "folder" else tmp_path)
     if what == "value":
-        member.state.values["rule"] = lambda step: (
-            step
-        )  # no pickle can hold it; a full disk ends in a RuntimeError, too
-    leave_after(member, 1)
-    (warning,) = master.notices("warning")
+        job.state.values["rule"] = lambda step: step  # no pickle can hold it
+    (warning,) = job.train(stop_after=1, order=LEAVES).told()
     assert "the state after step 1 leaves with its last worker: " in warning["message"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whose_job_is_stopped_leaves_nothing(tmp_path):
-    member = trainee(tmp_path)  # alone, SIGTERM is the end
-    leave_after(member, 1)
+def test_whose_job_is_stopped_hands_nothing_over(tmp_path):
+    handing_over(tmp_path).train(stop_after=1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,14 +22,12 @@ import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
-from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 EACH_ONCE = dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1)
 WHOLE = BatchPolicy(16, None, None)
@@ -57,6 +55,19 @@ def test_more_workers_than_samples_in_the_last_batch():
     assert_same(members[0].weights(), members[3].weights())
 
 
+def test_running_statistics_are_the_weighed_mean_over_all_micro_batches():
+    member = alone(BatchPolicy(10, None, 4), norm_layer)
+    steps = iter(member.loader)
+    batch = next(steps)
+    dense, norm = member.model.layers[:2]
+    means = []
+    for part in batch.plan.micro_batches:
+        means.append(part.weight * np.array(dense(member.loader.dataset.inputs[part.indices])).mean(0))
+    assert [part.samples for part in batch.plan.micro_batches] == [4, 3, 3]
+    member.state.make_step(batch)
+    np.testing.assert_allclose(norm.moving_mean, 0.5 * sum(means), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bound", [None, 3])
 def test_a_regularizer_counts_once_per_global_batch(bound):
     layers = lambda: (keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.1)),)  # noqa: E731
@@ -78,8 +89,8 @@ class CountSamples(keras.layers.Layer):
 
 
 @pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (2, None), (2, 3)])
-def test_a_counter_of_samples_counts_all_of_them(workers, bound):
-    model = keras.Sequential([keras.Input((8,)), CountSamples(), keras.layers.Dense(3)])
+def test_a_counter_of_samples_counts_all_of_them_and_one_of_steps_each_once(workers, bound):
+    model = keras.Sequential([keras.Input((8,)), CountSamples(), Count(), keras.layers.Dense(3)])
     board = Board(workers)
     models = [model, *(keras.models.clone_model(model) for _ in range(workers - 1))]
     for each in models:
@@ -89,6 +100,7 @@ def test_a_counter_of_samples_counts_all_of_them(workers, bound):
     above = int((members[0].data.inputs > 0).sum())
     for each in models:
         assert (int(each.layers[0].seen), int(each.layers[0].above)) == (50, above)
+        assert int(each.layers[1].calls) == 4, "once a step, whatever the micro-batches"
 
 
 def test_half_precision_is_summed_in_single_precision():
@@ -100,6 +112,14 @@ def test_half_precision_is_summed_in_single_precision():
     assert member.train_step.dtype == "float32"
     assert int(member.optimizer.iterations) == member.state.step == 12  # no step was skipped
     assert 0 < member.losses[-1] < member.losses[0]
+
+
+def test_float64_stays_float64():
+    model = keras.Sequential([keras.Input((8,), dtype="float64"), keras.layers.Dense(3, dtype="float64")])
+    member = Trainee(0, Board(1), HALVES, model)
+    assert member.train_step.dtype == "float64"
+    member.train(steps=1)
+    assert member.state.loss > 0
 
 
 # -- traces --
@@ -168,13 +188,17 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     assert_same(before, [seed.numpy() for seed in seeds])
 
 
-def test_a_forgotten_micro_batch_is_an_error():
+@pytest.mark.parametrize("given", [1, 3])
+def test_a_micro_batch_that_was_forgotten_or_is_one_too_many_is_an_error(given):
     member = alone()
     batch = next(steps := iter(member.loader))
     inputs, labels = next(iter(batch))
-    member.state.accumulate(inputs, labels)
-    with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
+    before = member.weights()
+    for _ in range(given):
+        member.state.accumulate(inputs, labels)
+    with pytest.raises(RuntimeError, match=f"made on {8 * given} samples instead of 16"):
         member.state.update()
+    assert_same(before, member.weights())
     steps.close()
 
 
@@ -255,33 +279,6 @@ def test_what_is_no_model_or_not_built_is_one_line():
         TrainStep(make_model(), None, "sgd")
     with pytest.raises(UserError, match="not built"):
         TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, sgd)
-
-
-# -- the collective --
-
-
-@pytest.mark.parametrize(
-    ("error", "failed"),
-    [
-        (tf.errors.UnknownError(None, None, "Read error: Connection reset by peer [Op:HorovodAllreduce]"), True),
-        (tf.errors.AbortedError(None, None, "Horovod has been shut down [Op:HorovodBroadcast]"), True),
-        (tf.errors.FailedPreconditionError(None, None, "Horovod has not been initialized; use hvd.init()."), True),
-        (ValueError("Horovod has not been initialized; use hvd.init()."), True),
-        (
-            tf.errors.FailedPreconditionError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"),
-            False,
-        ),
-        (tf.errors.InvalidArgumentError(None, None, "bad shape [Op:HorovodAllreduce]"), False),
-        (tf.errors.UnknownError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"), False),
-        (tf.errors.UnknownError(None, None, "the user's own [Op:PyFunc]"), False),
-        (KeyError("Horovod"), False),
-    ],
-)
-def test_errors_are_told_apart_by_cause(error, failed):
-    assert is_failure(error) == failed
-    collective = HorovodCollective(TensorFlowTensors())
-    with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
-        raise error
 
 
 def all_layers():

@@ -14,6 +14,8 @@ import pytest
 import tensorflow as tf
 from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras import callback_state
 from elasticdl.elastic.training import attributes, plain_data
 
 X, Y = numbers()
@@ -118,6 +120,13 @@ def test_an_outline_that_another_version_has_written_is_no_dict():
         plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
 
 
+def test_a_class_that_is_not_there_is_one_line(monkeypatch):
+    written = plain_data.dumps(Best(3, []))
+    monkeypatch.delattr(f"{__name__}.Best")
+    with pytest.raises(UserError, match=r"test_elastic_keras_callbacks\.Best, and there is no such class here"):
+        plain_data.loads(written)
+
+
 class Everything(keras.callbacks.Callback):
     """A plateau rule of its own; and all that such a callback may keep."""
 
@@ -163,6 +172,11 @@ def test_a_newcomer_decides_as_the_others_do(caplog):
     assert float(newcomer.mean.result()) == float(first.mean.result())
     told = [record.getMessage() for record in caplog.records if "is not sent to workers" in record.getMessage()]
     assert [line.split(",")[0] for line in told] == ["the callback Everything has own (object)"]
+
+
+def test_keras_s_own_callbacks_are_not_named():
+    assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
+    assert callback_state.left_behind(Everything()) == ["own (object)"]
 
 
 class Begins(keras.callbacks.Callback):

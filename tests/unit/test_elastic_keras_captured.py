@@ -181,6 +181,11 @@ def test_a_model_that_was_loaded_is_looked_at(tmp_path):
         check_compiled(keras.models.load_model(tmp_path / "model.keras"), "fit()")
 
 
+@pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
+def test_means_are_taken(loss):
+    check_compiled(dense(loss=loss), "fit()")
+
+
 def test_eager_execution_is_not_ignored_in_silence(caplog):
     model = dense()
     warn_of_eagerness(model)

@@ -13,6 +13,7 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, ElasticDataLoader, Prefetch, fetch, load
+from elasticdl.tensorflow import tf
 
 TWO = np.array([3, 1])
 
@@ -46,6 +47,20 @@ def test_any_kind_of_data_set_gives_the_same_batch(dataset):
     inputs, labels = load(dataset, TWO)
     np.testing.assert_array_equal(inputs, Samples().inputs[TWO])
     np.testing.assert_array_equal(labels, Samples().labels[TWO])
+
+
+def test_nested_inputs_strings_and_floats_of_another_width():
+    class Nested:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return {"number": np.float64(index), "name": f"n{index}"}, (index, [0.5])
+
+    inputs, labels = load(Nested(), TWO)
+    assert inputs["number"].dtype == tf.float32
+    assert inputs["name"].numpy().tolist() == [b"n3", b"n1"]
+    assert labels[0].numpy().tolist() == [3, 1]
 
 
 class Broken(Samples):

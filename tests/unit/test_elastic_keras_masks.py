@@ -46,6 +46,10 @@ def squares(labels, outputs):
     return tf.reduce_mean(tf.square(labels - outputs), -1)
 
 
+def one_number(labels, outputs):
+    return tf.reduce_mean(tf.square(labels - outputs))
+
+
 class OwnLoss(keras.losses.Loss):
     def call(self, labels, outputs):
         return squares(labels, outputs)
@@ -65,9 +69,10 @@ def with_nothing_left_of_a_part():
         (2, BATCH, "mse", X),
         (1, 5, squares, X),
         (1, 5, OwnLoss(), X),
+        (1, 5, one_number, X),
         (1, 5, "mse", with_nothing_left_of_a_part()),
     ],
-    ids=["whole", "parts", "workers", "function", "own class", "nothing left"],
+    ids=["whole", "parts", "workers", "function", "own class", "one number", "nothing left"],
 )
 def test_the_mean_is_over_what_is_left_of_the_whole_batch(workers, most, loss, inputs):
     plain = plainly(masking(loss, regularizer="l2"), inputs, Y)
@@ -89,6 +94,13 @@ def test_a_validation_is_a_mean_over_what_is_left_of_it():
             ),
         )
         assert_as_plain(members, plain, rtol=1e-4)
+
+
+def test_weights_count_as_they_do_in_one_batch():
+    weights = np.random.default_rng(1).random((len(X), STEPS)).astype("float32")
+    plain = plainly(masking(), X, Y, sample_weight=weights)
+    members = fit_together(1, lambda rank: Fitting(masking(), data_of(X, Y, sample_weight=weights), most=5))
+    assert_as_plain(members, plain, rtol=1e-4)
 
 
 def step_of(model, targets=Y):
