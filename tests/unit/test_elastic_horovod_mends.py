@@ -253,7 +253,7 @@ def fit_with(callback, epochs=2, optimizer=None, after=()):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(optimizer or keras.optimizers.SGD(0.5), "mse", jit_compile=False)
     x = np.ones((8, 2), "float32")
-    return model, model.fit_with(x, x[:, :1], 4, epochs, 0, [callback, *after])
+    return model, model.fit(x, x[:, :1], 4, epochs, 0, [callback, *after])
 
 
 def test_variables_of_model_and_optimizer_are_sent_once(callbacks):
