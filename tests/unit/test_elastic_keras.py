@@ -103,7 +103,16 @@ def test_a_counter_of_samples_counts_all_of_them_and_one_of_steps_each_once(work
         assert int(each.layers[1].calls) == 4, "once a step, whatever the micro-batches"
 
 
+def test_a_scaled_loss_gives_the_same_weights():
+    plain, scaled = alone(), alone(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, 0.9)))
+    plain.train()
+    scaled.train()
+    assert plain.losses == pytest.approx(scaled.losses, rel=1e-6)
+    np.testing.assert_allclose(plain.model.get_weights()[0], scaled.model.get_weights()[0], rtol=1e-5, atol=1e-7)
+
+
 def test_half_precision_is_summed_in_single_precision():
+    keras.utils.set_random_seed(0)
     inputs, half = keras.Input((8,)), keras.layers.Dense(3, dtype="mixed_float16")
     model = keras.Model(inputs, half(inputs))
     assert model.output.dtype == "float16"
