@@ -12,7 +12,7 @@ from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import transfer
 from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure, is_wanted
 from elasticdl.elastic.collectives.opening import require_collective
-from elasticdl.elastic.collectives.port import ENGINE
+from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.interruptions import WorldBroken
@@ -119,6 +119,16 @@ def test_what_fails_in_tensorflow_is_told_apart_by_its_cause(error, failed):
     collective = HorovodCollective(TensorFlowTensors())
     with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
         raise error
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
+def test_bytes_of_any_length_arrive(length):
+    data = bytes(index % 251 for index in range(length))
+    board = Board(2)
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
+        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
+        assert sent.result(30) == received.result(30) == data
 
 
 def broadcast(state, worlds):

@@ -109,6 +109,14 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
     assert (worker.kept[-1], worker.core.position.progress) == ("back", plan(2).after)
 
 
+def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
+    worker = Worker(MADE, p.Trigger.READY, p.BreakAnnounced(1, "a member is gone"))
+    assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
+    (asked,) = worker.do(p.WorldPublished(world(1)))
+    assert (asked.message.left_world, asked.message.broken) == (1, True)
+    assert worker.do(p.WorldPublished(world(2))) == [p.Connect(world(2))]
+
+
 def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_next():
     """The master could not save for a while: it no longer expects this worker in the earlier one."""
     worker = Worker(MADE, p.Trigger.READY, p.WorldPublished(world(1)))

@@ -93,6 +93,12 @@ def test_what_fit_is_told_of_what_a_layer_keeps(of, dtype, said):
     assert all(float(np.max(np.abs(each))) == 0 for each in model.non_trainable_variables)
 
 
+def test_a_mean_of_what_is_drawn_or_normalized_is_no_sum():
+    of = OBSERVED[0][0]
+    others = (keras.layers.BatchNormalization(), Observer(of, "float32"), keras.layers.Dropout(0.5))
+    assert not Fitting(dense(*others, Observer(of, "float32")), data_of(X, Y)).fit._step.couplings
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="largest_error")

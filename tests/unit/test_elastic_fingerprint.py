@@ -28,7 +28,16 @@ from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.pieces.marks import device_marks, marks_of
 from elasticdl.elastic.training.attributes import set_by
 from elasticdl.elastic.training.copies import copied
-from elasticdl.elastic.training.fingerprint import COLUMNS, array_marks, leaves, mark, plain_mark, shown
+from elasticdl.elastic.training.fingerprint import (
+    COLUMNS,
+    array_marks,
+    as_array,
+    distance,
+    leaves,
+    mark,
+    plain_mark,
+    shown,
+)
 
 
 @dataclasses.dataclass
@@ -110,6 +119,16 @@ def test_short_values_are_shown():
 # -- marks --
 
 ROWS = np.arange(COLUMNS * 8 + 5, dtype=np.int32)
+
+
+def test_numbers_are_numbers_and_the_rest_is_text():
+    assert as_array(0.5) == 0.5
+    assert as_array((0.9, 0.99)).tolist() == [0.9, 0.99]
+    assert as_array("ab").tobytes() == b"'ab'"
+    assert distance(as_array(1.0), as_array(1.001)) == pytest.approx(1e-3)
+    assert distance(as_array("a"), as_array("b")) == float("inf")
+    assert distance(as_array(3), as_array(4)) == float("inf"), "a count is not rounded"
+    assert distance(as_array(float("nan")), as_array(float("nan"))) == 0.0
 
 
 def test_a_mark_is_of_each_bit_and_of_their_order():

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,10 @@ from session_kit import FakeMaster
 
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
+from elasticdl.common.errors import JobFailedError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
+from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
@@ -133,6 +134,14 @@ class TestScriptWorker:
         worker.init(FakeHorovod(ValueError("no peer"), RuntimeError("no peer"), None))
         assert worker.world.version == 3
         assert [standing.broken for standing in master.asked] == [False, True, True]
+
+    def test_worlds_that_break_without_a_commit_have_an_end(self, make_worker):
+        worker, _ = make_worker(*map(make_world, range(1, 100)))
+        worker.claim()
+        hvd = FakeHorovod(*[ValueError("no peer")] * 99)
+        with pytest.raises(JobFailedError, match="no peer"):
+            worker.init(hvd)
+        assert hvd.inits == MAX_FRUITLESS_WORLDS
 
     def test_variables_that_horovod_cannot_bear_are_refused(self, make_worker, capsys):
         worker, _ = make_worker(HOROVOD_CYCLE_TIME="5")
@@ -382,16 +391,3 @@ class TestProgress:
         worker.failed(ValueError("no peer"))
         worker.tick()
         assert (master.advanced, moved) == (1, []), "it is not even asked"
-
-    def test_its_thread_looks_by_itself_and_ends_with_the_session(self, make_worker, monkeypatch):
-        looked = threading.Event()
-        monkeypatch.setattr("elasticdl.elastic.horovod_scripts.script_worker.TICK_SECONDS", 0.01)
-        monkeypatch.setattr(Stillness, "moved", lambda stillness: looked.set() or False)
-        worker, _ = make_worker(make_world(1))
-        threads = set(threading.enumerate())
-        worker.claim()
-        (thread,) = [each for each in set(threading.enumerate()) - threads if each.name == "elasticdl-progress"]
-        assert looked.wait(10)
-        worker._close()
-        thread.join(10)
-        assert not thread.is_alive()

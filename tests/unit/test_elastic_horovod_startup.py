@@ -208,6 +208,14 @@ def test_a_failed_collective_is_known_by_its_cause(error, expected):
     assert is_failed_collective(error) is expected
 
 
+def test_of_a_thread_that_has_ended_nothing_is_known():
+    watched = []
+    thread = threading.Thread(target=lambda: watched.append(Stillness()))
+    thread.start()
+    thread.join()
+    assert [watched[0].moved() for _ in range(3)] == [True] * 3
+
+
 def entered(core, now, version, size=2, connecting=0, syncing=0):
     members = tuple(Member(each, "h", 0, False) for each in range(size))
     core.step(p.WorldPublished(World(version, members, 0)), now)
