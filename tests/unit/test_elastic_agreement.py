@@ -1,23 +1,31 @@
-"""Whether workers make a step on the same samples, told by sums alone, and in words if not."""
+"""Whether workers have the same data and make a step on the same samples: told by sums, and in words if not."""
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import elastic_keras_kit
 import elastic_kit
 import numpy as np
+import pyarrow
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of
 from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
-from elasticdl.elastic.training.data_facts import TRAINING, Source
+from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.training.batch_check import BatchCheck
+from elasticdl.elastic.training.data_facts import EVALUATION, TRAINING, DataFacts, Source
 from elasticdl.tensorflow import keras
 
 
@@ -87,6 +95,20 @@ def test_who_has_come_later_and_alone_differs_is_refused_alone():
     assert not Disagreement.of([facts(0, [5, 4], trained=False), facts(1, [4, 5], trained=False)]).refused
 
 
+def lines_of(members):
+    """What each of them ends with, all training at once."""
+
+    def said(member):
+        try:
+            member.train()
+        except UserError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return set(pool.map(said, members, timeout=120))
+
+
 def weights(member):
     model = member.model
     return model.get_weights() if isinstance(model, keras.Model) else [each.tolist() for each in model.parameters()]
@@ -99,15 +121,7 @@ def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, 
     members = [kit.Trainee(rank, board, policy) for rank in range(3)]
     members[2].loader.sampler.order = replace(members[2].loader.sampler.order, seed=1)
     before = weights(members[0])
-
-    def said(member):
-        with pytest.raises(UserError) as error:
-            member.train()
-        return str(error.value)
-
-    with ThreadPoolExecutor(3) as pool:
-        lines = set(pool.map(said, members, timeout=120))
-    (line,) = lines
+    (line,) = lines_of(members)
     assert line.startswith("step 1: worker 3 and worker 3 have different batches: from sample 1 of")
     np.testing.assert_equal(weights(members[0]), before)
 
@@ -121,18 +135,182 @@ def test_data_that_differ_are_found_in_the_first_step_of_a_world(kit, by):
     labels = np.linspace(0, 1, 50)
     for member, data in zip(members, (labels, labels * (1 + by)), strict=True):
         member.state.sources = [Source.of(TRAINING, data)]
+    (line,) = lines_of(members)
+    expected = "step 1: worker 3 and worker 3 have different data: in its training data sample" if by > 1e-3 else ""
+    assert line.startswith(expected)
+    assert bool(line) == bool(expected)
 
-    def said(member):
+
+def numbers(samples=100, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(samples, 3, 4)).astype(np.float32), generator.integers(0, 10, samples)
+
+
+def tensors(samples=100, seed=0):
+    return TensorDataset(*map(torch.from_numpy, numbers(samples, seed)))
+
+
+class Files(Dataset):
+    """As most data sets of images are."""
+
+    def __init__(self, folder="/data", names=None, scale=1.0):
+        self.files = [f"{folder}/train/{name}" for name in names or [f"class{i % 3}/{i}.png" for i in range(100)]]
+        self.targets = [i % 3 for i in range(len(self.files))]
+        self.weights = scale * np.linspace(0, 1, len(self.files))
+        self.cache = [None] * len(self.files)
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        raise AssertionError("a data set is not asked for samples: it may draw, count, or open a file")
+
+
+def difference(mine, job, role=TRAINING):
+    return Source.of(role, mine).differs(Source.of(role, job))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tensors,
+        Files,
+        numbers,
+        lambda: list(range(50)),
+        lambda: Subset(tensors(), [5, 3, 9]),
+        lambda: ConcatDataset([tensors(), tensors(7)]),
+        lambda: pyarrow.table({"id": list(range(30))}),
+        lambda: {"x": numbers()[0], "y": numbers()[1]},
+        lambda: 17,
+        list,
+        lambda: iter(()),
+    ],
+)
+def test_the_same_data_read_twice_do_not_differ(make):
+    assert difference(make(), make()) == ""
+
+
+@pytest.mark.parametrize(
+    ("mine", "job", "said"),
+    [
+        (lambda: tensors(960), lambda: tensors(640), "its training data have 960 samples, the job's 640"),
+        (lambda: tensors(seed=1), tensors, "in its training data sample 1 is (0.3456, "),
+        (
+            lambda: Subset(tensors(), [5, 9, 3]),
+            lambda: Subset(tensors(), [5, 3, 9]),
+            "in its training data sample 2 is 9 (indices), the job's 3",
+        ),
+        (
+            lambda: Files(names=["b.png", "a.png", "c.png"]),
+            lambda: Files(names=["a.png", "b.png", "c.png"]),
+            "in its training data sample 1 is 'b.png' (files), the job's 'a.png'",
+        ),
+        (
+            lambda: Files(names=[f"{i}.png" for i in range(1, 101)]),
+            lambda: Files(names=[f"{i}.png" for i in [1, 3, 2, *range(4, 101)]]),
+            "in its training data there are other samples, or they are in another order (files)",
+        ),
+        (lambda: Files(scale=2.0), Files, "in its training data sample 8 is 0.1414 (weights), the job's 0.07071"),
+        (
+            lambda: ConcatDataset([tensors(), tensors(7, seed=1)]),
+            lambda: ConcatDataset([tensors(), tensors(7)]),
+            "in its training data sample 1 is (0.3456, ",
+        ),
+        (
+            lambda: pyarrow.table({"id": [3, 2, 1]}),
+            lambda: pyarrow.table({"id": [1, 2, 3]}),
+            "in its training data sample 1 is 3",
+        ),
+        (
+            lambda: TensorDataset(tensors().tensors[0].double()),
+            tensors,
+            "in its training data a sample is float64 (3, 4) (tensors.0), the job's float32 (3, 4)",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(mine, job, said):
+    assert difference(mine(), job()).startswith(said)
+
+
+def test_rounding_and_folders_of_a_host_are_no_difference():
+    rounded = Files(folder="/local/ssd1")
+    rounded.weights = np.nextafter(rounded.weights, 2.0)
+    assert difference(rounded, Files()) == ""
+
+
+def test_whatever_a_users_data_set_does_can_be_told():
+    class Odd:
+        data: object
+
+        def __init__(self):
+            self.data = self
+            self.rows = type("Broken", (), {"shape": (2,), "__len__": lambda _: 2, "__getitem__": lambda *_: 1 / 0})()
+            self.many = {i: i for i in range(100)}
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return index
+
+    assert Source.of(TRAINING, Odd()) == Source(TRAINING, 2)
+
+
+def test_how_the_order_is_made_is_compared_too():
+    job = DataFacts(0, {"seed": 0, "shuffle": True}, ())
+    assert (
+        replace(job, worker=1, settings={"seed": 0, "shuffle": False}).differs(job)
+        == "its shuffle is False, the job's True"
+    )
+    assert replace(job, worker=1).differs(job) == ""
+
+
+def world_of(rank, *, trained):
+    """Rank 0 has trained, or nobody has; rank 1 comes in."""
+    root = Member(3, "h", 5 if trained else 0, trained, synced_in=1 if trained else 0)
+    return World.of(2, (root, Member(4, "h", 0, False)), rank)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["torch", "keras"])
+def test_who_comes_in_with_other_data_refuses_itself_before_it_takes_the_state(kit, trained):
+    board = kit.Board(2)
+    members = [kit.Trainee(rank, board, BatchPolicy(8, None), joins=False) for rank in range(2)]
+    for rank, member in enumerate(members):
+        member.context.collective.world = world_of(rank, trained=trained)
+        member.state.sources.append(Source.of(EVALUATION, tensors(40)))
+    members[1].state.sources[-1] = Source.of(EVALUATION, tensors(41))
+    before = copy.deepcopy(members[1].state.state_dict())
+
+    def sync(member):
         try:
-            member.train()
+            member.state.sync(member.context.world)
         except UserError as error:
             return str(error)
+        except Exception:  # noqa: BLE001 - the other one is gone
+            return "torn"
         return ""
 
+    board.barrier._timeout = 0.5  # the other does not come to what follows
     with ThreadPoolExecutor(2) as pool:
-        lines = set(pool.map(said, members, timeout=120))
-    if by < 1e-3:
-        assert lines == {""}
-    else:
-        (line,) = lines
-        assert line.startswith("step 1: worker 3 and worker 3 have different data: in its training data sample")
+        said = list(pool.map(sync, members, timeout=60))
+    who = "refused" if trained else "worker 3 and worker 3 have different data"  # both have that number here
+    assert said == [
+        "torn",
+        f"{who}: its evaluation data have 41 samples, the job's 40: every worker must read the same data in the same order, "
+        "whenever it starts",
+    ]
+    assert str(before) == str(members[1].state.state_dict())
+
+
+def test_data_are_compared_in_a_worlds_first_step_however_often_it_is_made():
+    def ballots(source):
+        collective = SimpleNamespace(world=SimpleNamespace(version=1))
+        check = BatchCheck(collective, lambda: SimpleNamespace(sources=(source,)))
+        plans = [StepPlan(0, step, 2, Progress(0, 2 * step, step, 2 * step), (), whole=(0, 1)) for step in (1, 1, 2)]
+        found = list(map(check.ballot, plans))
+        collective.world = SimpleNamespace(version=2)
+        return [*found, check.ballot(plans[-1])]
+
+    alike = [mine == other for mine, other in zip(ballots("a"), ballots("b"), strict=True)]
+    assert alike == [False, False, True, False]

@@ -4,22 +4,23 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
-from elasticdl.elastic.collectives import port, transfer
-from elasticdl.elastic.collectives.horovod import HorovodCollective, is_wanted
+from elasticdl.elastic.collectives import transfer
+from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure, is_wanted
 from elasticdl.elastic.collectives.opening import require_collective
 from elasticdl.elastic.collectives.port import ENGINE, HEAD_BYTES
 from elasticdl.elastic.collectives.torch_distributed import TorchDistributed
 from elasticdl.elastic.collectives.transfer import broadcast_state
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 from elasticdl.elastic.link.store import KvStore
 from elasticdl.elastic.torch_kit.torch_adapter import TorchTensors
+from elasticdl.tensorflow import tf
 
 
 class FakeHorovod:
@@ -100,6 +101,26 @@ def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told):
     assert type(caught.value) is told
 
 
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (tf.errors.UnknownError(None, None, "Read error: Connection reset by peer [Op:HorovodAllreduce]"), True),
+        (tf.errors.FailedPreconditionError(None, None, "Horovod has not been initialized; use hvd.init()."), True),
+        (
+            tf.errors.FailedPreconditionError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"),
+            False,
+        ),
+        (tf.errors.InvalidArgumentError(None, None, "bad shape [Op:HorovodAllreduce]"), False),
+        (tf.errors.UnknownError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"), False),
+    ],
+)
+def test_what_fails_in_tensorflow_is_told_apart_by_its_cause(error, failed):
+    assert is_failure(error) == failed
+    collective = HorovodCollective(TensorFlowTensors())
+    with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
+        raise error
+
+
 @pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
 def test_bytes_of_any_length_arrive(length):
     data = bytes(index % 251 for index in range(length))
@@ -153,17 +174,6 @@ def test_who_has_no_room_for_the_state_is_told_so(monkeypatch):
         broadcast_state({"model": torch.ones(2)}, collective)
 
 
-@pytest.mark.parametrize("lengths", [(5, 0, 17), (0, 0, 3), (0, 0, 0), (8, 8, 8), (40, 1, 9)])
-def test_bytes_of_any_lengths_are_gathered_on_rank_0(monkeypatch, lengths):
-    monkeypatch.setattr(port, "GATHERED_BYTES", 8)
-    board = Board(len(lengths))
-    arrays = [np.full(length, rank, np.uint8) for rank, length in enumerate(lengths)]
-    with ThreadPoolExecutor(len(lengths)) as pool:
-        found = list(pool.map(lambda r: SumOfThreads(r, board).gather(arrays[r], "x"), range(len(lengths)), timeout=30))
-    assert [part.tolist() for part in found[0]] == [array.tolist() for array in arrays]
-    assert found[1:] == [[]] * (len(lengths) - 1)
-
-
 class TestHostsThatHaveDifferentLibraries:
     def world(self, rank):
         return World.of(3, tuple(Member(i, f"host-{i}", 0, False) for i in range(2)), rank)
@@ -174,10 +184,13 @@ class TestHostsThatHaveDifferentLibraries:
         store.open_world(3, {} if told is None else {ENGINE: told})
         return store, published
 
-    def test_rank_0_says_what_it_uses(self):
+    def test_rank_0_says_what_it_uses_and_the_others_look_once(self):
         store, published = self.store()
         TorchDistributed(TorchTensors(), None).require_one_engine(store, self.world(0))
         assert published == [(3, ENGINE, b"torch")]
+        collective = TorchDistributed(TorchTensors(), None)
+        collective.require_one_engine(self.store(b"torch")[0], self.world(1))
+        collective.require_one_engine(store, self.world(1))
 
     def test_are_refused(self):
         with pytest.raises(UserError, match=r"uses torch and rank 0 \(host-0\) uses horovod: install the same"):
@@ -189,11 +202,6 @@ class TestHostsThatHaveDifferentLibraries:
             UserError, match=r"uses torch with NCCL and rank 0 .* uses torch: .* set ELASTICDL_SHARED_GPU=1"
         ):
             collective.require_one_engine(self.store(b"torch")[0], self.world(1))
-
-    def test_are_looked_for_once(self):
-        collective = TorchDistributed(TorchTensors(), None)
-        collective.require_one_engine(self.store(b"torch")[0], self.world(1))
-        collective.require_one_engine(self.store()[0], self.world(1))
 
     def test_rank_0_may_be_gone(self):
         store, _ = self.store()

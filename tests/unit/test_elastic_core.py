@@ -4,143 +4,34 @@ from dataclasses import replace
 
 import hypothesis
 import pytest
+from core_kit import (
+    GLOBAL_BATCH,
+    MADE,
+    ORDER,
+    S,
+    Worker,
+    batches_over,
+    bound,
+    commit,
+    counted,
+    entered,
+    given,
+    made,
+    plan,
+    step,
+    synced,
+    training,
+    vote,
+    voted,
+    world,
+)
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.lifecycle import TABLE, WorkerState
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
-from elasticdl.elastic.core.vote import Vote
-from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS, WorkerCore
-from elasticdl.elastic.core.world import Member, World
-
-S = WorkerState
-ME, OTHER = 3, 5
-GLOBAL_BATCH = 20
-ORDER = SampleOrder(50, BatchPolicy(GLOBAL_BATCH, None))
-
-
-def world(version, size=2, rank=0):
-    ids = [OTHER] * size
-    ids[rank] = ME
-    return World.of(version, tuple(Member(each, "h", 0, False) for each in ids), rank)
-
-
-def plan(step):
-    """Of the first epoch: 20, 20 and 10 samples."""
-    samples = min(GLOBAL_BATCH, ORDER.samples - GLOBAL_BATCH * (step - 1))
-    position = GLOBAL_BATCH * (step - 1) + samples
-    return StepPlan(0, step, samples, Progress(0, position, step, position), ())
-
-
-def vote(samples=GLOBAL_BATCH, **said):
-    return Vote(**{"leaving": False, "samples": samples, "loss": 0.5, **said})
-
-
-# What the training thread does, with a worker and without an event.
-def bound(progress=None, order=ORDER, **options):
-    def bind(worker):
-        if worker.core.state not in (S.WAITING, S.CONNECTING, S.LEAVING):  # else that thread is on its way to a world
-            worker.core.bind(Position(progress, order=order, keeper=worker, **options))
-
-    return bind
-
-
-def synced(step=0):
-    def come_there(worker):
-        if worker.core.state is S.SYNCING:
-            worker.core.synced(Progress(step=step))
-        worker.do(p.Trigger.SYNCED)
-
-    return come_there
-
-
-def given(batch, changed=False):
-    return lambda worker: worker.core.begin(batch, lambda: changed)
-
-
-def voted(a_vote):
-    return lambda worker: worker.core.voted(a_vote, worker.now)
-
-
-def made(worker):
-    if pause := worker.core.step_made(0.1, worker.now):
-        worker.do(p.Said(pause))
-
-
-def commit(worker):
-    if worker.core.commit():
-        worker.do(p.WorldLeft("the members voted to leave this world"))
-
-
-def batches_over(worker):
-    worker.core.position.batch = None
-
-
-def counted(worker):
-    worker.core.count_step(worker.now)
-
-
-MADE = bound()
-
-
-def entered(version, size=2, step=0):
-    """From the request to the training function."""
-    return [p.WorldPublished(world(version, size)), p.Trigger.CONNECTED, synced(step)]
-
-
-def step(number, **said):
-    batch = plan(number)
-    return [given(batch), voted(vote(batch.batch, **said)), made]
-
-
-class Worker:
-    """A core that is checked after each event, what it said and told to do, and what was kept of its state."""
-
-    def __init__(self, *events, **options):
-        self.core = WorkerCore(ME, **options)
-        self.now = 0.0
-        self.out = []
-        self.kept = []
-        self.do(*events)
-
-    def save(self, scope):
-        self.kept.append(scope)
-
-    def restore(self):
-        self.kept.append("back")
-
-    def keep_settings(self):
-        self.kept.append("settings")
-
-    def do(self, *events):
-        """Returns what follows from the last of them."""
-        last = []
-        for event in events:
-            last = self._tell(event) if isinstance(event, p.Event) else event(self)
-            self.core.validate()
-        return last
-
-    def _tell(self, event):
-        """As the training thread does, and what it does then."""
-        if event is p.Trigger.READY:
-            self.core.position.leave()
-        out = self.core.step(event, self.now)
-        self.out += out
-        for each in out:
-            if isinstance(each, p.LeaveWorld):
-                self.core.position.undo() if each.broken else self.core.position.leave()
-        return out
-
-    def sent(self, kind):
-        return [each.message for each in self.out if isinstance(each, p.Send) and isinstance(each.message, kind)]
-
-
-def training(*events, size=2, **options):
-    return Worker(MADE, p.Trigger.READY, *entered(1, size), *events, **options)
+from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
 
 
 @pytest.mark.parametrize(("events", "trained"), [((), False), ((counted,), True)])
@@ -198,13 +89,6 @@ def test_a_torn_step_is_dropped_and_everybody_shaken_up():
     assert not worker.core.broken
 
 
-def test_a_step_that_was_made_is_kept_with_the_values_that_belong_to_it_though_no_commit_followed():
-    worker = training(*step(1))
-    worker.do(p.CollectiveFailed("in the evaluation"))
-    assert worker.kept[-3:] == [*p.SaveScope, "back"]
-    assert worker.core.position.progress == plan(1).after
-
-
 def test_copies_of_the_parameters_go_back_to_the_commit():
     worker = Worker(bound(copies_parameters=True), p.Trigger.READY, *entered(1), *step(1))
     worker.do(p.CollectiveFailed("in the evaluation"))
@@ -225,20 +109,6 @@ def test_alone_nothing_is_kept_until_that_world_is_left():
     assert (worker.kept[-1], worker.core.position.progress) == ("back", plan(2).after)
 
 
-def test_alone_a_world_that_breaks_between_two_steps_takes_nothing_back():
-    worker = training(*step(1), commit, *step(2), size=1)
-    worker.kept.clear()
-    worker.do(p.CollectiveFailed("a hook has said so"))
-    assert (worker.kept, worker.core.position.progress) == ([*p.SaveScope, "back"], plan(2).after)
-
-
-def test_who_is_alone_leaves_a_broken_world_at_the_next_commit():
-    worker = training(*step(1), commit, p.WorldPublished(world(2)), size=1)
-    assert worker.core.leaving
-    worker.do(*step(2, leaving=True), commit)
-    assert worker.do(p.Trigger.CLOSED)[-1] == p.Connect(world(2))
-
-
 def test_a_world_that_broke_before_it_was_entered_is_asked_about_again():
     worker = Worker(MADE, p.Trigger.READY, p.BreakAnnounced(1, "a member is gone"))
     assert worker.out[-1] == p.BreakCollective(1, "a member is gone", entered=False)
@@ -254,15 +124,6 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
     worker.do(p.CollectiveFailed("broken off"))
     assert worker.do(p.Trigger.CLOSED) == [p.Connect(world(2))]
     assert len(worker.sent(m.JoinRequest)) == 1, "it is expected there"
-
-
-def test_a_world_that_broke_while_the_one_before_it_was_left_is_asked_about():
-    worker = Worker(
-        MADE, p.Trigger.READY, p.WorldPublished(world(1)), p.WorldPublished(world(2)), p.BreakAnnounced(2, "x")
-    )
-    worker.do(p.CollectiveFailed("broken off"), p.Trigger.CLOSED)
-    assert worker.core.state is S.WAITING
-    assert worker.sent(m.JoinRequest)[-1].left_world == 2
 
 
 def test_worlds_that_break_without_a_step_have_an_end():
@@ -362,12 +223,6 @@ def test_functions_that_return_after_different_steps_are_refused(order):
     assert "the scripts must leave their loops after the same step" in position.disagreement(2)
 
 
-def test_a_member_lost_in_the_end_is_awaited_in_the_next_world():
-    worker = training(*step(1), commit, p.Trigger.RETURNED, p.CollectiveFailed("lost"), p.Trigger.CLOSED)
-    assert worker.core.state is S.WAITING
-    assert worker.do(*entered(2, size=1), p.Trigger.RETURNED) == [p.Command.COMPLETE]
-
-
 def test_told_to_leave_after_the_last_step_it_ends_with_the_others_all_the_same():
     worker = training(*step(1), commit, p.Trigger.RETURNED, p.DrainOrdered("scaled down"))
     assert worker.do(p.Trigger.ALL_RETURNED)[-1] == p.Command.COMPLETE
@@ -430,14 +285,6 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
 
 
-def test_a_pause_is_told_by_the_survivor_with_its_first_step():
-    worker = training(*step(1), commit)
-    worker.now = 1.0
-    worker.do(p.CollectiveFailed("lost"), p.Trigger.CLOSED, *entered(2, size=1), *step(2))
-    (pause,) = worker.sent(m.Pause)
-    assert (pause.world_version, pause.kind, pause.steps_torn) == (2, "failure", 1)
-
-
 def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     worker = Worker(MADE, under_master=False)
     assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)]
@@ -445,17 +292,6 @@ def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     assert worker.do(p.Trigger.RETURNED)[-1] == p.Command.COMPLETE
     worker.do(p.Said(m.Finished(1, 1, {}, together=True)))
     assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)], "another training may follow"
-
-
-def test_steps_before_the_first_world_are_a_scripts_own():
-    worker = Worker(MADE, *step(1), commit, p.Trigger.TICK)
-    assert worker.core.position.progress == plan(1).after
-    assert worker.sent(m.StepReports) == []
-
-
-def test_each_action_of_the_table_is_there():
-    for _, action in TABLE.values():
-        assert callable(getattr(WorkerCore, f"_{action}")), action
 
 
 # -- any order of events --

@@ -1,23 +1,33 @@
-"""Values of a state have names, and numbers that stand for their bits, the same wherever they are computed."""
+"""Values of a state: names, numbers that stand for their bits wherever they are computed, whose they are, and copies."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
+import importlib
 import io
+import logging
 import random
 import socket
 import threading
-from collections import deque
+from collections import OrderedDict, deque, namedtuple
 
 import numpy as np
 import pytest
 import torch
+from elastic_kit import Board, Trainee
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.common.tree import leaves as leaves_of
+from elasticdl.common.tree import mapped
 from elasticdl.elastic.core.agreement import plain_text
+from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.core.protocol import SaveScope
 from elasticdl.elastic.torch_kit.pieces.marks import device_marks, marks_of
+from elasticdl.elastic.training.attributes import set_by
+from elasticdl.elastic.training.copies import copied
 from elasticdl.elastic.training.fingerprint import (
     COLUMNS,
     array_marks,
@@ -36,6 +46,11 @@ class Best:
     scores: list
 
 
+class Broken:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
 class Phase(enum.Enum):
     WARM = 1
 
@@ -45,6 +60,7 @@ def test_all_that_is_nested_has_a_name():
         "optimizer": {"state": {0: {"step": 3}}, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
         "best": Best(2, [deque([0.5]), Phase.WARM]),
         "count": np.int64(3),
+        "seen": {"z", "x", "y"},
     }
     assert leaves(value) == {
         "optimizer.state.0.step": 3,
@@ -54,13 +70,8 @@ def test_all_that_is_nested_has_a_name():
         "best.scores.0": [0.5],
         "best.scores.1": "WARM",
         "count": 3,
+        "seen": ["'x'", "'y'", "'z'"],
     }
-
-
-def test_what_holds_itself_has_an_end():
-    own = []
-    own.append(own)
-    assert len(leaves({"own": own})) == 1
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random])
@@ -77,10 +88,6 @@ def test_generators_are_what_they_draw(make):
     assert marks({"stream": one}) != marks({"stream": other})
 
 
-def test_a_set_is_the_same_in_whatever_order():
-    assert leaves({"a": {"x", "y", "z"}}) == leaves({"a": {"z", "x", "y"}}) == {"a": ["'x'", "'y'", "'z'"]}
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -91,6 +98,7 @@ def test_a_set_is_the_same_in_whatever_order():
         lambda: socket.socket(),
         lambda: open("/dev/null"),  # noqa: SIM115
         io.BytesIO,
+        Broken,
     ],
 )
 def test_what_each_process_has_of_its_own_is_the_same_text(make):
@@ -102,18 +110,15 @@ def test_what_each_process_has_of_its_own_is_the_same_text(make):
             each.close()
 
 
-def test_what_cant_be_written_out_is_its_kind():
-    class Broken:
-        def __repr__(self):
-            raise RuntimeError("no")
-
-    assert plain_text(Broken()) == "Broken"
-
-
 def test_short_values_are_shown():
     assert [shown(each) for each in (0.1, 3, "a", None, [1, 2], np.array(0.25), np.ones(3), list(range(99)))] == [
         "0.1", "3", "'a'", "None", "[1, 2]", "0.25", "", "",
     ]  # fmt: skip
+
+
+# -- marks --
+
+ROWS = np.arange(COLUMNS * 8 + 5, dtype=np.int32)
 
 
 def test_numbers_are_numbers_and_the_rest_is_text():
@@ -124,11 +129,6 @@ def test_numbers_are_numbers_and_the_rest_is_text():
     assert distance(as_array("a"), as_array("b")) == float("inf")
     assert distance(as_array(3), as_array(4)) == float("inf"), "a count is not rounded"
     assert distance(as_array(float("nan")), as_array(float("nan"))) == 0.0
-
-
-# -- marks --
-
-ROWS = np.arange(COLUMNS * 8 + 5, dtype=np.int32)
 
 
 def test_a_mark_is_of_each_bit_and_of_their_order():
@@ -183,3 +183,141 @@ def test_a_mark_does_not_depend_on_how_a_tensor_lies():
 def test_plain_values_have_the_mark_of_their_equals(values):
     assert plain_mark(values) == plain_mark(tuple(values))
     assert plain_mark([*values, 1.5]) != plain_mark([*values, 1.25])
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+class OwnHandler(logging.StreamHandler):
+    def __init__(self):
+        super().__init__()
+        self.mine = 1
+
+
+class HasNoSource:
+    """As of a package that is installed without it."""
+
+
+HasNoSource.__module__ = "logging.nowhere"
+
+
+def test_attributes_that_the_source_of_a_package_sets_are_the_packages():
+    assert set_by(OwnHandler, ("logging",)) >= {"stream", "level", "formatter", "lock"}
+    assert "mine" not in set_by(OwnHandler, ("logging",))
+    assert set_by(OwnHandler, ("another",)) == frozenset()
+    assert set_by(HasNoSource, ("logging",)) == frozenset()
+
+
+def test_what_an_example_in_a_text_sets_is_the_scripts(monkeypatch, tmp_path):
+    (tmp_path / "packaged.py").write_text(
+        'class Base:\n    """As in\n        self.outputs = []\n    """\n    def __init__(self):\n        self.a, self.b = 1, 2\n'
+        "        self.c: dict[str, int] = {}\n        self.d.e += self.f == 1\n\n\nclass Another:\n    def __init__(self):\n        self.g = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    packaged = importlib.import_module("packaged")
+    assert set_by(type("Own", (packaged.Base,), {}), ("packaged",)) == {"a", "b", "c", "e"}
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+def test_each_leaf_is_replaced_and_collections_keep_their_kinds():
+    value = {"a": [1, (2, Pair(3, OrderedDict(b=4)))], "c": None}
+    doubled = mapped(lambda leaf: leaf and 2 * leaf, value)
+    assert doubled == {"a": [2, (4, Pair(6, {"b": 8}))], "c": None}
+    assert type(doubled["a"][1][1]) is Pair
+    assert list(leaves_of(value)) == [1, 2, 3, 4, None]
+
+
+def no_tensor(value, before):
+    return None
+
+
+@dataclasses.dataclass
+class Opaque:
+    items: list
+
+
+VALUES = {
+    "plain": {"best": 0.5, "name": "x", "flags": (True, None, b"y")},
+    "nested": [{"rates": [0.1, 0.2]}, (np.arange(3.0), [np.ones((2, 2), np.int8)])],
+    "objects": np.array([{"a": 1}], dtype=object),
+    "opaque": Opaque([1, 2]),
+}
+
+
+def same(one, other):
+    """Kinds and numbers: a representation has them all."""
+    return repr(one) == repr(other)
+
+
+def test_a_copy_is_the_same_and_shares_nothing_that_can_change():
+    value = copy.deepcopy(VALUES)
+    made = copied(value, None, no_tensor)
+    assert same(made, VALUES)
+    value["plain"]["best"] = 0.9
+    value["nested"][0]["rates"].append(0.3)
+    value["nested"][1][0][:] = 7
+    value["objects"][0]["a"] = 2
+    value["opaque"].items.append(3)
+    assert same(made, VALUES)
+
+
+@pytest.mark.parametrize("other", [np.zeros(4), np.zeros(3, np.float32), [0, 0, 0], None])
+def test_what_does_not_fit_is_copied_anew(other):
+    assert same(copied({"it": other}, {"it": np.ones(3)}, no_tensor), {"it": other})
+    assert same(copied({"it": np.ones(3)}, {"it": other}, no_tensor), {"it": np.ones(3)})
+
+
+def test_one_object_in_two_places_is_one_copy_and_two_that_were_one_are_two():
+    array = np.zeros(2)
+    shared = [array, array, {"again": array}]
+    first = copied(shared, None, no_tensor)
+    assert first[0] is first[1] is first[2]["again"]
+    second = copied([np.full(2, 1.0), np.full(2, 2.0), {"again": np.full(2, 3.0)}], first, no_tensor)
+    assert [second[0].tolist(), second[1].tolist(), second[2]["again"].tolist()] == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_what_a_module_notes_of_its_parts_is_copied_along():
+    value = torch.nn.Linear(1, 1).state_dict()
+    made = copied(value, None, no_tensor)
+    assert type(made) is OrderedDict
+    assert made._metadata == value._metadata
+    assert made._metadata is not value._metadata
+
+
+def kept(member):
+    """Of the user's values, by name."""
+    return {piece.name: piece._kept for piece in member.state.pieces if piece.is_value}
+
+
+def test_an_average_of_the_weights_is_copied_in_place_however_it_is_changed():
+    member = Trainee(0, Board(1), BatchPolicy(20, None, 10))
+    average = torch.nn.Linear(4, 4)
+    member.state.values["average"] = average
+    member.state.save(SaveScope.AT_COMMIT)
+    memory = kept(member)["average"]["weight"].data_ptr()
+    average.weight.data.fill_(2.0)  # which no counter of versions tells
+    member.state.save(SaveScope.AT_COMMIT)
+    saved = kept(member)["average"]["weight"]
+    assert saved.data_ptr() == memory != average.weight.data_ptr()
+    assert saved.unique().tolist() == [2.0]
+
+
+def test_tensors_that_share_memory_or_need_a_gradient_are_copied_as_ever():
+    member = Trainee(0, Board(1), BatchPolicy(20, None, 10))
+    whole = torch.arange(6.0)
+    values = {
+        "whole": whole,
+        "part": whole[2:4],
+        "leaf": torch.ones(2, requires_grad=True),
+        "across": whole.view(2, 3).T,
+    }
+    member.state.values.update(values)
+    for _ in range(2):
+        member.state.save(SaveScope.AT_COMMIT)
+        saved = kept(member)
+        assert all(torch.equal(saved[name], value) for name, value in values.items())
+        assert saved["leaf"].requires_grad
+        assert not {each.data_ptr() for each in saved.values()} & {each.data_ptr() for each in values.values()}
+        whole += 1

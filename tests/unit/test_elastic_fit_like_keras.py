@@ -16,6 +16,8 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.data_attributes import MOST_BYTES, DataAttributes
+from elasticdl.elastic.training import plain_data
 
 X, Y = numbers()
 
@@ -24,33 +26,10 @@ def averaging():
     return dense(optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
 
 
-@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
-def test_averaged_weights_are_those_of_the_model_at_the_end(workers, most):
-    plain = plainly(averaging(), X, Y)
-    members = fit_together(workers, lambda rank: Fitting(averaging(), data_of(X, Y), most=most))
-    assert_as_plain(members, plain)
-
-
-def test_without_epochs_weights_stay():
-    model = averaging()
-    before = model.get_weights()
-    (member,) = fit_together(1, lambda rank: Fitting(model, data_of(X, Y), epochs=0))
-    for one, other in zip(member.weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def normalized():
+    """A layer of it sets weights when it is called."""
     keras.utils.set_random_seed(0)
     return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
-
-
-@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)])
-def test_weights_that_a_layer_sets_when_it_is_called_are_set(workers, most):
-    plain = plainly(normalized(), X, Y, validation_data=(X[:20], Y[:20]))
-    members = fit_together(
-        workers, lambda rank: Fitting(normalized(), data_of(X, Y, validation_data=(X[:20], Y[:20])), most=most)
-    )
-    assert_as_plain(members, plain, rtol=1e-4)
 
 
 class Reordered(keras.utils.PyDataset):
@@ -215,15 +194,129 @@ def two_headed():
 
 
 @pytest.mark.parametrize(
-    ("make", "workers", "labels"),
+    ("make", "labels"),
     [
-        (lambda: dense(optimizer=Doubled(0.02)), 2, Y),
-        (lambda: dense(OnceScaled()), 1, Y),
-        (two_headed, 1, {"a": Y}),
-        (two_headed, 2, {"a": Y}),
+        (averaging, Y),
+        (normalized, Y),
+        (lambda: dense(optimizer=Doubled(0.02)), Y),
+        (lambda: dense(OnceScaled()), Y),
+        (two_headed, {"a": Y}),
     ],
-    ids=["apply_gradients", "flag", "head without a loss", "head without a loss, two workers"],
+    ids=["averaged weights", "layer that sets weights", "apply_gradients", "flag", "head without a loss"],
 )
-def test_a_step_is_that_of_keras(make, workers, labels):
-    plain = plainly(make(), X, labels)
-    assert_as_plain(fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels))), plain)
+@pytest.mark.parametrize(("workers", "most"), [(1, BATCH), (1, 5), (2, BATCH)], ids=["whole", "parts", "workers"])
+def test_a_fit_is_that_of_keras(make, workers, most, labels):
+    if isinstance(make(), keras.Sequential) and any(isinstance(each, OnceScaled) for each in make().layers):
+        workers, most = 1, BATCH  # its first batch is the whole
+    validation = {"validation_data": (X[:20], keras.tree.map_structure(lambda each: each[:20], labels))}
+    plain = plainly(make(), X, labels, **validation)
+    members = fit_together(workers, lambda rank: Fitting(make(), data_of(X, labels, **validation), most=most))
+    assert_as_plain(members, plain, rtol=1e-4)
+
+
+class Batches(keras.utils.PyDataset):
+    """Reads and shuffles by one generator; what reading leaves behind is of its process."""
+
+    def __init__(self, draws=True):
+        super().__init__()
+        self.draws = draws
+        self.random = np.random.default_rng(3)
+        self.order, self.level = np.arange(len(X)), 1.0
+        self.opened, self.read = -1, {}
+
+    def __len__(self):
+        return len(X) // BATCH
+
+    def __getitem__(self, number):
+        self.opened = number
+        self.read[number] = True
+        if self.draws:
+            self.random.random()
+        rows = self.order[number * BATCH : (number + 1) * BATCH]
+        return X[rows] * np.float32(self.level), Y[rows]
+
+    def on_epoch_end(self):
+        self.random.shuffle(self.order)
+
+
+class Raising(keras.callbacks.Callback):
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.data.level = 1 + epoch / 2
+
+
+def fitting(data):
+    def make(rank):
+        return Fitting(dense(), data_of(data[rank]), [Raising(data[rank])], epochs=4)
+
+    return make
+
+
+def test_a_newcomer_s_data_set_is_as_those_of_the_others():
+    data = [Batches(), Batches()]
+    data[1].random.random(5)  # has read more, or less
+    members = fit_with_a_newcomer(fitting(data), joins_after=6)
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+    assert data[0].level == data[1].level == 2.5
+    for one, other in zip(*(member.weights() for member in members), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_workers_that_read_differently_shuffle_alike():
+    data = [Batches(), Batches()]
+    data[1].random.random(5)
+    fit_together(2, fitting(data))
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+
+
+def kept_by(source, change):
+    kept = DataAttributes(source)
+    source[0]
+    kept.have_read()
+    change(source)
+    return kept
+
+
+def change(source):
+    source.level, source.opened = 2.0, 3
+    source.random.random()
+
+
+def test_what_reading_changes_stays_but_for_generators():
+    mine = kept_by(Batches(), change)
+    taken = plain_data.loads(plain_data.dumps(mine.taken()))
+    assert set(taken) == {"level", "=random"}
+    source = Batches()
+    kept_by(source, lambda source: source[1]).put(taken)
+    assert (source.level, source.opened) == (2.0, 1)
+    assert source.random.random() == mine._source.random.random()
+
+
+def test_what_is_large_stays_and_is_named_once_if_it_changes(caplog):
+    source = Batches()
+    source.samples, source.table = np.zeros(MOST_BYTES + 1, np.uint8), np.zeros(MOST_BYTES + 1, np.uint8)
+    kept = kept_by(source, lambda source: source.samples.fill(1))
+    for _ in range(2):
+        assert not {"samples", "table"} & set(kept.taken())
+    assert [record.message.partition(",")[0] for record in caplog.records] == ["the data set Batches changes samples"]
+
+
+def test_a_newcomer_takes_the_job_s_epochs():
+    """Its script has read the checkpoint that the job itself has written since."""
+    data = [Batches(draws=False), Batches(draws=False)]
+
+    def make(rank):
+        later = {"initial_epoch": rank, "epochs": 4 - rank, "steps_per_epoch": 3}
+        return Fitting(dense(), data_of(data[rank]), **later)
+
+    steps = {"epochs": 4, "steps_per_epoch": 3}
+    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(Batches(draws=False)), **steps))
+    members = fit_with_a_newcomer(make, joins_after=5)
+    np.testing.assert_array_equal(data[0].order, data[1].order)
+    for member in members:
+        assert member.fit.state.step == alone.fit.state.step
+        for one, other in zip(member.weights(), alone.weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

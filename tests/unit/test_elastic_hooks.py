@@ -1,6 +1,5 @@
 """Hooks that a script registers on parameters are called on the gradient of the global batch, by any number of workers."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,21 +9,11 @@ from test_elastic_lightning_manual import Member as ManualMember
 from test_elastic_loop_torn import compare
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from trainers_kit import JobOfThreads
-from trainers_kit import make_data as make_pixels
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction import buckets
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
-
-lightning = pytest.importorskip("lightning.pytorch")
-transformers = pytest.importorskip("transformers")
-
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
-
-from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.transformers import Trainer, elastic_trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -73,25 +62,6 @@ def test_a_loop_over_the_librarys_batches(monkeypatch, workers, bound, bucket_by
     for member in members:
         torch.testing.assert_close(member.losses, plain_losses(16, prepare=Hooks), rtol=2e-5, atol=1e-6)
     assert [each.passes for each in hooks] == [5] * workers
-
-
-def test_a_pass_that_the_script_makes_of_a_weighed_loss():
-    board = Board(2)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 4)) for rank in range(2)]
-
-    def train(member):
-        Hooks(member.model)
-        member.make_step = lambda batch: weigh(member, batch)
-        member.train()
-
-    def weigh(member, batch):
-        for inputs, labels in batch:
-            batch.weigh(cross_entropy(member.model(inputs), labels)).backward()
-        member.optimizer.step()
-
-    in_threads(train, members)
-    for member in members:
-        torch.testing.assert_close(member.losses, plain_losses(16, 1, prepare=Hooks), rtol=2e-5, atol=1e-6)
 
 
 def loop(model, optimizer, loader):
@@ -192,90 +162,6 @@ def test_what_is_removed_while_hooks_rest_is_gone():
     handles[2].remove()
     hooks.call(lambda: 0)
     assert parameter.grad == 2
-
-
-# -- trainers --
-
-
-@pytest.fixture
-def _kept(monkeypatch):
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)
-        Hooks(self)
-
-    def forward(self, pixels, labels=None):
-        logits = self.last(self.first(pixels).tanh())
-        return {"loss": cross_entropy(logits, labels), "logits": logits}
-
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-
-    def training_step(self, batch, _):
-        return self.net(*batch)["loss"]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-def fit(job, folder):
-    options = {}
-    if job is not None:
-        options["strategy"] = strategy.make_strategy("lightning.pytorch", job)()
-        options["strategy"].takes_part_alone = True
-    quiet = dict.fromkeys(
-        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler"],
-        False,
-    )
-    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet, **options)
-    module = Module()
-    return module.net, lambda: trainer.fit(module, DataLoader(make_pixels(24), batch_size=8))
-
-
-def train(job, folder):
-    args = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        num_train_epochs=2,
-        learning_rate=0.1,
-        optim="sgd",
-        train_sampling_strategy="sequential",
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-    )
-    rows = [{"pixels": pixels, "labels": label} for pixels, label in make_pixels(24)]
-    net = Net()
-    trainer = (Trainer if job else transformers.Trainer)(model=net, args=args, train_dataset=rows)
-    return net, trainer.train
-
-
-@pytest.mark.usefixtures("_kept")
-@pytest.mark.parametrize("trains", [fit, train])
-def test_a_trainer(tmp_path, monkeypatch, trains):
-    alone, work = trains(None, tmp_path)
-    work()
-    job = JobOfThreads(2)
-    monkeypatch.setattr(elastic_trainer, "runtime", job)
-    nets, works = zip(*(trains(job, tmp_path / str(rank)) for rank in range(2)), strict=True)
-    said, _ = job.run(lambda rank: works[rank]() and None)
-    assert said == (None, None)
-    for net in nets:
-        for mine, expected in zip(net.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_manual_optimization_calls_them_on_the_sum_of_each_pass():

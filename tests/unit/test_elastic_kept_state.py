@@ -1,7 +1,9 @@
-"""What a stopped training is kept as, and which other training goes on from it."""
+"""What a stopped training is kept as, what its last worker leaves behind, and which other training goes on from it."""
 
+import json
 import os
 
+import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, Trainee, make_data
@@ -10,17 +12,19 @@ from session_kit import FakeMaster
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.core.plan import BatchPlan, BatchPolicy
+from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.training.kept_state import KeptState
 from elasticdl.elastic.training.left_behind import leave_behind, take_over
+from elasticdl.elastic.training.worker_files import Handover, SampleRecord
 from elasticdl.job.spec import JobSpec
 
 POLICY = BatchPolicy(20, None, 10)
 WORLD = World.of(1, (Member(3, "h", 0, False),), 0)
+STOPPED = p.StopOrdered("elasticdl stop", checkpoint=True)
 STOP = Stopped("elasticdl stop", checkpoint=True)
 
 
@@ -34,11 +38,11 @@ class Job:
         self.context.kept = KeptState(str(place), resume=resume)
         self.state.values.update(values)
 
-    def train(self, *, stop_after=None, checkpoint=True):
+    def train(self, *, stop_after=None, order=STOPPED):
         def train():
             for batch in self.member.steps():
                 if batch.plan.step == stop_after:
-                    self.context.session.post(p.StopOrdered("elasticdl stop", checkpoint))
+                    self.context.session.post(order)
                 self.member.make_step(batch)
                 self.member.losses.append(self.state.loss)
                 self.state.commit()
@@ -53,6 +57,13 @@ class Job:
 
     def told(self, event="warning"):
         return self.master.notices(event)
+
+
+def assert_goes_on(job, undisturbed):
+    """From the second step, bit for bit."""
+    ours, theirs = job.member, undisturbed.member
+    assert ours.losses == theirs.losses[2:]
+    assert all(map(torch.equal, ours.model.parameters(), theirs.model.parameters()))
 
 
 @pytest.fixture(params=["folder", "url"])
@@ -74,14 +85,12 @@ def test_the_next_job_goes_on_from_there_and_at_its_end_nothing_is_left(place, t
     (resumed,) = second.told("resumed")
     assert (resumed["step"], resumed["path"]) == (2, told["path"])
     assert (second.state.step, second.state.seen) == (undisturbed.state.step, 1)
-    assert second.member.losses == undisturbed.member.losses[2:]
-    for ours, theirs in zip(second.member.model.parameters(), undisturbed.member.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_goes_on(second, undisturbed)
     assert names(tmp_path) == []
 
 
 def test_who_wants_nothing_kept_and_who_has_not_made_a_step_keeps_nothing(place, tmp_path):
-    Job(place).train(stop_after=1, checkpoint=False)
+    Job(place).train(stop_after=1, order=p.StopOrdered("elasticdl stop", checkpoint=False))
     untrained = Job(place)
     untrained.state._position.has_state = True
     leave_behind(untrained.context, untrained.state, STOP)
@@ -103,7 +112,7 @@ def test_a_later_stop_takes_the_place_of_an_earlier_and_one_that_began_anew_of_a
 
 def test_of_a_world_that_broke_the_state_that_is_a_step_further_stays(place, tmp_path):
     for steps in (3, 2):
-        job = Job(tmp_path / "none").train(stop_after=steps, checkpoint=False)
+        job = Job(tmp_path / "none").train(stop_after=steps, order=p.StopOrdered("elasticdl stop", checkpoint=False))
         KeptState(str(place)).write(job.state, "")
     assert names(tmp_path) == ["stopped-0000000002.state", "stopped-0000000003.state"]
     later = Job(place)
@@ -233,3 +242,51 @@ def test_of_a_checkpoint_of_the_scripts_own_and_a_kept_state_the_later_is_taken(
             f"the script goes on from step {own} by a checkpoint of its own: {kept}/stopped-"
         )
     assert bool(job.told("resumed")) is taken
+
+
+# -- what the last worker leaves to the next, of the same job --
+
+
+def handing_over(folder):
+    job = Job("")
+    job.context.kept, job.context.handover = None, Handover(folder)
+    return job
+
+
+LEAVES = p.Terminated("told to leave")
+
+
+def test_the_next_goes_on_where_the_last_has_left(tmp_path):
+    first = handing_over(tmp_path).train(stop_after=2, order=LEAVES)
+    assert [path.name for path in tmp_path.glob("*")] == ["handover-0000000002"]
+    further = handing_over(tmp_path)
+    further.context.loaded(Progress(0, 60, 3, 60))
+    assert further.context.handover.read(further.state) is None, "an older one is not gone back to"
+    second, undisturbed = handing_over(tmp_path).train(), handing_over(tmp_path / "none").train()
+    assert first.state.step + 1 == second.state.step == undisturbed.state.step == 3
+    assert_goes_on(second, undisturbed)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["folder", "value"])
+def test_what_can_not_be_handed_over_costs_nothing_but_is_told_of(tmp_path, what):
+    job = handing_over(tmp_path / "missing" if what == "folder" else tmp_path)
+    if what == "value":
+        job.state.values["rule"] = lambda step: step  # no pickle can hold it
+    (warning,) = job.train(stop_after=1, order=LEAVES).told()
+    assert "the state after step 1 leaves with its last worker: " in warning["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whose_job_is_stopped_hands_nothing_over(tmp_path):
+    handing_over(tmp_path).train(stop_after=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_samples_that_count_are_recorded_where_they_are_numbers(tmp_path):
+    record = SampleRecord(tmp_path, 3)
+    plan = BatchPlan((7, np.int64(8), "nine"), (3, 0))
+    parts = (plan.whole_run(0), plan.whole_run(1), *plan.mine(0, most=2))  # the second is another worker's
+    record.begin(WORLD, StepPlan(1, 5, 3, Progress(), parts))
+    record.close()
+    assert json.loads((tmp_path / "worker-3.jsonl").read_text())["indices"] == [7, 8, 7, 8]

@@ -1,6 +1,5 @@
-"""The Keras twin in a world of one, and with a stand-in for the sums of several workers."""
+"""The Keras twin in a world of one, with a stand-in for the sums of several workers, in one call, and by XLA."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ from elastic_keras_kit import (
     Board,
     Count,
     Samples,
-    SumOfThreads,
     Trainee,
     assert_same,
     make_model,
@@ -18,25 +16,18 @@ from elastic_keras_kit import (
     run_all,
     train_together,
 )
-from session_kit import enter, lose_world
+from session_kit import lose_world
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.collectives import transfer
-from elasticdl.elastic.collectives.horovod import HorovodCollective, is_failure
-from elasticdl.elastic.collectives.transfer import broadcast_state
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.interruptions import WorldBroken, WorldChanged
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.vote import VOTE_SIZE
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.keras.keras_job import ElasticContext
-from elasticdl.elastic.keras.keras_state import KerasState
 from elasticdl.elastic.keras.step import MicroBatch, TrainStep
-from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 EACH_ONCE = dict.fromkeys(("differentiate", "micro", "add", "update", "apply", "whole"), 1)
 WHOLE = BatchPolicy(16, None, None)
@@ -84,11 +75,6 @@ def test_a_regularizer_counts_once_per_global_batch(bound):
     np.testing.assert_allclose(members[0].losses, plain_losses(16, 1, layers), rtol=2e-5)
 
 
-def test_a_counter_moves_once_a_step_whatever_the_micro_batches():
-    members = train_together(2, BatchPolicy(16, None, 3), epochs=1, layers=lambda: (Count(),))
-    assert [int(member.model.layers[1].calls) for member in members] == [4, 4]
-
-
 class CountSamples(keras.layers.Layer):
     """How many it has seen, and how many of their numbers were above 0."""
 
@@ -103,8 +89,8 @@ class CountSamples(keras.layers.Layer):
 
 
 @pytest.mark.parametrize(("workers", "bound"), [(1, None), (1, 5), (2, None), (2, 3)])
-def test_a_counter_of_samples_counts_all_of_them(workers, bound):
-    model = keras.Sequential([keras.Input((8,)), CountSamples(), keras.layers.Dense(3)])
+def test_a_counter_of_samples_counts_all_of_them_and_one_of_steps_each_once(workers, bound):
+    model = keras.Sequential([keras.Input((8,)), CountSamples(), Count(), keras.layers.Dense(3)])
     board = Board(workers)
     models = [model, *(keras.models.clone_model(model) for _ in range(workers - 1))]
     for each in models:
@@ -114,6 +100,7 @@ def test_a_counter_of_samples_counts_all_of_them(workers, bound):
     above = int((members[0].data.inputs > 0).sum())
     for each in models:
         assert (int(each.layers[0].seen), int(each.layers[0].above)) == (50, above)
+        assert int(each.layers[1].calls) == 4, "once a step, whatever the micro-batches"
 
 
 def test_a_scaled_loss_gives_the_same_weights():
@@ -125,6 +112,7 @@ def test_a_scaled_loss_gives_the_same_weights():
 
 
 def test_half_precision_is_summed_in_single_precision():
+    keras.utils.set_random_seed(0)
     inputs, half = keras.Input((8,)), keras.layers.Dense(3, dtype="mixed_float16")
     model = keras.Model(inputs, half(inputs))
     assert model.output.dtype == "float16"
@@ -141,20 +129,6 @@ def test_float64_stays_float64():
     assert member.train_step.dtype == "float64"
     member.train(steps=1)
     assert member.state.loss > 0
-
-
-def test_subclassed_model_without_training_argument():
-    class Plain(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    model = Plain()
-    model(np.zeros((1, 8), "float32"))
-    Trainee(0, Board(1), HALVES, model).train(steps=1)
 
 
 # -- traces --
@@ -223,28 +197,18 @@ def test_a_repeated_step_draws_the_same_and_every_micro_batch_something_else():
     assert_same(before, [seed.numpy() for seed in seeds])
 
 
-def test_commit_raises_when_the_world_is_to_change():
-    member = alone()
-    member.context.session.post(p.DrainOrdered("test"))
-    with pytest.raises(WorldChanged):
-        member.train()
-    assert member.state.step == 1
-
-
-def test_a_forgotten_micro_batch_is_an_error():
+@pytest.mark.parametrize("given", [1, 3])
+def test_a_micro_batch_that_was_forgotten_or_is_one_too_many_is_an_error(given):
     member = alone()
     batch = next(steps := iter(member.loader))
     inputs, labels = next(iter(batch))
-    member.state.accumulate(inputs, labels)
-    with pytest.raises(RuntimeError, match="made on 8 samples instead of 16"):
+    before = member.weights()
+    for _ in range(given):
+        member.state.accumulate(inputs, labels)
+    with pytest.raises(RuntimeError, match=f"made on {8 * given} samples instead of 16"):
         member.state.update()
+    assert_same(before, member.weights())
     steps.close()
-
-
-def test_a_batch_whose_loop_was_left_says_so():
-    batch = next(iter(alone().loader))
-    with pytest.raises(RuntimeError, match="within the loop that gave it"):
-        list(batch)
 
 
 # -- sync, checkpoints --
@@ -265,31 +229,6 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     assert newcomer.state.best == {"step": 7}
     assert newcomer.state.has_state
     assert_same(root.weights(), newcomer.weights())
-
-
-def test_nothing_is_sent_when_all_stand_after_the_same_step():
-    member = alone()
-    world = World.of(2, (Member(0, "h", 3, True), Member(1, "h", 3, True)), 0)
-    member.state.sync(world)
-    assert member.collective.board.names == []
-
-
-def test_any_tensors_arrive(monkeypatch):
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1000)
-    large = np.arange(5000, dtype=np.float32)
-    state = {
-        "a": tf.constant(large),
-        "b": [tf.constant(True), tf.constant([[1, 2]], tf.int64), tf.constant(2.5, tf.bfloat16)],
-        "c": (tf.constant([3], tf.uint8), tf.zeros([0]), "text"),
-    }
-    board = Board(2)
-    received = run_all([SumOfThreads(rank, board) for rank in range(2)], lambda c: broadcast_state(state, c))[1]
-    np.testing.assert_array_equal(received["a"], large)
-    assert [tensor.numpy().tolist() for tensor in received["b"]] == [True, [[1, 2]], 2.5]
-    assert [tensor.dtype for tensor in received["b"]] == [tensor.dtype for tensor in state["b"]]
-    assert received["c"][0].numpy().tolist() == [3]
-    assert received["c"][1].shape == (0,)
-    assert received["c"][2] == "text"
 
 
 def test_state_dict_is_plain_numpy_and_loads_elsewhere():
@@ -317,19 +256,6 @@ def test_a_state_of_another_model_is_refused_before_anything_is_loaded():
     assert_same(before, member.weights())
 
 
-def test_values_of_the_user_travel_with_the_state():
-    member = alone(joins=False)
-    state = KerasState(member.context, member.train_step, member.loader, {"best": 0.5})
-    enter(member.context, member.context.world)
-    state.best = 0.7
-    state.commit()
-    state.best = 0.9
-    lose_world(member.context)
-    assert state.best == 0.7
-    with pytest.raises(AttributeError, match="KerasState\\(worst="):
-        _ = state.worst
-
-
 # -- the learning rate --
 
 
@@ -340,14 +266,6 @@ def test_the_rate_of_a_step_is_set_before_its_update():
     member.train(steps=1)
     assert_same(before, [v.numpy() for v in member.model.trainable_variables])
     assert member.state.learning_rate == 0.0
-
-
-def test_without_rules_a_rate_set_by_somebody_else_stays():
-    member = alone(WHOLE, optimizer=keras.optimizers.SGD(0.1))
-    member.state.follow(LearningRate())
-    member.optimizer.learning_rate = 0.05
-    member.train(steps=1)
-    assert member.state.learning_rate == pytest.approx(0.05)
 
 
 def test_a_schedule_of_the_optimizer_and_rules_exclude_each_other():
@@ -372,37 +290,104 @@ def test_what_is_no_model_or_not_built_is_one_line():
         TrainStep(keras.Sequential([keras.layers.Dense(1)]), None, sgd)
 
 
-# -- the collective --
+def all_layers():
+    return *norm_layer(), Count(), keras.layers.Dense(16, activity_regularizer="l2")
+
+
+def with_dropout():
+    return *all_layers(), keras.layers.Dropout(0.5)
+
+
+def unfused(member):
+    """Have the same functions hand their sums to each other through the buffer, as with several workers."""
+
+    def whole(*given):
+        sums = member.train_step.micro(*given)
+        report = member.train_step.read_report(sums)
+        member.train_step.apply(sums)
+        return report
+
+    member.train_step.whole = whole
+    return member
+
+
+def test_a_whole_step_in_one_call_gives_the_bits_of_two():
+    one, two = alone(WHOLE, with_dropout), unfused(alone(WHOLE, with_dropout))
+    for member in (one, two):
+        member.state.follow(LearningRate(lambda epoch: 0.1 / (epoch + 1)))
+        member.train(epochs=3)
+    assert one.losses == two.losses
+    assert_same(one.weights(), two.weights())
+    assert one.train_step.traces.keys() == {"differentiate", "update", "whole"}
+    assert two.train_step.traces.keys() == {"differentiate", "update", "micro", "apply"}
+
+
+def test_an_error_in_the_only_call_of_a_step_changes_nothing():
+    class Checked(keras.layers.Layer):
+        def call(self, inputs):
+            return tf.debugging.check_numerics(inputs, "checked")
+
+    member = alone(WHOLE, lambda: (keras.layers.BatchNormalization(), Checked()))
+    member.train(steps=1)
+    before = member.weights()
+    batch = next(steps := iter(member.loader))
+    next(iter(batch))
+    member.state.accumulate(tf.fill([16, 8], np.float32("nan")), tf.zeros([16], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="checked"):
+        member.state.update()
+    assert_same(before, member.weights())
+    steps.close()
 
 
 @pytest.mark.parametrize(
-    ("error", "failed"),
+    ("policy", "least_workers", "under_master", "outer"),
     [
-        (tf.errors.UnknownError(None, None, "Read error: Connection reset by peer [Op:HorovodAllreduce]"), True),
-        (tf.errors.AbortedError(None, None, "Horovod has been shut down [Op:HorovodBroadcast]"), True),
-        (tf.errors.FailedPreconditionError(None, None, "Horovod has not been initialized; use hvd.init()."), True),
-        (ValueError("Horovod has not been initialized; use hvd.init()."), True),
-        (
-            tf.errors.FailedPreconditionError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"),
-            False,
-        ),
-        (tf.errors.InvalidArgumentError(None, None, "bad shape [Op:HorovodAllreduce]"), False),
-        (tf.errors.UnknownError(None, None, "Mismatched allreduce tensor shapes [Op:HorovodAllreduce]"), False),
-        (tf.errors.UnknownError(None, None, "the user's own [Op:PyFunc]"), False),
-        (KeyError("Horovod"), False),
+        (WHOLE, 1, False, {"whole"}),
+        (HALVES, 1, False, {"micro", "add", "apply"}),
+        (WHOLE, 1, True, {"whole", "micro", "add", "apply"}),
+        (WHOLE, 2, True, {"micro", "add", "apply"}),
+        (BatchPolicy(None, 8), 1, True, {"whole", "micro", "add", "apply"}),
     ],
 )
-def test_errors_are_told_apart_by_cause(error, failed):
-    assert is_failure(error) == failed
-    collective = HorovodCollective(TensorFlowTensors())
-    with pytest.raises(WorldBroken if failed else type(error)), collective._guard():
-        raise error
+def test_what_the_job_may_need_is_traced_at_the_start_and_nothing_later(policy, least_workers, under_master, outer):
+    member = Trainee(0, Board(1), policy, joins=False)
+    member.context.least_workers = least_workers
+    member.context.session.core.under_master = under_master
+    member.context.warm_up(member.train_step, tf.zeros([2, 8]), tf.zeros([2], tf.int64))
+    member.enter(0, Board(1))
+    member.train()
+    assert member.train_step.traces == dict.fromkeys({"differentiate", "update"} | outer, 1)
 
 
-def test_alone_needs_no_horovod(monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod", None)
-    context = ElasticContext.connect(BatchPolicy(8, None), seed=0, environ={})
-    assert (context.rank, context.size) == (0, 1)
-    collective = context.collective
-    assert collective.sum(np.ones(2), "x").tolist() == [1, 1]
-    assert collective.broadcast_bytes(b"x", "x") == b"x"
+# -- XLA --
+
+
+@pytest.mark.parametrize("policy", [WHOLE, pytest.param(HALVES, marks=pytest.mark.slow)])
+def test_a_step_that_xla_compiles_gives_the_same_numbers(policy):
+    plain, compiled = alone(policy, all_layers), alone(policy, all_layers, jit_compile=True)
+    for member in (plain, compiled):
+        member.train(epochs=2)
+    assert compiled.train_step.jit_compile
+    np.testing.assert_allclose(compiled.losses, plain.losses, rtol=1e-4)
+    for one, other in zip(compiled.weights(), plain.weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+class NoXla(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.supports_jit = False
+
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.filterwarnings("ignore:.*doesn't support `jit_compile=True`")
+@pytest.mark.parametrize(
+    ("layers", "told", "used"), [((), True, True), ((), False, None), ((), None, None), ((NoXla,), True, None)]
+)
+def test_xla_is_used_where_it_is_asked_for_and_can_be(layers, told, used):
+    model = make_model(lambda: [each() for each in layers])
+    if told is not None:
+        model.compile(jit_compile=told)
+    assert TrainStep(model, None, keras.optimizers.SGD()).jit_compile == used

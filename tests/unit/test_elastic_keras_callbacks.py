@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from elastic_fit_kit import Fitting, data_of, dense, fit_together, fit_with_a_newcomer, numbers
+from elastic_fit_kit import Fitting, data_of, dense, fit_with_a_newcomer, numbers
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.keras import callback_state
@@ -115,13 +115,6 @@ def test_what_would_come_back_as_something_else_is_not_plain(value):
     assert not plain_data.is_plain(value)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [({1}, [1]), (1, 1.0), (np.zeros(2), np.ones(2)), (deque([1]), deque([1], 2))]
-)
-def test_other_values_are_not_the_same(one, other):
-    assert plain_data.checksum(one) != plain_data.checksum(other)
-
-
 def test_an_outline_that_another_version_has_written_is_no_dict():
     with pytest.raises(ValueError, match="another version"):
         plain_data.put_together({"betas": {"__tuple__": [0.9, 0.999]}}, {})
@@ -181,6 +174,11 @@ def test_a_newcomer_decides_as_the_others_do(caplog):
     assert [line.split(",")[0] for line in told] == ["the callback Everything has own (object)"]
 
 
+def test_keras_s_own_callbacks_are_not_named():
+    assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
+    assert callback_state.left_behind(Everything()) == ["own (object)"]
+
+
 class Begins(keras.callbacks.Callback):
     """Sets in a hook what does not travel, and what does."""
 
@@ -213,11 +211,97 @@ def test_a_newcomer_is_told_that_the_present_epoch_has_begun():
         assert float(member.model.optimizer.learning_rate) == pytest.approx(0.02 / 2**4)
 
 
-def test_keras_s_own_callbacks_are_not_named():
-    assert not callback_state.left_behind(keras.callbacks.CSVLogger("nowhere"))
-    assert callback_state.left_behind(Everything()) == ["own (object)"]
+class After(keras.callbacks.Callback):
+    """Asks another one, or several."""
+
+    def __init__(self, *inner):
+        super().__init__()
+        self.inner = list(inner)
+
+    def set_model(self, model):
+        super().set_model(model)
+        for each in self.inner:
+            each.set_model(model)
+
+    def on_train_begin(self, logs=None):
+        for each in self.inner:
+            each.on_train_begin(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        for each in self.inner:
+            each.on_epoch_end(epoch, logs)
 
 
-def test_alone_nothing_is_named(caplog):
-    fit_together(1, lambda rank: Fitting(dense(), data_of(X, Y), [Everything()]))
-    assert not [record for record in caplog.records if "is not sent" in record.getMessage()]
+def test_what_an_inner_callback_keeps_goes_to_a_newcomer():
+    stop = [keras.callbacks.EarlyStopping("loss", patience=50, min_delta=100.0) for _ in range(2)]
+    rate = [keras.callbacks.ReduceLROnPlateau("loss", patience=50, min_delta=100.0) for _ in range(2)]
+    members = fit_with_a_newcomer(
+        lambda rank: Fitting(dense(), data_of(X, Y), [After(stop[rank], rate[rank])], epochs=4), joins_after=6
+    )
+    assert (stop[1].wait, stop[1].best, stop[1].min_delta) == (stop[0].wait, stop[0].best, -100.0)
+    assert (rate[1].wait, rate[1].best) == (rate[0].wait, rate[0].best)
+    assert stop[0].wait == 3
+    assert stop[1].model is members[1].model
+
+
+class Counted(keras.callbacks.Callback):
+    epochs = 0
+    names = ("a", "b")
+
+    def on_epoch_end(self, epoch, logs=None):
+        Counted.epochs += 1
+
+
+best = [float("inf")]
+calm = [1]
+
+
+def of_the_script(epoch, logs):
+    best[0] = min(best[0], logs["loss"] - len(calm))
+
+
+def of_a_closure():
+    waited = 0
+
+    def end(epoch, logs):
+        nonlocal waited
+        waited += 1
+
+    return end
+
+
+class Judge:
+    def __init__(self):
+        self.seen = 0
+
+    def look(self, epoch, logs):
+        self.seen += 1
+
+
+@pytest.mark.parametrize(
+    ("make", "title"),
+    [
+        (Counted, "Counted.epochs, an attribute of its class"),
+        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=of_the_script), "best, a variable of the script"),
+        (
+            lambda: keras.callbacks.LambdaCallback(on_epoch_end=of_a_closure()),
+            "waited, a variable of the function around",
+        ),
+        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=Judge().look), "seen of the Judge whose look() it calls"),
+        (lambda: keras.callbacks.LambdaCallback(on_epoch_end=print), ""),
+        (lambda: keras.callbacks.EarlyStopping("loss"), ""),
+    ],
+    ids=["class", "global", "closure", "method", "nothing", "keras"],
+)
+def test_what_a_callback_keeps_outside_is_named_once(make, title):
+    fitting = Fitting(dense(), data_of(X, Y), [make()])
+    told = []
+    fitting.context.warn = told.append
+    callbacks = fitting.fit.driver
+    callbacks.enter(fitting.collective.world)
+    callbacks.pack()
+    assert not told
+    for epoch in range(2):
+        callbacks.on_epoch_end(epoch, {"loss": 2.0})
+        callbacks.pack()
+    assert [line.partition(" has changed ")[2].startswith(title) for line in told] == ([True] if title else [])

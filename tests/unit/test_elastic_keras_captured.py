@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from elastic_fit_kit import (
-    BATCH,
     Fitting,
     assert_as_plain,
     data_of,
@@ -18,6 +17,7 @@ from elastic_fit_kit import (
 )
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.keras.fit_arguments import check_compiled, warn_of_eagerness
 
 X, Y = numbers()
 
@@ -101,11 +101,6 @@ def test_captured_variables_are_in_a_checkpoint():
         member.fit.state.load_state_dict(state)
 
 
-def test_a_model_that_reads_nothing_else_captures_nothing():
-    model = dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), metrics=["mae"])
-    assert not Fitting(model, data_of(X, Y)).fit.state.train_step.captured
-
-
 class Counts(keras.layers.Layer):
     """Changes something when it is called."""
 
@@ -145,13 +140,57 @@ def test_a_variable_that_the_loss_sets_is_refused():
     assert "\n" not in str(error.value)
 
 
-def test_metrics_within_a_layer_may_count():
-    model = dense(Counts("metric"))
-    fit_together(1, lambda rank: Fitting(model, data_of(X, Y), most=BATCH, epochs=1))
-
-
 def test_float8_is_refused():
     model = dense()
     model.trainable_variables[0].overwrite_with_gradient = True
     with pytest.raises(UserError, match="computes in float8"):
         Fitting(model, data_of(X, Y))
+
+
+MSE = keras.losses.MeanSquaredError
+
+
+def parted():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=2))
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        ({"loss": MSE(reduction="sum")}, 'fit(): a loss with reduction="sum" depends on the batch'),
+        ({"loss": [MSE(reduction="sum")]}, 'fit(): a loss with reduction="sum"'),
+        ({"loss": MSE(reduction=None)}, "fit(): a loss with reduction=None gives one value for each sample"),
+        ({"loss": MSE(reduction="none")}, "fit(): a loss with reduction=None"),
+        (
+            {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
+            "fit(): Model accumulates gradients by itself",
+        ),
+        ({"optimizer": parted()}, "fit(): Model accumulates gradients by itself"),
+    ],
+)
+def test_what_can_not_be_divided_is_one_line(compiled, words):
+    with pytest.raises(UserError) as error:
+        check_compiled(dense(**compiled), "fit()")
+    assert str(error.value).startswith(words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_was_loaded_is_looked_at(tmp_path):
+    dense(loss=MSE(reduction="sum")).save(tmp_path / "model.keras")
+    with pytest.raises(UserError, match="depends on the batch"):
+        check_compiled(keras.models.load_model(tmp_path / "model.keras"), "fit()")
+
+
+@pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
+def test_means_are_taken(loss):
+    check_compiled(dense(loss=loss), "fit()")
+
+
+def test_eager_execution_is_not_ignored_in_silence(caplog):
+    model = dense()
+    warn_of_eagerness(model)
+    assert not caplog.records
+    model.run_eagerly = True
+    warn_of_eagerness(model)
+    (record,) = caplog.records
+    assert "run_eagerly" in record.getMessage()

@@ -7,14 +7,13 @@ import pytest
 from elastic_keras_kit import Board, Samples, SumOfThreads
 from session_kit import alone
 
-import tensorflow as tf  # isort: skip
-
 from elasticdl.common.errors import UserError
 from elasticdl.data import Arrays
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.keras.keras_job import ElasticContext
 from elasticdl.elastic.keras.loader import AHEAD, ElasticDataLoader, Prefetch, fetch, load
+from elasticdl.tensorflow import tf
 
 TWO = np.array([3, 1])
 
@@ -94,11 +93,6 @@ def test_the_samples_of_an_epoch_in_the_plans_order():
     np.testing.assert_array_equal(np.concatenate(seen), data.inputs[epoch_order(50, 0, 0)])
 
 
-def test_a_loop_may_leave_micro_batches_out():
-    loader = make_loader(Samples())
-    assert [batch.plan.step for batch in loader] == [1, 2, 3, 4]
-
-
 def test_random_draws_of_the_data_set_are_those_of_the_step():
     loader = make_loader(Broken(lambda index: (np.random.normal(size=8), 0)))
 
@@ -139,12 +133,6 @@ def test_the_thread_runs_so_far_ahead_and_ends_when_closed():
     wait_for_end(ahead.thread)
     assert len(made) <= AHEAD + 2  # those waiting, the one that was taken, and the one in the thread's hands
     assert list(ahead) == []
-
-
-def test_the_thread_ends_with_its_source():
-    ahead = Prefetch(iter([1, 2]), 5)
-    wait_for_end(ahead.thread)
-    assert list(ahead) == [1, 2]
 
 
 def test_an_abandoned_loop_leaves_no_thread():

@@ -46,19 +46,39 @@ def squares(labels, outputs):
     return tf.reduce_mean(tf.square(labels - outputs), -1)
 
 
+def one_number(labels, outputs):
+    return tf.reduce_mean(tf.square(labels - outputs))
+
+
 class OwnLoss(keras.losses.Loss):
     def call(self, labels, outputs):
         return squares(labels, outputs)
 
 
+def with_nothing_left_of_a_part():
+    inputs = X.copy()
+    inputs[11:16] = 0
+    return inputs
+
+
 @pytest.mark.parametrize(
-    ("workers", "most", "loss"),
-    [(1, BATCH, "mse"), (1, 5, "mse"), (2, BATCH, "mse"), (1, 5, squares), (1, 5, OwnLoss())],
-    ids=["whole", "parts", "workers", "function", "own class"],
+    ("workers", "most", "loss", "inputs"),
+    [
+        (1, BATCH, "mse", X),
+        (1, 5, "mse", X),
+        (2, BATCH, "mse", X),
+        (1, 5, squares, X),
+        (1, 5, OwnLoss(), X),
+        (1, 5, one_number, X),
+        (1, 5, "mse", with_nothing_left_of_a_part()),
+    ],
+    ids=["whole", "parts", "workers", "function", "own class", "one number", "nothing left"],
 )
-def test_the_mean_is_over_what_is_left_of_the_whole_batch(workers, most, loss):
-    plain = plainly(masking(loss, regularizer="l2"), X, Y)
-    members = fit_together(workers, lambda rank: Fitting(masking(loss, regularizer="l2"), data_of(X, Y), most=most))
+def test_the_mean_is_over_what_is_left_of_the_whole_batch(workers, most, loss, inputs):
+    plain = plainly(masking(loss, regularizer="l2"), inputs, Y)
+    members = fit_together(
+        workers, lambda rank: Fitting(masking(loss, regularizer="l2"), data_of(inputs, Y), most=most)
+    )
     assert_as_plain(members, plain, rtol=1e-4)
 
 
@@ -76,26 +96,10 @@ def test_a_validation_is_a_mean_over_what_is_left_of_it():
         assert_as_plain(members, plain, rtol=1e-4)
 
 
-def test_a_loss_of_ones_own_that_is_one_number_is_a_mean_over_samples():
-    def loss(labels, outputs):
-        return tf.reduce_mean(tf.square(labels - outputs))
-
-    plain = plainly(masking(loss), X, Y)
-    assert_as_plain(fit_together(1, lambda rank: Fitting(masking(loss), data_of(X, Y), most=5)), plain, rtol=1e-4)
-
-
 def test_weights_count_as_they_do_in_one_batch():
     weights = np.random.default_rng(1).random((len(X), STEPS)).astype("float32")
     plain = plainly(masking(), X, Y, sample_weight=weights)
     members = fit_together(1, lambda rank: Fitting(masking(), data_of(X, Y, sample_weight=weights), most=5))
-    assert_as_plain(members, plain, rtol=1e-4)
-
-
-def test_a_part_of_which_nothing_is_left():
-    inputs = X.copy()
-    inputs[11:16] = 0
-    plain = plainly(masking(regularizer="l2"), inputs, Y)
-    members = fit_together(1, lambda rank: Fitting(masking(regularizer="l2"), data_of(inputs, Y), most=5))
     assert_as_plain(members, plain, rtol=1e-4)
 
 
