@@ -9,34 +9,12 @@ from elasticdl.master.core.fleet import after_training, judge, misuse, refusal
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING
+from elasticdl.master.state.crashes import CRASHES_IN_TRAINING
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.worker_record import WorkerRecord
 
 # ---- who is launched ----
-
-
-def test_as_many_as_the_range_allows_are_launched_once():
-    y = Yard()
-    assert launched(y.wait()) == [0, 1, 2]
-    assert y.wait(10) == []
-
-
-def test_a_killed_worker_is_replaced_under_a_new_id():
-    y = Yard()
-    y.start()
-    assert launched(y.exit(1) + y.wait(2)) == [3]
-    assert y.causes == ["killed"]
-    assert y.exit(1) + y.wait(2) == [], "an exit that is told twice counts once"
-
-
-def test_a_worker_that_leaves_is_replaced_without_waiting_for_its_end():
-    y = Yard()
-    y.start()
-    assert launched(y.post(e.WorkerDraining(1, "SIGTERM"))) == [3]
-    assert launched(y.exit(1, ExitCause.CLEAN, 0)) == []
-    assert y.causes == ["drained"]
 
 
 def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
@@ -45,28 +23,6 @@ def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
     for worker_id, delay in enumerate((0.5, 1.0)):
         assert launched(y.crash(worker_id) + y.wait(0.9 * delay)) == []
         assert launched(y.wait(0.2 * delay)) == [3 + worker_id]
-
-
-@pytest.mark.parametrize("cause", [ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY])
-def test_a_crash_loop_at_the_start_is_fatal(cause):
-    y = Yard(maximum=1)
-    y.wait()
-    for worker_id in range(CRASHES_AT_START):
-        assert y.end == ""
-        y.exit(worker_id, cause, 1)
-        y.wait(LONGEST_DELAY)
-    assert y.end == f"3 workers in a row failed at the start, last worker 2: {cause.replace('_', ' ')}: detail"
-
-
-def test_a_crash_loop_at_the_start_does_not_end_a_job_that_trains():
-    y = Yard(maximum=2)
-    y.start()
-    y.leave(1)
-    y.join(0, left=1)
-    for worker_id in range(2, 12):
-        y.crash(worker_id)
-        assert launched(y.wait(LONGEST_DELAY)) == [worker_id + 1]
-    assert y.end == ""
 
 
 def test_crashes_in_training_have_a_budget_that_training_restores():

@@ -6,6 +6,7 @@ from master_kit import Run, launched, only
 from elasticdl.job.event_catalogue import standing
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.crashes import CRASHES_AT_START
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.training import Training
@@ -123,17 +124,6 @@ def test_a_master_that_was_held_up_blames_nobody():
     assert r.post(e.Tick()) + r.pass_time(1) == []
 
 
-def test_a_stuck_member_shows_its_stacks_and_is_killed_while_those_who_wait_for_it_are_not():
-    r = trained()
-    r.waiting = {0, 1}
-    out = r.pass_time(12, progress=False)
-    assert [o for o in out if not isinstance(o, i.LaunchWorker)] == [
-        i.DumpStacks(2),
-        i.BreakWorld((0, 1), 1, "worker 2: no progress for 10 s"),
-        i.KillWorker(2, "no progress for 10 s"),
-    ]
-
-
 def test_a_worker_that_hangs_at_its_start_shows_its_stacks_and_is_killed():
     r = started(minimum=1, maximum=2, start_timeout=20.0)
     r.post(e.WorkerPending(1, "no slot"))
@@ -187,14 +177,15 @@ def test_a_worker_that_cannot_go_on_is_replaced():
     assert launched(r.pass_time(2))
 
 
-def test_a_crash_loop_at_the_start_fails_the_job_and_shows_the_output():
+@pytest.mark.parametrize("cause", [ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY])
+def test_a_crash_loop_at_the_start_fails_the_job_and_shows_the_output(cause):
     r = started(minimum=1, maximum=1)
-    for worker_id in range(3):
-        out = r.exit(worker_id, ExitCause.CRASHED, 1)
+    for worker_id in range(CRASHES_AT_START):
+        assert r.phase is Phase.PENDING
+        out = r.exit(worker_id, cause, 1)
         r.pass_time(5)
-    (end,) = out
-    assert (end.phase, end.traceback) == (Phase.FAILED, "the last lines")
-    assert "3 workers in a row failed at the start" in end.reason
+    reason = f"3 workers in a row failed at the start, last worker 2: {cause.replace('_', ' ')}: SIGKILL"
+    assert out == [i.EndJob(Phase.FAILED, reason, "the last lines")]
 
 
 def test_a_launcher_that_can_never_start_anything_fails_the_job_with_its_line():
