@@ -1,7 +1,7 @@
 """When a world is formed, of whom, in which order, and exactly what is said about it."""
 
 import pytest
-from master_kit import Played
+from master_kit import Played, killed
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld
@@ -151,29 +151,6 @@ def test_a_member_that_reconnects_is_told_what_it_missed():
     assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
 
 
-def test_a_member_cut_off_comes_back_as_a_standby_with_its_state():
-    m = Meeting()
-    version = m.world_of(0, 1, 2)
-    m.cut(2)
-    m.ask(0, step=5, left=version, broken=True)
-    m.ask(1, step=5, left=version, broken=True)
-    assert m.connect(2, version=version)[0].world_version == version
-    m.ask(2, step=4, left=version, broken=True)
-    (change,) = m.advance(WINDOW)
-    assert change.worker_ids == (0, 1)
-
-
-def test_with_too_few_left_the_survivors_wait_for_a_newcomer():
-    m = Meeting()
-    version = m.world_of(0, 1)
-    m.remove(0)
-    assert m.ask(1, step=9, left=version, broken=True) == []
-    assert m.reason == "1 of at least 2 workers ready"
-    m.newcomers(2)
-    assert published(m.advance(WINDOW)) == [[1, 2]]
-    assert m.reason == ""
-
-
 def test_ranks_go_by_state_then_step_then_old_rank_then_id():
     m = Meeting(maximum=6)
     version = m.world_of(0, 1, 2)
@@ -292,16 +269,6 @@ def test_one_that_was_cut_off_with_the_state_is_not_waited_for_without_end():
     assert m.state(0) == "killing"
 
 
-def test_the_only_member_may_say_that_it_stays_between_two_worlds():
-    m = Meeting(minimum=2, maximum=2)
-    version = m.world_of(0, 1)
-    m.remove(1)
-    m.ask(0, step=7, left=version, broken=True)
-    m.drain(0, lingers=True)
-    m.advance(1)
-    assert published(m.newcomers(2, 3)) == [[0, 2, 3]]
-
-
 def test_the_job_is_complete_when_all_that_are_left_have_finished():
     m = Meeting()
     m.world_of(0, 1, 2)
@@ -365,13 +332,16 @@ def test_no_deadline_runs_while_the_state_can_not_be_saved():
     assert (m.state(0), m.state(1)) == ("member", "draining")
     m.advance(3.0)
     assert m.state(1) == "killing"
+
+
+def test_the_end_of_a_job_has_its_grace_once_the_state_is_saved():
+    m = Meeting(minimum=1, stop_grace=3.0)
+    m.world_of(0)
     m.post(e.StopRequested("enough"), e.StateSaveStalled("the store is down"))
     for _ in range(20):
         m.advance(1.0)
     m.post(e.StateSaveStalled(""))
-    m.advance(1.0)
-    m.advance(1.0)
-    assert m.state(0) == "draining", "the end of a job has its grace, too"
-    m.advance(1.0)
-    m.advance(1.0)
-    assert m.state(0) == "killing"
+    for _ in range(2):
+        assert killed(m.out) == []
+        m.advance(2.0)
+    assert killed(m.out) == [(0, "had not left 3 s after it was to")]
