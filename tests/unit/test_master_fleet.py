@@ -81,6 +81,11 @@ def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_i
     assert killed(y.wait(0.2)) == [(1, "had not left 30 s after it was to")]
     y.exit(1)
     assert y.causes == ["frozen"]
+    y.connect(3)
+    y.post(e.WorkerDraining(3, "SIGTERM"))
+    y.wait(GRACE + 1)
+    y.exit(3)
+    assert y.causes == ["frozen"] * 2, "one that was never ready has not crashed either"
 
 
 def test_only_time_with_a_place_counts_for_getting_ready():

@@ -245,18 +245,6 @@ def test_the_dashboard_says_nothing_that_grafana_does_not_know(name, another):
     assert bool(places(given) - places(kept)) == bool(name)
 
 
-def test_its_panels_do_not_cover_each_other():
-    taken = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in DASHBOARD["panels"]
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
 def test_the_service_monitor_finds_the_service_of_a_job():
     monitor = yaml.safe_load((DOCS / "servicemonitor.yaml").read_text())["spec"]
     spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2"})
