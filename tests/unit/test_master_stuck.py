@@ -171,12 +171,12 @@ def test_who_moves_is_not_killed_until_it_is_found_to_hang():
 
 def test_one_that_does_not_answer_is_looked_at_by_its_launcher_and_what_it_says_itself_counts_for_more():
     r = stuck()
-    assert r.pass_time(3, progress=False) == [i.ReadStacks(2)]
+    assert r.pass_time(2.7, progress=False) == [i.ReadStacks(2)]
     r.post(e.StacksFound(2, "", "its process runs", has_session=True))
     r.pass_time(0.1, progress=False)
     assert r.remark(2).endswith("its process runs")  # its heartbeats come: it is not cut off
     r.post(tell(2, VALIDATE, moves=True))  # it needs Python's lock to answer
-    assert killed(answering(r, UNLEARNT_GIVE_UP, VALIDATE, movers=(2,), after=3.0)) == []
+    assert killed(answering(r, UNLEARNT_GIVE_UP, VALIDATE, movers=(2,), after=2.5)) == []
 
 
 def test_what_its_launcher_finds_is_where_it_stands():
