@@ -151,6 +151,18 @@ def test_a_member_that_reconnects_is_told_what_it_missed():
     assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
 
 
+def test_a_member_cut_off_comes_back_as_a_standby_with_its_state():
+    m = Meeting()
+    version = m.world_of(0, 1, 2)
+    m.cut(2)
+    m.ask(0, step=5, left=version, broken=True)
+    m.ask(1, step=5, left=version, broken=True)
+    assert m.connect(2, version=version)[0].world_version == version
+    m.ask(2, step=4, left=version, broken=True)
+    (change,) = m.advance(WINDOW)
+    assert change.worker_ids == (0, 1)
+
+
 def test_ranks_go_by_state_then_step_then_old_rank_then_id():
     m = Meeting(maximum=6)
     version = m.world_of(0, 1, 2)
