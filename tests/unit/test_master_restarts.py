@@ -292,6 +292,27 @@ def test_an_end_that_was_decided_stays_decided_and_is_not_held_up_by_those_who_a
     assert (cluster.end, set(cluster.workers), len(cluster.worlds)) == (end, set(), 1)
 
 
+def test_a_stop_is_not_held_up_by_those_who_have_not_come_back():
+    cluster = train()
+    for worker in cluster.workers.values():
+        worker.away = 6
+    cluster.restart()
+    cluster.scale(1, 3)
+    cluster.post(e.StopRequested("enough"))
+    assert cluster.phase is Phase.STOPPING
+    cluster.live(10)
+    assert cluster.end == i.EndJob(Phase.STOPPED, "enough")
+
+
+def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
+    world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
+    memory = members_before(1, next_id=2, world=world, finished=(0,))
+    job = Job(Settings(memory.limits), memory)
+    for event in (found(1), found(1), e.WorkerFinished(1, 9, 1, {}), e.WorkerConnected(1, "h", 1, 1), e.Tick()):
+        step(job, event, 0.1)
+    assert job.view().reason == "training is complete"
+
+
 def test_numbers_that_only_grow_make_no_difference():
     """But for the first step, after which a worker that cannot start is no reason to end the job."""
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
