@@ -91,6 +91,8 @@ class Town:
         while not self.launched:
             await asyncio.sleep(0)
         await self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
+        while '"place"' not in self.object.state.memory:  # of the worker, which a slow machine may save later
+            await asyncio.sleep(0.001)
 
     async def rise(self):
         self.masters += 1
