@@ -308,7 +308,8 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
     world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
     memory = members_before(1, next_id=2, world=world, finished=(0,))
     job = Job(Settings(memory.limits), memory)
-    for event in (found(1), found(1), e.WorkerFinished(1, 9, 1, {}), e.WorkerConnected(1, "h", 1, 1), e.Tick()):
+    said = (e.WorkerDisconnected(1), e.WorkerFinished(1, 9, 1, {}), e.WorkerConnected(1, "h", 1, 1))
+    for event in (found(1), found(1), *said, e.Tick()):
         step(job, event, 0.1)
     assert job.view().reason == "training is complete"
 
