@@ -100,18 +100,6 @@ def learnt(draw: random.Random, workers: int) -> e.ScalingLearnt:
 QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps, i.TellLearnt)
 
 
-@contextmanager
-def publishing_unsaved() -> Iterator[None]:
-    """A planted fault: worlds are published before they are saved."""
-    real = MasterCore.step
-
-    def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
-        return sorted(real(core, event, now), key=lambda each: not isinstance(each, i.PublishWorld))
-
-    with patch.object(MasterCore, "step", step):
-        yield
-
-
 class SaveRequest:
     """What the loop waits for where something must be saved first."""
 

@@ -92,32 +92,20 @@ class Plan:
         return "\n".join([*lines, f"  {self.calm:6.2f} s  no more faults"])
 
 
-# How often each befalls a job; those that end it are rare.
-_WEIGHTS: dict[Kind, float] = {
+# How often each befalls a job; those that end it are rare. What is not named is as frequent as one.
+_OFTEN: dict[Kind, float] = {
     Kind.KILL: 5,
-    Kind.LOSE_NODE: 2,
-    Kind.FREEZE: 2,
-    Kind.TERMINATE: 4,
-    Kind.TERMINATE_AT_END: 2,
-    Kind.KILL_AT_END: 1,
-    Kind.RAISE: 0.3,
-    Kind.CRASH: 1,
-    Kind.EXIT: 0.3,
+    **dict.fromkeys((Kind.TERMINATE, Kind.TEAR, Kind.KILL_MASTER), 4),
+    **dict.fromkeys((Kind.CUT, Kind.FLICKER, Kind.BREAK), 3),
+    **dict.fromkeys((Kind.LOSE_NODE, Kind.FREEZE, Kind.TERMINATE_AT_END, Kind.SCALE), 2),
+    **dict.fromkeys((Kind.SECOND_MASTER, Kind.STORE_DOWN), 2),
+    **dict.fromkeys((Kind.RAISE, Kind.EXIT, Kind.STOP), 0.3),
     Kind.SLOW_START: 0.4,
-    Kind.CUT: 3,
-    Kind.FLICKER: 3,
-    Kind.TEAR: 4,
-    Kind.BREAK: 3,
-    Kind.PLACES: 1,
-    Kind.SCALE: 2,
-    Kind.STOP: 0.3,
-    Kind.KILL_MASTER: 4,
-    Kind.AGED_MASTER: 1,
     Kind.BLANK_MASTER: 0.5,
-    Kind.SECOND_MASTER: 2,
-    Kind.STORE_DOWN: 2,
 }
-_KINDS, _SHARES = tuple(_WEIGHTS), tuple(_WEIGHTS.values())
+_UNLIKE, _HOSTILE = (Kind.OTHER_DATA, Kind.DRIFT), (Kind.REJECT, Kind.EVICT_ALL)
+_KINDS = tuple(kind for kind in Kind if kind not in (*_UNLIKE, *_HOSTILE))
+_SHARES = tuple(_OFTEN.get(kind, 1) for kind in _KINDS)
 MOST_FAULTS = 12
 
 
@@ -151,12 +139,12 @@ def make_plan(seed: int) -> Plan:
 
 def with_unlike_workers(plan: Plan) -> Plan:
     """The same history, in which workers also differ from each other for a while."""
-    return replace(_with_more(plan, "unlike", (Kind.OTHER_DATA, Kind.DRIFT), (3, 1)), unlike=True)
+    return replace(_with_more(plan, "unlike", _UNLIKE, (3, 1)), unlike=True)
 
 
 def with_hostile_nodes(plan: Plan) -> Plan:
     """The same history, in which one worker after another is also taken away for a while."""
-    return replace(_with_more(plan, "hostile", (Kind.REJECT, Kind.EVICT_ALL), (1, 1)), hostile=True)
+    return replace(_with_more(plan, "hostile", _HOSTILE, (1, 1)), hostile=True)
 
 
 def _with_more(plan: Plan, why: str, kinds_there_are: tuple[Kind, ...], shares: tuple[float, ...]) -> Plan:

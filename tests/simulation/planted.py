@@ -24,7 +24,7 @@ from elasticdl.master.core.lost_workers import Losses
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot
-from tests.simulation.adapter import MasterCore, publishing_unsaved
+from tests.simulation.adapter import MasterCore
 from tests.simulation.process import Process
 from tests.simulation.run import Failure, run_seed
 
@@ -54,75 +54,52 @@ def find(fault: PlantedFault, seeds: range) -> tuple[int, Failure] | None:
 # ---- ways to plant ----
 
 
-def _worker_step(change: Callable[[WorkerCore, p.Event, list[p.Instruction]], list[p.Instruction]]) -> Planting:
-    """Other instructions than those that the worker's core gives."""
+def _stepping(core_type: type, change: Callable[[Any, Any, Callable[[Any], list[Any]]], list[Any]]) -> Planting:
+    """Other instructions than those that a core gives: ``change`` has the core, the event and the core's own step."""
 
     @contextmanager
     def plant() -> Iterator[None]:
-        real = WorkerCore.step
+        real = core_type.step  # type: ignore[attr-defined]
 
-        def step(core: WorkerCore, event: p.Event, now: float) -> list[p.Instruction]:
-            return change(core, event, real(core, event, now))
+        def step(core: Any, event: Any, now: float) -> list[Any]:
+            return change(core, event, lambda event: real(core, event, now))
 
-        with patch.object(WorkerCore, "step", step):
+        with patch.object(core_type, "step", step):
             yield
 
     return plant
+
+
+def _each(core_type: type, change: Callable[[Any, Any], Any]) -> Planting:
+    """Another instruction instead of each, or none."""
+    return _stepping(
+        core_type,
+        lambda core, event, step: [other for each in step(event) if (other := change(event, each)) is not None],
+    )
 
 
 def _deaf_worker(*ignored: type) -> Planting:
     """These events do not reach the worker's core."""
-
-    @contextmanager
-    def plant() -> Iterator[None]:
-        real = WorkerCore.step
-
-        def step(core: WorkerCore, event: p.Event, now: float) -> list[p.Instruction]:
-            return [] if isinstance(event, ignored) else real(core, event, now)
-
-        with patch.object(WorkerCore, "step", step):
-            yield
-
-    return plant
+    return _stepping(WorkerCore, lambda core, event, step: [] if isinstance(event, ignored) else step(event))
 
 
-def _mute_worker(ignored: Callable[[m.Message, p.Event], bool]) -> Planting:
-    """These messages are not sent."""
+def _unsaid(kind: type) -> Planting:
+    """Messages of this kind are not sent again in a new session."""
 
-    def change(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
-        return [each for each in out if not (isinstance(each, p.Send) and ignored(each.message, event))]
+    def change(event: p.Event, each: p.Instruction) -> p.Instruction | None:
+        again = isinstance(event, p.SessionOpened) and isinstance(each, p.Send) and isinstance(each.message, kind)
+        return None if again else each
 
-    return _worker_step(change)
+    return _each(WorkerCore, change)
 
 
-def _master_step(change: Callable[[e.Event, list[i.Instruction]], list[i.Instruction]]) -> Planting:
-    """Other instructions than those that the master's core gives."""
-
-    @contextmanager
-    def plant() -> Iterator[None]:
-        real = MasterCore.step
-
-        def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
-            return change(event, real(core, event, now))
-
-        with patch.object(MasterCore, "step", step):
-            yield
-
-    return plant
+def _without(kind: type) -> Planting:
+    """The master's core never wants this."""
+    return _each(MasterCore, lambda event, each: None if isinstance(each, kind) else each)
 
 
 def _method(owner: Any, name: str, new: Any) -> Planting:
-    @contextmanager
-    def plant() -> Iterator[None]:
-        with patch.object(owner, name, new):
-            yield
-
-    return plant
-
-
-def _without(*kinds: type) -> Planting:
-    """The master's core never wants this."""
-    return _master_step(lambda event, out: [each for each in out if not isinstance(each, kinds)])
+    return lambda: patch.object(owner, name, new)
 
 
 # ---- the faults ----
@@ -158,22 +135,16 @@ def _by_step_alone(member: Member, root: Member) -> bool:
     return member.has_state and (member.step, member.epoch) == (root.step, root.epoch)
 
 
-def _claims_no_state(core: WorkerCore, event: p.Event, out: list[p.Instruction]) -> list[p.Instruction]:
-    return [
-        p.Send(replace(each.message, has_state=False))
-        if isinstance(each, p.Send) and isinstance(each.message, m.JoinRequest)
-        else each
-        for each in out
-    ]
+def _claims_no_state(event: p.Event, each: p.Instruction) -> p.Instruction:
+    if isinstance(each, p.Send) and isinstance(each.message, m.JoinRequest):
+        return p.Send(replace(each.message, has_state=False))
+    return each
 
 
-def _last_first(event: e.Event, out: list[i.Instruction]) -> list[i.Instruction]:
-    return [
-        replace(each, world=replace(each.world, members=each.world.members[::-1]))
-        if isinstance(each, i.PublishWorld)
-        else each
-        for each in out
-    ]
+def _last_first(event: e.Event, each: i.Instruction) -> i.Instruction:
+    if not isinstance(each, i.PublishWorld):
+        return each
+    return replace(each, world=replace(each.world, members=each.world.members[::-1]))
 
 
 def _forgets_world(core: MasterCore) -> JobSnapshot:
@@ -184,31 +155,26 @@ def _any_world(core: WorkerCore, world: World) -> p.Trigger:
     return p.Trigger.WORLD
 
 
-@contextmanager
-def _finds_nobody() -> Iterator[None]:
-    real = MasterCore.step
+def _finds_nobody(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
+    return step(e.WorkersFound(()) if isinstance(event, e.WorkersFound) else event)
 
-    def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
-        return real(core, e.WorkersFound(()) if isinstance(event, e.WorkersFound) else event, now)
 
-    with patch.object(MasterCore, "step", step):
-        yield
+def _publishes_unsaved(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
+    return sorted(step(event), key=lambda each: not isinstance(each, i.PublishWorld))
 
 
 @contextmanager
 def _drains_are_not_heard() -> Iterator[None]:
     """A draining worker's finish is ignored."""
-    real = MasterCore.step
     draining: set[tuple[int, int]] = set()
 
-    def step(core: MasterCore, event: e.Event, now: float) -> list[i.Instruction]:
+    def change(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
         if isinstance(event, e.WorkerDraining):
             draining.add((id(core), event.worker_id))
-        if isinstance(event, e.WorkerFinished) and (id(core), event.worker_id) in draining:
-            return []
-        return real(core, event, now)
+        ignored = isinstance(event, e.WorkerFinished) and (id(core), event.worker_id) in draining
+        return [] if ignored else step(event)
 
-    with patch.object(MasterCore, "step", step):
+    with _stepping(MasterCore, change)():
         yield
 
 
@@ -256,26 +222,18 @@ PLANTED = (
     ),
     PlantedFault(
         "a request to join does not say that it has the state",
-        _worker_step(_claims_no_state),
+        _each(WorkerCore, _claims_no_state),
         range(750, 1950),
         slow=True,
     ),
-    PlantedFault(
-        "a request to join is not said again to another master",
-        _mute_worker(lambda message, event: isinstance(message, m.JoinRequest) and isinstance(event, p.SessionOpened)),
-        range(100),
-    ),
-    PlantedFault(
-        "a last word is not said again to another master",
-        _mute_worker(lambda message, event: isinstance(message, m.Finished) and isinstance(event, p.SessionOpened)),
-        range(1000),
-    ),
+    PlantedFault("a request to join is not said again to another master", _unsaid(m.JoinRequest), range(100)),
+    PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), range(1000)),
     PlantedFault("a broken world is not left", _deaf_worker(p.BreakAnnounced), range(500), slow=True),
     PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world), range(500)),
     # The master's.
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, range(500)),
-    PlantedFault("a world is published before it is saved", publishing_unsaved, range(1000)),
-    PlantedFault("the last in a world is first", _master_step(_last_first), range(50)),
+    PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved), range(1000)),
+    PlantedFault("the last in a world is first", _each(MasterCore, _last_first), range(50)),
     PlantedFault("members are not told of a change", _without(i.AnnounceChange), range(50)),
     PlantedFault("members are not told that their world is broken", _without(i.BreakWorld), range(500)),
     PlantedFault("who is given up is not killed", _without(i.KillWorker), range(500)),
@@ -283,7 +241,7 @@ PLANTED = (
     PlantedFault(
         "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)
     ),
-    PlantedFault("workers are not looked for after a restart", _finds_nobody, range(200)),
+    PlantedFault("workers are not looked for after a restart", _stepping(MasterCore, _finds_nobody), range(200)),
     PlantedFault("no replacement ever waits", _replaces_at_once, range(100), hostile=True),
     # What workers compare.
     PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), range(300), unlike=True),

@@ -1,6 +1,4 @@
-"""A job's surroundings, played: `Cluster` carries out what the job wants and lets each worker answer as it should, unless
-it is frozen, stuck or cut off. The master may die between any two things that it does, and another takes its place.
-"""
+"""Jobs whose surroundings are played: by a test, event by event (`Yard` and its like), or by themselves (`Cluster`)."""
 
 from dataclasses import dataclass, field
 
@@ -15,9 +13,9 @@ from tests.simulation.job_invariants import check_job
 
 TICK = 0.5
 HEARTBEAT_TIMEOUT = 4.0
-PROGRESS_TIMEOUT = 6.0
 RECOVERY_TIMEOUT = 8.0
 NEVER = 10**9
+START, GRACE, LONG = 600.0, 30.0, 10.0**9
 
 
 def step(job, event, now):
@@ -30,79 +28,233 @@ def step(job, event, now):
     return instructions
 
 
+def only(kind, instructions):
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+
+
+def launched(instructions):
+    return [each.worker_id for each in only(i.LaunchWorker, instructions)]
+
+
+def killed(instructions):
+    return [(each.worker_id, each.reason) for each in only(i.KillWorker, instructions)]
+
+
+class Played:
+    """A job with a clock that the test moves."""
+
+    shows = object  # of these kinds `post` returns what comes of events
+
+    def __init__(self, minimum, maximum, **settings):
+        self.settings = Settings(WorkerRange(minimum=minimum, maximum=maximum), **settings)
+        self.job, self.now, self.out = Job(self.settings), 0.0, []
+
+    def post(self, *events):
+        new = [instruction for event in events for instruction in step(self.job, event, self.now)]
+        self.out += new
+        return only(self.shows, new)
+
+    def records(self, event):
+        return [record.fields for record in only(i.Record, self.out) if record.event == event]
+
+    @property
+    def warnings(self):
+        return [fields["message"] for fields in self.records("warning")]
+
+    @property
+    def causes(self):
+        return [fields["cause"] for fields in self.records("worker_left")]
+
+    @property
+    def phase(self):
+        return self.job.view().phase
+
+    @property
+    def reason(self):
+        return self.job.view().reason
+
+    def remark(self, worker_id):
+        return next(each.remark for each in self.job.view().workers if each.worker_id == worker_id)
+
+    def place(self, worker_id, node=""):
+        return self.post(e.WorkerPlaced(worker_id, "h", 1, node))
+
+    def finish(self, *ids, together=False):
+        return self.post(*(e.WorkerFinished(worker_id, 9, 1, {}, together) for worker_id in ids))
+
+    def scale(self, minimum, maximum):
+        return self.post(e.ScaleRequested(WorkerRange(minimum=minimum, maximum=maximum)))
+
+
+class Run(Played):
+    """The hearts of its workers beat; it shows all but what goes into the journal."""
+
+    def __init__(self, minimum=2, maximum=3, **settings):
+        super().__init__(minimum, maximum, **{"progress_timeout": 10.0, **settings})
+        self.beats = {}  # progress by worker, for those whose heart beats
+        self.waiting = set()
+
+    def post(self, *events):
+        books = (i.Record, i.NewSteps, i.SaveState)
+        return [instruction for instruction in super().post(*events) if not isinstance(instruction, books)]
+
+    def pass_time(self, seconds, progress=True, tick=0.1):
+        out = []
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += tick
+            for worker_id in list(self.beats):
+                waiting = worker_id in self.waiting
+                self.beats[worker_id] += progress and not waiting
+                self.post(e.HeartbeatReceived(worker_id, 1, 0, self.beats[worker_id], waiting))
+            out += self.post(e.Tick())
+        return out
+
+    def connect(self, *ids):
+        for worker_id in ids:
+            self.beats.setdefault(worker_id, 0)
+            self.post(e.WorkerPlaced(worker_id, "h", 1), e.WorkerConnected(worker_id, "h", 1))
+
+    def ask(self, *ids):
+        return self.post(*(e.JoinRequested(worker_id, 0, 0, False) for worker_id in ids))
+
+    def ask_again(self, *ids, broken=False):
+        return self.post(*(e.JoinRequested(worker_id, 1, 5, True, broken) for worker_id in ids))
+
+    def train(self):
+        """Bring the first world up, of as many as the range allows."""
+        ids = range(self.settings.workers.maximum)
+        self.post(e.Tick())
+        self.connect(*ids)
+        self.ask(*ids)
+        assert self.phase == "running"
+
+    def exit(self, worker_id, cause=e.ExitCause.KILLED, code=-9):
+        self.beats.pop(worker_id, None)
+        return self.post(e.WorkerExited(worker_id, cause, code, "SIGKILL", "the last lines"))
+
+    def clean_exit(self, *ids):
+        return [each for worker_id in ids for each in self.exit(worker_id, e.ExitCause.CLEAN, 0)]
+
+
+class Yard(Played):
+    """Its workers are never silent or stuck; it shows what launchers are told."""
+
+    shows = (i.LaunchWorker, i.DrainWorker, i.KillWorker)
+
+    def __init__(self, maximum=3, heartbeat_timeout=LONG, **more):
+        times = {"start_timeout": START, "stop_grace": GRACE, "progress_timeout": LONG, "join_window": 0.1}
+        super().__init__(1, maximum, heartbeat_timeout=heartbeat_timeout, **times, **more)
+
+    def wait(self, seconds=0.0):
+        """In two steps, as a master that was held up forgives everybody."""
+        out = []
+        for _ in range(2):
+            self.now += seconds / 2
+            out += self.post(e.Tick())
+        return out
+
+    def connect(self, worker_id):
+        return self.post(e.WorkerConnected(worker_id, "h", 1))
+
+    def join(self, worker_id, left=0):
+        return self.post(e.JoinRequested(worker_id, left, 0, has_state=left > 0))
+
+    def come(self, *ids):
+        """They connect, and ask for a world."""
+        return [order for worker_id in ids for order in self.connect(worker_id) + self.join(worker_id)]
+
+    def start(self):
+        """Launch all there should be, connect them, and put them into a world."""
+        ids = launched(self.wait())
+        for worker_id in ids:
+            self.place(worker_id)
+            self.connect(worker_id)
+        for worker_id in ids:
+            self.join(worker_id)
+        return ids
+
+    @property
+    def ids(self):
+        return [worker.worker_id for worker in self.job.view().workers]
+
+    def exit(self, worker_id, cause=e.ExitCause.KILLED, code=-9, node=""):
+        return self.post(e.WorkerExited(worker_id, cause, code, "detail", node=node))
+
+    def crash(self, worker_id):
+        return self.exit(worker_id, e.ExitCause.CRASHED, 1)
+
+    def leave(self, worker_id):
+        return self.post(e.WorkerDraining(worker_id, "SIGTERM")) + self.exit(worker_id, e.ExitCause.CLEAN, 0)
+
+    def train(self, worker_id, *steps):
+        version = self.job.view().world_version
+        reports = tuple(e.StepReport(n, 0, 0.5, 8, 0.1, 0.05, version, 8 * n, False) for n in steps)
+        self.post(e.ProgressReported(worker_id, reports, 1000, 1))
+
+    @property
+    def end(self):
+        return self.reason if self.phase in ("stopping", "failed") else ""
+
+
+# ---- a job whose workers act by themselves ----
+
+
 @dataclass
 class Worker:
     worker_id: int
     connected: bool = False
     asked: bool = False
     world: int = 0
-    members: tuple = ()
+    place: tuple = (0, 0)  # rank and size
     step: int = 0
     has_state: bool = False
     progress: int = 0
     frozen: bool = False
-    stuck: bool = False
-    finished: bool = False
     orders: list = field(default_factory=list)
     away: int = 0  # so many ticks until it connects
-    leaving: int | None = None  # so many ticks until it ends, since it was told to leave
 
 
-class Cluster:
-    def __init__(self, minimum, maximum, last_step=NEVER, **more):
-        self.limits = WorkerRange(minimum=minimum, maximum=maximum)
-        times = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "progress_timeout": PROGRESS_TIMEOUT, "stop_grace": 5.0}
-        self.settings = Settings(self.limits, recovery_timeout=RECOVERY_TIMEOUT, **times, **more)
-        self.job = Job(self.settings)
-        self.saved = None
-        self.fuse = None  # so many more instructions are carried out before the master dies
-        self.now = 0.0
-        self.last_step = last_step
-        self.workers = {}
-        self.worlds = {}
-        self.launched = set()
+class Cluster(Played):
+    """It carries out what the job wants, and each worker answers as it should, unless it is frozen or away. Masters may die."""
+
+    def __init__(self, minimum, maximum, **more):
+        times = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "progress_timeout": 6.0, "stop_grace": 5.0}
+        super().__init__(minimum, maximum, recovery_timeout=RECOVERY_TIMEOUT, **times, **more)
+        self.saved = self.end = None
+        self.workers, self.worlds = {}, {}
         self.killed = []
-        self.doomed = set()  # who is killed with the same step
-        self.unreported = []  # ends that no master has heard of
-        self.said = []
-        self.story = []  # every instruction that was carried out
-        self.end = None
 
     @property
     def version(self):
         return max(self.worlds, default=0)
 
-    def post(self, event):
-        if self.job is None or self.end:
-            return
-        self.said.append(event)
-        instructions = step(self.job, event, self.now)
-        before, self.saved = self.saved, self.job.snapshot()
-        if before and before != self.saved:
-            assert i.SaveState() in instructions
-        self.doomed = {instruction.worker_id for instruction in instructions if isinstance(instruction, i.KillWorker)}
-        for instruction in instructions:
-            if self.fuse == 0:
-                self.die()
-            if self.job is None:
+    @property
+    def members(self):
+        return {worker.worker_id for worker in self.job.view().workers if worker.state == "member"}
+
+    def all(self, kind):
+        return only(kind, self.out)
+
+    def post(self, *events):
+        for event in events:
+            if self.job is None or self.end:
                 return
-            self.fuse = self.fuse and self.fuse - 1
-            self.story.append(instruction)
-            self.carry_out(instruction)
+            for instruction in super().post(event):
+                self.carry_out(instruction)
+            self.saved = self.job.snapshot()
 
     def carry_out(self, instruction):
         match instruction:
             case i.LaunchWorker(worker_id):
-                assert worker_id not in self.launched
-                self.launched.add(worker_id)
                 self.workers[worker_id] = Worker(worker_id)
             case i.KillWorker(worker_id) if worker_id in self.workers:
                 self.killed.append(worker_id)
             case i.PublishWorld(world, ids):
-                self.check(world, ids)
+                self.worlds.setdefault(world.version, world)
+                for worker_id in ids:
+                    self.enter(world, worker_id)
             case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids):
-                if isinstance(instruction, i.BreakWorld):
-                    assert not self.is_intact(instruction.world_version)
                 for worker_id in ids:
                     self.order(worker_id, instruction)
             case i.DrainWorker(worker_id):
@@ -114,29 +266,6 @@ class Cluster:
         if worker_id in self.workers and self.workers[worker_id].connected:
             self.workers[worker_id].orders.append(instruction)
 
-    def check(self, world, ids):
-        if world.version in self.worlds:
-            assert self.worlds[world.version].members == world.members
-            assert len(ids) == 1
-        else:
-            assert world.version > self.version
-            self.check_new(world)
-            self.worlds[world.version] = world
-        for worker_id in ids:
-            self.enter(world, worker_id)
-
-    def check_new(self, world):
-        ids = world.worker_ids
-        assert len(set(ids)) == len(ids)
-        finished = any(isinstance(event, e.WorkerFinished) for event in self.said)  # then survivors go on, however few
-        assert (1 if finished else self.limits.minimum) <= len(ids) <= self.limits.maximum
-        ranks = [(not m.has_state, -m.step if m.has_state else 0) for m in world.members]
-        assert ranks == sorted(ranks)
-        if not any(isinstance(instruction, i.AdoptWorld) and instruction.world == world for instruction in self.story):
-            members = [self.workers[worker_id] for worker_id in ids]  # fails for one that is gone
-            assert all(worker.asked and worker.connected for worker in members)
-            assert not set(ids).intersection(self.killed)
-
     def enter(self, world, worker_id):
         worker = self.workers.get(worker_id)
         if worker and worker.connected and worker.asked and worker.world < world.version:
@@ -145,29 +274,14 @@ class Cluster:
             worker.step = max(member.step for member in world.members)
             worker.orders.clear()
 
-    def is_intact(self, version):
-        """Every member of this world is alive and in it. One that was only remembered may never have been published."""
-        if version not in self.worlds:
-            return False
-        members = [self.workers.get(worker_id) for worker_id in self.worlds[version].worker_ids]
-        return all(
-            w
-            and w.world == version
-            and w.worker_id not in (*self.killed, *self.doomed)
-            and not (w.asked or w.frozen or w.stuck or w.finished)
-            for w in members
-        )
-
-    # ---- what workers do when left in peace ----
-
     def live(self, seconds):
         end = self.now + seconds
         while self.now < end:
             self.now += TICK
             for worker_id in self.killed[:]:
-                self.exit(worker_id, e.ExitCause.KILLED)
+                self.exit(worker_id)
             for worker in list(self.workers.values()):
-                if worker.worker_id in self.workers and not worker.frozen:
+                if not worker.frozen:
                     self.act(worker)
             self.post(e.Tick())
 
@@ -177,19 +291,18 @@ class Cluster:
             if worker.away < 0:
                 self.connect(worker)
         hangs = self.hangs(worker)
-        if not worker.stuck:
-            worker.progress += not hangs
-            self.obey(worker)
+        worker.progress += not hangs
+        self.obey(worker, hangs)
         if worker.worker_id in self.workers and worker.connected:
             world = 0 if worker.asked else worker.world
             self.post(e.HeartbeatReceived(worker.worker_id, world, worker.step, worker.progress, hangs))
 
     def hangs(self, worker):
         """It waits in a collective for one that will never come there."""
-        if worker.asked or worker.finished or not worker.world:
+        if worker.asked or not worker.world:
             return False
         others = [self.workers.get(member.worker_id) for member in self.worlds[worker.world].members]
-        return any(not other or other.frozen or other.stuck or other.world != worker.world for other in others)
+        return any(not other or other.frozen or other.world != worker.world for other in others)
 
     def connect(self, worker):
         """With its session a worker says again what is still true."""
@@ -198,45 +311,24 @@ class Cluster:
         self.post(e.WorkerConnected(worker.worker_id, "h", 1, worker.world if inside else 0, worker.step, *place))
         if worker.asked:
             self.ask(worker, broken=False)
-        if worker.leaving is not None:
-            self.post(e.WorkerDraining(worker.worker_id, "SIGTERM"))
-        if worker.finished:
-            self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
 
-    def obey(self, worker):
+    def obey(self, worker, hangs):
         orders, worker.orders = worker.orders, []
-        if worker.leaving is not None:
-            self.go(worker)
-        elif any(isinstance(order, i.DrainWorker | i.StopWorkers) for order in orders):
+        if any(isinstance(order, i.DrainWorker | i.StopWorkers) for order in orders):
             self.leave(worker.worker_id)
-        elif worker.finished:
-            if worker.connected:  # it waits until its last word was taken
-                self.exit(worker.worker_id, e.ExitCause.CLEAN)
         elif worker.world == 0 and not worker.asked:
             self.ask(worker, broken=False)
         elif any(order.world_version == worker.world for order in orders) and not worker.asked:
             self.ask(worker, broken=any(isinstance(order, i.BreakWorld) for order in orders))
-        elif not worker.asked and not self.hangs(worker):
-            self.train(worker)
-
-    def is_done(self, worker):
-        return worker.step >= self.last_step
-
-    def train(self, worker):
-        worker.step += 1
-        if self.is_done(worker):
-            worker.finished = True
-            if worker.connected:
-                self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
+        elif not worker.asked and not hangs:
+            worker.step += 1
 
     def ask(self, worker, broken):
         worker.asked = True
         if worker.connected:
             self.post(e.JoinRequested(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
 
-    # ---- what befalls them ----
-
-    def exit(self, worker_id, cause):
+    def exit(self, worker_id, cause=e.ExitCause.KILLED):
         self.workers.pop(worker_id, None)
         self.killed = [other for other in self.killed if other != worker_id]
         exited = e.WorkerExited(worker_id, cause, 0 if cause is e.ExitCause.CLEAN else 1)
@@ -245,110 +337,25 @@ class Cluster:
         self.post(exited)
 
     def leave(self, worker_id):
-        """As with SIGTERM: after its step, and if that was the last, with its last word."""
-        worker = self.workers.get(worker_id)
-        self.post(e.WorkerDraining(worker_id, "told to"))
-        if worker and worker.connected and worker.world and not worker.asked and self.is_done(worker):
-            self.post(e.WorkerFinished(worker_id, worker.step, 1, {}))
-        self.post(e.WorkerDisconnected(worker_id))
+        """As with SIGTERM."""
+        self.post(e.WorkerDraining(worker_id, "told to"), e.WorkerDisconnected(worker_id))
         self.exit(worker_id, e.ExitCause.CLEAN)
 
-    def go(self, worker):
-        """It was told to leave, and has its export to end."""
-        worker.leaving -= 1
-        if worker.leaving <= 0 and worker.connected:
-            if worker.finished:
-                self.post(e.WorkerFinished(worker.worker_id, worker.step, 1, {}))
-            self.post(e.WorkerDisconnected(worker.worker_id))
-            self.exit(worker.worker_id, e.ExitCause.CLEAN)
-
-    # ---- what befalls the master ----
-
     def die(self):
-        self.job, self.fuse = None, None
+        """The master does."""
+        self.job, self.unreported = None, []
         for worker in self.workers.values():
             worker.connected = False
 
-    def rise(self, remember=True, doubtful=()):
-        """Another master, from what was saved and what there is; some ended workers may not even be found."""
-        memory = None
-        if remember and self.saved:
-            memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job
+    def rise(self, remember=True, doubtful=(), forgotten=()):
+        """Another master, from what was saved and what there is; nothing may be left of workers that have ended."""
+        memory = Snapshot.from_json(Snapshot(self.saved, 0.0).to_json()).job if remember else None
         self.job = Job(self.settings, memory)
-        ended, self.unreported = self.unreported, []
-        reported = [exited for exited in ended if exited.worker_id % 2 or exited.cause is e.ExitCause.CLEAN]
+        reported = [exited for exited in self.unreported if exited.worker_id not in forgotten]
         there = sorted([*self.workers, *(exited.worker_id for exited in reported)])
         found = (e.FoundWorker(worker_id, "h", 1, doubtful=worker_id in doubtful) for worker_id in there)
-        self.post(e.WorkersFound(tuple(found)))
-        for exited in reported:
-            if self.job is None:  # it has died again
-                self.unreported.append(exited)
-            self.post(exited)
+        self.post(e.WorkersFound(tuple(found)), *reported)
 
     def restart(self):
         self.die()
         self.rise()
-
-    # ---- fates, drawn at random ----
-
-    def befall(self, fate, number):
-        ids = sorted(self.workers)
-        worker = self.workers[ids[number % len(ids)]] if ids else None
-        if fate == "wait":
-            self.live(number * TICK)
-        elif fate == "repeat" and self.said:
-            self.repeat(self.said[-1 - number % len(self.said)])
-        elif fate == "scale" and self.job:
-            self.limits = WorkerRange(minimum=1 + number % 2, maximum=2 + number % 4)
-            self.post(e.ScaleRequested(self.limits))
-        elif fate == "finish":
-            steps = [other.step for other in self.workers.values() if other.world and not other.asked]
-            self.last_step = min(self.last_step, max(steps, default=0) + number // 4)
-        elif fate == "die":
-            self.fuse = number  # or in between
-        elif fate == "rise":
-            self.die()
-            self.rise()
-        elif worker is not None:
-            self.strike(fate, worker, number)
-
-    def strike(self, fate, worker, number):
-        match fate:
-            case "kill":
-                self.exit(worker.worker_id, e.ExitCause.KILLED)
-            case "vanish":  # its connection breaks before its end is known
-                self.cut(worker)
-                self.exit(worker.worker_id, e.ExitCause.KILLED)
-            case "term" if not worker.stuck and not worker.frozen:
-                inside = worker.connected and worker.world and not worker.asked
-                worker.leaving, worker.finished = number, bool(worker.finished or (inside and self.is_done(worker)))
-                if worker.connected:
-                    self.post(e.WorkerDraining(worker.worker_id, "SIGTERM"))
-            case "leave":
-                self.leave(worker.worker_id)
-            case "freeze" if (
-                worker.connected and not worker.finished
-            ):  # one that hangs at its start has crashed, which may end the job
-                worker.frozen = True
-            case "stick" if (worker.asked or worker.world) and not worker.finished:
-                worker.stuck = True
-            case "cut":
-                self.cut(worker)
-            case "away":
-                self.cut(worker)
-                worker.away = number
-            case "break" if worker.world and not worker.asked and worker.connected:
-                self.ask(worker, broken=True)
-
-    def cut(self, worker):
-        worker.connected = False
-        self.post(e.WorkerDisconnected(worker.worker_id))
-
-    def repeat(self, event):
-        """The same event again, late. The lives and deaths of processes are repeated as they are."""
-        if isinstance(event, e.WorkerConnected | e.WorkerDisconnected | e.JoinRequested):
-            worker = self.workers.get(event.worker_id)
-            if worker is None or isinstance(event, e.JoinRequested):
-                self.post(event)
-        elif not isinstance(event, e.ScaleRequested):
-            self.post(event)

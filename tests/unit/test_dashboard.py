@@ -100,16 +100,14 @@ def test_where_no_thread_is_to_be_had_the_next_connection_is_served(server, monk
     assert ask(server, f"/{server.secret}/")[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1", "127.0.0.1:1"])
-def test_another_name_for_this_machine_is_refused(server, host):
-    assert ask(server, f"/{server.secret}/", host=host)[0] == 403
+@pytest.mark.parametrize(
+    ("host", "status"), [("evil.example", 403), ("", 403), ("127.0.0.1:1", 403), ("localhost:{port}", 200)]
+)
+def test_another_name_for_this_machine_is_refused(server, host, status):
+    assert ask(server, f"/{server.secret}/", host=host.format(port=server.port))[0] == status
 
 
-def test_localhost_will_do(server):
-    assert ask(server, f"/{server.secret}/", host=f"localhost:{server.port}")[0] == 200
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed(server, method):
     assert ask(server, f"/{server.secret}/", method)[0] == 501
 
@@ -215,17 +213,11 @@ def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(m
 
 def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
     monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
-    masters = iter([Master(["a"], False)])
+    masters = [Master(["a"], False)]
     asked = threading.Event()
-
-    def silent():
-        asked.set()
-        return Master([], False)
-
-    feed = StreamFeed(lambda: next(masters, None) or silent(), lambda: False, list)
+    feed = StreamFeed(lambda: masters.pop() if masters else asked.set() or Master([], False), lambda: False, list)
     soon(asked.is_set)
-    assert feed.read() == (False, ["a"])
-    assert feed.read() == (False, [])
+    assert [feed.read(), feed.read()] == [(False, ["a"]), (False, [])]
     feed.close()
 
 

@@ -3,83 +3,26 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from master_yard import GRACE, LONG, START, Yard, killed, launched
+from master_kit import GRACE, LONG, START, Yard, killed, launched
 
-from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.fleet import (
-    after_training,
-    judge,
-    misuse,
-    refusal,
-)
+from elasticdl.master.core.fleet import after_training, judge, misuse, refusal
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.crashes import CRASHES_AT_START, CRASHES_IN_TRAINING
+from elasticdl.master.state.crashes import CRASHES_IN_TRAINING
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.states import LIVE, WorkerState
 from elasticdl.master.state.worker_record import WorkerRecord
 
-BY_THE_CLUSTER = [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST]
-
-
 # ---- who is launched ----
-
-
-def test_as_many_as_the_range_allows_are_launched_once():
-    y = Yard()
-    assert launched(y.wait()) == [0, 1, 2]
-    assert y.wait(10) == []
-
-
-def test_a_killed_worker_is_replaced_under_a_new_id():
-    y = Yard()
-    y.start()
-    assert launched(y.exit(1) + y.wait(2)) == [3]
-    assert y.causes == ["killed"]
-    assert y.exit(1) + y.wait(2) == [], "an exit that is told twice counts once"
-
-
-def test_a_worker_that_leaves_is_replaced_without_waiting_for_its_end():
-    y = Yard()
-    y.start()
-    assert launched(y.post(e.WorkerDraining(1, "SIGTERM"))) == [3]
-    assert launched(y.exit(1, ExitCause.CLEAN, 0)) == []
-    assert y.causes == ["drained"]
 
 
 def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
     y = Yard()
     y.wait()
-    assert launched(y.crash(0) + y.wait(0.4)) == []
-    assert launched(y.wait(0.2)) == [3]
-    assert launched(y.crash(1) + y.wait(0.9)) == []
-    assert launched(y.wait(0.2)) == [4]
-
-
-@pytest.mark.parametrize("cause", [ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY])
-def test_a_crash_loop_at_the_start_is_fatal(cause):
-    y = Yard(maximum=1)
-    (worker_id,) = launched(y.wait())
-    for _ in range(CRASHES_AT_START - 1):
-        y.exit(worker_id, cause, 1)
-        assert y.end == ""
-        (worker_id,) = launched(y.wait(LONGEST_DELAY))
-    y.exit(worker_id, cause, 1)
-    told = cause.replace("_", " ")
-    assert y.end == f"3 workers in a row failed at the start, last worker 2: {told}: detail"
-
-
-def test_a_crash_loop_at_the_start_does_not_end_a_job_that_trains():
-    y = Yard(maximum=2)
-    y.start()
-    y.post(e.WorkerDraining(1, "SIGTERM"))
-    y.exit(1, ExitCause.CLEAN, 0)
-    y.join(0, left=1)
-    for worker_id in range(2, 12):
-        y.crash(worker_id)
-        assert launched(y.wait(LONGEST_DELAY)) == [worker_id + 1]
-    assert y.end == ""
+    for worker_id, delay in enumerate((0.5, 1.0)):
+        assert launched(y.crash(worker_id) + y.wait(0.9 * delay)) == []
+        assert launched(y.wait(0.2 * delay)) == [3 + worker_id]
 
 
 def test_crashes_in_training_have_a_budget_that_training_restores():
@@ -87,12 +30,10 @@ def test_crashes_in_training_have_a_budget_that_training_restores():
     y.start()
 
     def crash_in_training(*steps):
-        (worker,) = y.job.view().workers
-        y.train(worker.worker_id, *steps)
-        y.crash(worker.worker_id)
-        for worker_id in launched(y.wait(LONGEST_DELAY)):
-            y.connect(worker_id)
-            y.join(worker_id)
+        (worker_id,) = y.ids
+        y.train(worker_id, *steps)
+        y.crash(worker_id)
+        y.come(*launched(y.wait(LONGEST_DELAY)))
 
     for _ in range(CRASHES_IN_TRAINING - 1):
         crash_in_training(1, 2)  # each time from the beginning
@@ -107,10 +48,9 @@ def test_crashes_in_training_have_a_budget_that_training_restores():
 def test_scaling_down_lets_go_those_of_least_use_first():
     y = Yard(maximum=4)
     y.start()
-    y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=6)))  # 4 and 5 are starting
+    y.scale(1, 6)  # 4 and 5 are starting
     y.post(e.WorkerPending(5, "no slot"))
-    out = y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
-    assert [(type(o), o.worker_id) for o in out] == [
+    assert [(type(o), o.worker_id) for o in y.scale(1, 2)] == [
         (i.KillWorker, 5),
         (i.KillWorker, 4),
         (i.DrainWorker, 3),
@@ -125,9 +65,9 @@ def test_whoever_reads_the_journal_knows_a_replacement_from_a_further_worker():
     y = Yard(maximum=1)
     y.wait()
     y.exit(0)
-    y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
-    told = [record.fields for record in y.records if record.event == "worker_launched"]
-    assert [(fields["worker"], fields["replaces"]) for fields in told] == [(0, False), (1, True), (2, False)]
+    y.scale(1, 2)
+    told = [(fields["worker"], fields["replaces"]) for fields in y.records("worker_launched")]
+    assert told == [(0, False), (1, True), (2, False)]
 
 
 # ---- who is given up ----
@@ -141,6 +81,11 @@ def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_i
     assert killed(y.wait(0.2)) == [(1, "had not left 30 s after it was to")]
     y.exit(1)
     assert y.causes == ["frozen"]
+    y.connect(3)
+    y.post(e.WorkerDraining(3, "SIGTERM"))
+    y.wait(GRACE + 1)
+    y.exit(3)
+    assert y.causes == ["frozen"] * 2, "one that was never ready has not crashed either"
 
 
 def test_only_time_with_a_place_counts_for_getting_ready():
@@ -164,17 +109,6 @@ def test_the_users_own_program_has_time_from_its_first_word():
     assert [worker_id for worker_id, _ in killed(y.wait(3) + y.wait(LONG))] == [0]
 
 
-def test_one_told_to_leave_before_it_was_ready_has_not_crashed():
-    y = Yard(maximum=1)
-    y.wait()
-    y.place(0)
-    y.connect(0)
-    y.post(e.WorkerDraining(0, "SIGTERM"))
-    y.wait(GRACE + 1)
-    y.exit(0)
-    assert y.causes == ["frozen"]
-
-
 def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
     y = Yard(maximum=2, heartbeat_timeout=2.0)
     y.wait()
@@ -186,12 +120,10 @@ def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
         y.join(worker)
 
     def pass_on(*beating):
-        for worker in beating:
-            y.post(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False))
+        y.post(*(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False) for worker in beating))
         return killed(y.wait(0.9))
 
-    assert pass_on() + pass_on() == []
-    assert pass_on(0, 1) + pass_on(1) == []
+    assert pass_on() + pass_on() + pass_on(0, 1) + pass_on(1) == []
     assert pass_on(1) == [(0, "no heartbeat for 2 s")]
 
 
@@ -210,12 +142,11 @@ def test_a_broken_connection_has_nothing_to_do_with_importing():
 # ---- what an exit means ----
 
 
-def judged(state, cause, *, failure="", unheard=False):
-    record = WorkerRecord(0, "why", state, failure=failure, unheard=unheard)
-    return judge(record, e.WorkerExited(0, cause, 1, "detail"))
+def judged(state, cause, **more):
+    return judge(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
 
 
-@pytest.mark.parametrize("cause", BY_THE_CLUSTER)
+@pytest.mark.parametrize("cause", [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST])
 def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
     told = (cause, f"{cause.replace('_', ' ')}: detail")
     for state in (WorkerState.MEMBER, WorkerState.DRAINING, WorkerState.KILLING):
@@ -224,10 +155,14 @@ def test_what_the_cluster_did_tells_more_than_what_came_of_it(cause):
     assert judged(WorkerState.FINISHED, cause) == (ExitCause.FINISHED, "finished")
 
 
+UNTRAINED = "ended with exit code 0 before its training was complete"
+
+
 @pytest.mark.parametrize(
     ("state", "cause", "more", "expected"),
     [
         (WorkerState.MEMBER, ExitCause.KILLED, {}, (ExitCause.KILLED, "killed: detail")),
+        (WorkerState.MEMBER, ExitCause.CLEAN, {}, (ExitCause.CRASHED, UNTRAINED)),
         (WorkerState.DRAINING, ExitCause.DELETED, {}, (ExitCause.DELETED, "deleted: detail")),
         (WorkerState.DRAINING, ExitCause.KILLED, {}, (ExitCause.DRAINED, "why")),
         (WorkerState.KILLING, ExitCause.DELETED, {}, (ExitCause.FROZEN, "why")),
@@ -240,23 +175,13 @@ def test_of_several_things_that_befell_a_worker_one_is_its_end(state, cause, mor
     assert judged(state, cause, **more) == expected
 
 
-def test_exit_code_0_alone_is_no_success():
-    cause, reason = judged(WorkerState.MEMBER, ExitCause.CLEAN)
-    assert (cause, reason) == (ExitCause.CRASHED, "ended with exit code 0 before its training was complete")
-
-
 @pytest.mark.parametrize(
     ("state", "more", "somebody_joined", "expected"),
     [
         (WorkerState.STARTING, {}, False, "worker 0 ended with exit code 0 and took no part"),
         (WorkerState.STARTING, {}, True, ""),
         (WorkerState.STARTING, {"unheard": True}, False, ""),
-        (
-            WorkerState.INITIALIZING,
-            {},
-            True,
-            "worker 0 ended with exit code 0 after elastic.init() and has not trained",
-        ),
+        (WorkerState.INITIALIZING, {}, True, "worker 0 ended with exit code 0 after elastic.init() and has not"),
         (WorkerState.INITIALIZING, {"ready": True}, True, ""),
         (WorkerState.DRAINING, {}, False, ""),
     ],
@@ -268,14 +193,13 @@ def test_a_program_that_ends_well_and_has_not_trained_is_told_what_to_write(stat
     assert bool(told) == bool(expected)
 
 
-def test_a_program_that_has_refused_its_arguments_is_not_started_again():
-    record, exited = (
-        WorkerRecord(0, "", WorkerState.STARTING),
-        e.WorkerExited(0, ExitCause.CRASHED, 2, "exit code 2: no"),
-    )
-    assert refusal(record, exited) == "worker 0 has refused to train: exit code 2: no"
-    assert refusal(WorkerRecord(0, "", WorkerState.STARTING, ready=True), exited) == ""
-    assert refusal(record, e.WorkerExited(0, ExitCause.CRASHED, 1, "exit code 1")) == ""
+@pytest.mark.parametrize(
+    ("code", "ready", "told"),
+    [(2, False, "worker 0 has refused to train: exit code 2: no"), (2, True, ""), (1, False, "")],
+)
+def test_a_program_that_has_refused_its_arguments_is_not_started_again(code, ready, told):
+    exited = e.WorkerExited(0, ExitCause.CRASHED, code, f"exit code {code}: no")
+    assert refusal(WorkerRecord(0, "", WorkerState.STARTING, ready=ready), exited) == told
 
 
 def test_the_users_own_program_may_not_fail_after_training_but_may_be_taken_away():
@@ -313,7 +237,7 @@ def test_levels_hold_whatever_happens(history):
                 note(y.post(e.WorkerDraining(worker_id, "")))
             case "scale":
                 maximum = 1 + number
-                note(y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=maximum))))
+                note(y.scale(1, maximum))
             case "wait":
                 note(y.wait(number))
     assert note(y.wait(LONGEST_DELAY + 1)) == maximum

@@ -1,57 +1,14 @@
-"""Arbitrary histories: whatever workers do, lose, repeat or send late, the rules of the world hold and it forms again.
-
-Hypothesis decides what befalls the workers of a `Cluster`.
-"""
+"""Arbitrary events: whatever workers and launchers say, in whatever order."""
 
 from hypothesis import given
 from hypothesis import strategies as st
-from master_kit import Cluster, step
+from master_kit import step
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.values import Settings
-
-FATES = ["kill", "vanish", "leave", "term", "freeze", "stick", "cut", "break", "repeat", "scale", "wait", "wait"]
-HISTORIES = st.lists(st.tuples(st.sampled_from(FATES), st.integers(0, 12)), max_size=25)
-# Once the last step is known: workers are told to leave after it, and masters die.
-LATE = st.lists(
-    st.tuples(st.sampled_from([*FATES, "finish", "finish", "die", "rise"]), st.integers(0, 12)), max_size=25
-)
-
-
-@given(HISTORIES)
-def test_the_world_forms_again_after_any_history(history):
-    cluster = Cluster(minimum=2, maximum=4)
-    cluster.live(2)
-    for fate, number in history:
-        cluster.befall(fate, number)
-        cluster.post(e.Tick())
-    cluster.live(60)  # frozen and stuck ones are found and replaced, and nothing else happens
-    view = cluster.job.view()
-    members = {w.worker_id for w in view.workers if w.state == "member"}
-    assert view.phase is Phase.RUNNING
-    assert len(members) == cluster.limits.maximum
-    assert members == {w.worker_id for w in cluster.workers.values() if w.world == cluster.version and not w.asked}
-
-
-@given(HISTORIES, st.integers(0, 12), LATE, st.booleans())
-def test_a_job_whose_training_is_complete_ends_whatever_befalls_its_workers_then(before, last, after, own_program):
-    cluster = Cluster(minimum=1, maximum=3, own_program=own_program)
-    cluster.live(2)
-    for fate, number in [*before, ("finish", last), *after]:
-        cluster.befall(fate, number)
-        cluster.post(e.Tick())
-        if cluster.end:
-            break
-    cluster.fuse = None
-    if cluster.job is None:
-        cluster.rise()
-    cluster.live(100)
-    assert cluster.end == i.EndJob(Phase.SUCCEEDED, "training is complete")
-
 
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)

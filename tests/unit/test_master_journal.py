@@ -42,11 +42,8 @@ class Api:
     """The ConfigMap as one master reaches it: not at all while it is ``closed``."""
 
     def __init__(self, real):
-        self.real = real
-        self.closed = False
-
-    def read(self, kind, name):
-        return self.real.read(kind, name)
+        self.real, self.closed = real, False
+        self.read = real.read
 
     def patch(self, kind, name, change):
         if self.closed:
@@ -64,8 +61,7 @@ class Launcher:
     """One worker, that no master's death concerns."""
 
     def __init__(self, post, launched):
-        self.post = post
-        self.launched = launched
+        self.post, self.launched = post, launched
 
     async def find(self, remembered):
         assert remembered == dict.fromkeys(self.launched, "place")
@@ -84,21 +80,19 @@ class Town:
     """A job of one worker, whose masters die. Only what is in the ConfigMap outlives them, and what the worker keeps."""
 
     def __init__(self, folder):
-        self.folder = Path(folder)
-        self.object = FakeApi()
-        self.launched = []
-        self.masters = 0
+        self.folder, self.object = Path(folder), FakeApi()
+        self.launched, self.said = [], []
+        self.masters = self.step = 0
         self.reporting, self.kept = Reporting(), Kept()
         self.reporting.enter(World.of(1, (Member(0, "h", 0, False),), 0, ""))
-        self.step = 0
-        self.said = []
 
     async def begin(self):
         await self.rise()
         while not self.launched:
             await asyncio.sleep(0)
-        self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
-        await self.settle()
+        await self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
+        while '"place"' not in self.object.state.memory:  # of the worker, which a slow machine may save later
+            await asyncio.sleep(0.001)
 
     async def rise(self):
         self.masters += 1
@@ -117,38 +111,29 @@ class Town:
         async def lifespan(post):
             yield
 
-        self.serving = asyncio.create_task(
-            serve(SPEC, self.job_dir, Platform(Server(), make_launcher, state, lifespan))
-        )
+        platform = Platform(Server(), make_launcher, state, lifespan)
+        self.serving = asyncio.create_task(serve(SPEC, self.job_dir, platform))
         await made.wait()
         await self.settle()
 
-    async def die(self):
+    async def restart(self):
         self.api.closed = True
         self.serving.cancel()
         with suppress(asyncio.CancelledError):
             await self.serving
-
-    async def restart(self):
-        await self.die()
         await self.rise()
-        members = (i.Member(0, "h", 0, True),)
-        again = self.reporting.again()
-        self.post(
-            e.WorkerConnected(0, "h", 7, 1, self.step, members), *self.events(again), *self.events(self.kept.unsaved())
-        )
-        await self.settle()
+        back = e.WorkerConnected(0, "h", 7, 1, self.step, (i.Member(0, "h", 0, True),))
+        await self.post(back, *self.reporting.again(), *self.kept.unsaved())
 
-    def events(self, messages):
-        for message in messages:
-            if isinstance(message, m.StepReports):
-                yield e.ProgressReported(0, message.steps, message.total_steps, message.total_epochs)
+    async def post(self, *said):
+        for each in said:
+            if isinstance(each, m.StepReports):
+                self.report(e.ProgressReported(0, each.steps, each.total_steps, each.total_epochs))
+            elif isinstance(each, m.Notice):
+                self.report(e.NoticeReported(0, each.event, each.fields, each.number))
             else:
-                yield e.NoticeReported(0, message.event, message.fields, message.number)
-
-    def post(self, *events):
-        for event in events:
-            self.report(event)
+                self.report(each)
+        await self.settle()
 
     async def settle(self):
         for _ in range(SETTLED):
@@ -159,23 +144,22 @@ class Town:
         match action:
             case "step":
                 self.step += 1
-                self.reporting.count(Progress(step=self.step, samples=8 * self.step), Vote(False, 8, 0.5), 0.1, 0.05 * self.step, ends_epoch=self.step % 3 == 0)  # fmt: skip
-                self.post(*self.events(self.reporting.flush()))
+                progress, vote = Progress(step=self.step, samples=8 * self.step), Vote(False, 8, 0.5)
+                self.reporting.count(progress, vote, 0.1, 0.05 * self.step, ends_epoch=self.step % 3 == 0)
+                await self.post(*self.reporting.flush())
             case "say":
                 self.said.append(f"/{len(self.said)}")
-                told = self.kept.add(m.Notice("checkpoint", {"step": self.step, "path": self.said[-1]}))
-                self.post(*self.events([told]))
-            case "close":
-                self.api.closed = True
-            case "open":
-                self.api.closed = False
+                await self.post(self.kept.add(m.Notice("checkpoint", {"step": self.step, "path": self.said[-1]})))
+            case "close" | "open":
+                self.api.closed = action == "close"
+                await self.settle()
             case "kill":
                 await self.restart()
-        await self.settle()
 
     async def end(self):
         self.api.closed = False
-        self.post(e.WorkerFinished(0, self.step, 1, {}), e.WorkerExited(0, e.ExitCause.CLEAN, 0, ""))
+        self.report(e.WorkerFinished(0, self.step, 1, {}))
+        self.report(e.WorkerExited(0, e.ExitCause.CLEAN, 0, ""))
         await asyncio.wait_for(self.serving, 30)
         return list(read_journal(self.job_dir.journal))
 
@@ -207,23 +191,18 @@ ACTIONS = st.lists(st.sampled_from(["step", "step", "say", "close", "open", "kil
 @settings(max_examples=30, deadline=None)
 @given(ACTIONS)
 @example(["step", "step", "step", "kill", "step", "kill"])
-@example(["step", "say", "kill"])
 @example(["close", "step", "say", "step", "kill", "open", "step"])
 @example(["step", "step", "close", "step", "step", "say", "kill", "kill"])
 def test_each_step_and_each_word_is_in_the_journal_once_whenever_its_masters_die(actions):
     town, entries = journal_of(*actions)
     steps = [entry for entry in entries if entry["event"] == "steps"]
-    assert sum(entry["steps"] for entry in steps) == town.step
-    assert sum(entry["again"] for entry in steps) == 0
-    assert sum(entry["samples"] for entry in steps) == 8 * town.step
+    sums = [sum(entry[name] for entry in steps) for name in ("steps", "again", "samples")]
+    assert sums == [town.step, 0, 8 * town.step]
     assert [entry["path"] for entry in entries if entry["event"] == "checkpoint"] == town.said
     epochs = [entry["epoch"] for entry in entries if entry["event"] == "epoch_finished"]
     assert len(epochs) == len(set(epochs))
-    assert (entries[0]["event"], entries[-1]["event"], entries[-1]["steps"]) == (
-        "job_started",
-        "job_finished",
-        town.step,
-    )
+    ends = (entries[0]["event"], entries[-1]["event"], entries[-1]["steps"])
+    assert ends == ("job_started", "job_finished", town.step)
 
 
 def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world():
@@ -241,25 +220,21 @@ def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, m
         journal = Journal(tmp_path / "journal.jsonl")
         for number in range(20):
             journal.append("warning", {"message": str(number)})
-        turns, read = [], []
-
-        async def others():
-            while True:
-                turns.append(len(read))
-                await asyncio.sleep(0)
+        turns, read = set(), []
 
         async def write():
             while len(read) < 10:
+                turns.add(len(read))
                 await asyncio.sleep(0)
             journal.append("warning", {"message": "20"})
             journal.close()
 
-        tasks = [asyncio.create_task(others()), asyncio.create_task(write())]
+        writing = asyncio.create_task(write())
         async for line in journal.entries(follow=True):
             read.append(json.loads(line)["message"])
-        tasks[0].cancel()
+        await writing
         assert read == [str(number) for number in range(21)]
-        assert len(set(turns)) > 5
+        assert len(turns) > 2
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

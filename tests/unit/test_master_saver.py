@@ -15,13 +15,10 @@ from elasticdl.master.shell.saver import StateSaver
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state import events as e
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.proto import elasticdl_pb2 as pb
 
-
-def snapshot(next_id=0):
-    return Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id), 0.0)
+AWAY = OSError("the API server is away")
 
 
 class Store:
@@ -55,10 +52,8 @@ class Launcher:
     async def launch(self, worker_id, away_from=()):
         self.launched.append(worker_id)
 
-    def terminate(self, worker_id):
+    def kill(self, worker_id):
         pass
-
-    kill = terminate
 
 
 class Books(Observer):
@@ -79,15 +74,9 @@ class Desk:
         self.sessions = Sessions()
         self.outbox = self.sessions.open(0)
         self.job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-        ports = Ports(
-            self.launcher,
-            self.sessions,
-            self.books,
-            StateSaver(self.store),
-            self.books,
-            lambda: self.now,
-            lambda state: Snapshot(state, 0.0),
-        )
+        saver = StateSaver(self.store)
+        clocks = (lambda: self.now, lambda state: Snapshot(state, 0.0))
+        ports = Ports(self.launcher, self.sessions, self.books, saver, self.books, *clocks)
         self.loop = Loop(self.job, ports, self.mailbox)
 
     async def post(self, *events):
@@ -97,6 +86,16 @@ class Desk:
         for _ in range(20):
             await asyncio.sleep(0)
 
+    async def step(self, number):
+        await self.post(e.ProgressReported(0, (e.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False),), 1000, 1))
+
+    async def say(self, number):
+        await self.post(e.NoticeReported(0, "checkpoint", {"step": number, "path": "x"}, number))
+
+    async def break_world(self):
+        self.job._workers.rendezvous.begin(self.now, "it hangs", broken=True)
+        await self.post(e.Tick())
+
     def told(self):
         return [message.WhichOneof("body") for message in self.messages()]
 
@@ -104,137 +103,124 @@ class Desk:
         queue = self.outbox.waiting
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
+    def noted(self, event):
+        return [fields for name, fields in self.books.entries if name == event]
 
-def at_a_desk(history, *, saves=True, news_seconds=math.inf):
+
+def at_a_desk(saves=True, started=True, news_seconds=math.inf, leaves=lambda desk: None):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
 
-    async def run():
-        desk = Desk(news_seconds)
-        if not saves:
-            desk.store.gate.clear()
-        running = asyncio.create_task(desk.loop.run())
-        try:
-            await desk.post()
-            await history(desk)
-        finally:
-            desk.store.gate.set()
-            running.cancel()
-            await asyncio.wait({running})
+    def decorate(history):
+        async def run():
+            desk = Desk(news_seconds)
+            if not saves:
+                desk.store.gate.clear()
+            running = asyncio.create_task(desk.loop.run())
+            try:
+                await desk.post()
+                if started and saves:
+                    await desk.post(*START)
+                    desk.told()
+                await history(desk)
+            finally:
+                desk.store.gate.set()
+                running.cancel()
+                await asyncio.wait({running})
+            leaves(desk)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+        def test():
+            asyncio.run(asyncio.wait_for(run(), 30))
+
+        test.__name__ = history.__name__
+        return test
+
+    return decorate
 
 
 START = (e.WorkerPlaced(0, "h", 1), e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 0, 0, has_state=False))
 
 
-def test_a_worker_is_launched_and_a_world_published_only_once_that_is_saved():
-    async def history(desk):
-        assert (desk.launcher.launched, desk.store.saved) == ([], [])
-        desk.store.gate.set()
-        await desk.post()
-        assert desk.launcher.launched == [0]
-        assert desk.store.saved[-1].job.next_id == 1
-        desk.store.gate.clear()
-        await desk.post(*START)
-        assert (desk.told(), desk.job.view().world_version) == ([], 1)
-        desk.store.gate.set()
-        await desk.post()
-        assert desk.told() == ["world"]
-        assert desk.store.saved[-1].job.world.version == 1
-
-    at_a_desk(history, saves=False)
-
-
-def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer():
-    async def history(desk):
-        await desk.post(*START)
-        desk.told()
-        desk.store.gate.clear()
-        await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
-        await desk.post(e.WorkerDisconnected(0), e.WorkerConnected(0, "h", 1, world_version=1))
-        step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
-        await desk.post(e.ProgressReported(0, (step,), 10, 1))
-        assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
-        desk.job._workers.rendezvous.begin(desk.now, "it hangs", broken=True)
-        await desk.post(e.Tick())
-        assert desk.told() == ["broken"]
-
-    at_a_desk(history)
+@at_a_desk(saves=False)
+async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_saved(desk):
+    settled = asyncio.create_task(desk.mailbox.settled())
+    await desk.post()
+    assert (desk.launcher.launched, desk.store.saved, settled.done()) == ([], [], False)
+    desk.store.gate.set()
+    await desk.post()
+    assert (desk.launcher.launched, settled.done()) == ([0], True)
+    assert desk.store.saved[-1].job.next_id == 1
+    desk.store.gate.clear()
+    await desk.post(*START)
+    assert (desk.told(), desk.job.view().world_version) == ([], 1)
+    desk.store.gate.set()
+    await desk.post()
+    assert desk.told() == ["world"]
+    assert desk.store.saved[-1].job.world.version == 1
 
 
-def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world():
-    async def history(desk):
-        desk.store.gate.clear()
-        await desk.post(*START)
-        desk.job._workers.rendezvous.begin(desk.now, "it hangs", broken=True)
-        await desk.post(e.Tick())
-        assert desk.told() == []
-        desk.store.gate.set()
-        await desk.post()
-        assert desk.told() == ["world", "broken"]
+@at_a_desk()
+async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer(desk):
+    desk.store.gate.clear()
+    await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
+    await desk.post(e.WorkerDisconnected(0), e.WorkerConnected(0, "h", 1, world_version=1))
+    await desk.step(1)
+    assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
+    await desk.break_world()
+    assert desk.told() == ["broken"]
 
-    at_a_desk(history)
+
+@at_a_desk(started=False)
+async def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world(desk):
+    desk.store.gate.clear()
+    await desk.post(*START)
+    await desk.break_world()
+    assert desk.told() == []
+    desk.store.gate.set()
+    await desk.post()
+    assert desk.told() == ["world", "broken"]
 
 
 def test_a_job_that_waits_for_its_state_to_be_saved_says_so(monkeypatch):
     monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.01)
 
-    async def history(desk):
-        desk.store.failures = [OSError("the API server is away")]
+    @at_a_desk(saves=False)
+    async def story(desk):
+        desk.store.failures = [AWAY]
         while "saved" not in desk.job.view().reason:
             await asyncio.sleep(0.005)
         assert desk.job.view().reason == "waits until the job's state is saved: it takes long"
-        warnings = [fields["message"] for event, fields in desk.books.entries if event == "warning"]
-        assert warnings == ["what was decided waits until the job's state is saved: it takes long"]
+        (warning,) = desk.noted("warning")
+        assert warning["message"] == "what was decided waits until the job's state is saved: it takes long"
         desk.store.gate.set()
         while "saved" in desk.job.view().reason:
             await asyncio.sleep(0.005)
         assert desk.launcher.launched == [0]
 
-    at_a_desk(history, saves=False)
+    story()
 
 
-def test_whoever_waits_for_what_it_posted_goes_on_when_it_is_saved():
-    async def history(desk):
-        settled = asyncio.create_task(desk.mailbox.settled())
-        await desk.post()
-        assert not settled.done()
-        desk.store.gate.set()
-        await desk.post()
-        assert settled.done()
-
-    at_a_desk(history, saves=False)
-
-
-def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved():
-    async def history(desk):
-        await desk.post(*START)
-        desk.messages()
-        desk.store.gate.clear()
-        for number in (1, 2, 2, 1):
-            await desk.post(e.NoticeReported(0, "checkpoint", {"step": number, "path": "x"}, number))
-        desk.now += SAVE_SECONDS
-        await desk.post(e.Tick())
-        assert [fields["step"] for event, fields in desk.books.entries if event == "checkpoint"] == [1, 2]
-        assert desk.told() == []
-        desk.store.gate.set()
-        await desk.post()
-        assert [message.saved.number for message in desk.messages()] == [2]
-
-    at_a_desk(history)
+@at_a_desk()
+async def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved(desk):
+    desk.store.gate.clear()
+    for number in (1, 2, 2, 1):
+        await desk.say(number)
+    desk.now += SAVE_SECONDS
+    await desk.post(e.Tick())
+    assert [fields["step"] for fields in desk.noted("checkpoint")] == [1, 2]
+    assert desk.told() == []
+    desk.store.gate.set()
+    await desk.post()
+    assert [message.saved.number for message in desk.messages()] == [2]
 
 
-def test_what_a_worker_has_said_is_saved_before_its_session_ends():
-    async def history(desk):
-        await desk.post(*START)
-        before = len(desk.store.saved)
-        await desk.post(e.NoticeReported(0, "checkpoint", {"step": 1, "path": "x"}, 1))
-        assert len(desk.store.saved) == before
-        await asyncio.wait_for(desk.mailbox.settled(), 10)
-        assert len(desk.store.saved) == before + 1
-
-    at_a_desk(history)
+@at_a_desk()
+async def test_what_a_worker_has_said_is_saved_before_its_session_ends(desk):
+    before = len(desk.store.saved)
+    await desk.say(1)
+    assert len(desk.store.saved) == before
+    await asyncio.wait_for(desk.mailbox.settled(), 10)
+    assert len(desk.store.saved) == before + 1
 
 
 @pytest.mark.parametrize("where", ["mailbox", "queue"])
@@ -267,53 +253,37 @@ def test_what_a_store_raises_besides_oserror_ends_the_master():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_numbers_that_only_grow_are_saved_from_time_to_time():
-    async def history(desk):
-        await desk.post(*START)
-        before = len(desk.store.saved)
-        for number in range(1, 101):
-            step = e.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
-            await desk.post(e.ProgressReported(0, (step,), 1000, 1))
-            desk.now += SAVE_SECONDS / 10
-        steps = [saved.job.training.step for saved in desk.store.saved[before:]]
-        assert 9 <= len(steps) <= 11
-        assert steps == sorted(steps)
-
-    at_a_desk(history)
+def require_the_last(desk):
+    assert desk.store.saved[-1].job.training.step == 101
 
 
-def test_a_master_that_is_told_to_leave_saves_its_numbers_first():
-    seen = []
-
-    async def history(desk):
-        seen.append(desk)
-        await desk.post(*START)
-        step = e.StepReport(1, 0, 0.5, 8, 0.1, 0.05, 1, 8, False)
-        await desk.post(e.ProgressReported(0, (step,), 1000, 1))
-        step = e.StepReport(2, 0, 0.5, 8, 0.1, 0.05, 1, 16, False)
-        await desk.post(e.ProgressReported(0, (step,), 1000, 1))
-        assert desk.store.saved[-1].job.training.step < 2
-
-    at_a_desk(history)
-    assert seen[0].store.saved[-1].job.training.step == 2
+@at_a_desk(leaves=require_the_last)
+async def test_numbers_that_only_grow_are_saved_from_time_to_time_and_when_the_master_leaves(desk):
+    before = len(desk.store.saved)
+    for number in range(1, 101):
+        await desk.step(number)
+        desk.now += SAVE_SECONDS / 10
+    steps = [saved.job.training.step for saved in desk.store.saved[before:]]
+    assert 9 <= len(steps) <= 11
+    assert steps == sorted(steps)
+    await desk.post(e.Tick())
+    await desk.step(101)
+    assert desk.store.saved[-1].job.training.step <= 100
 
 
-def test_what_happens_together_is_saved_together():
-    async def history(desk):
-        await desk.post(*START)
-        desk.now += SAVE_SECONDS / 2  # nothing is due
-        await desk.post(e.Tick())
-        before = len(desk.store.saved)
-        for number in range(1, 4):
-            await desk.post(e.NoticeReported(0, "evaluation", {"step": number, "metrics": {}}))
-            desk.now += 0.2
-        await desk.post(e.Tick())
-        assert len(desk.store.saved) == before
-        desk.now += 1.0
-        await desk.post(e.Tick(), e.Tick())
-        assert len(desk.store.saved) == before + 1
-
-    at_a_desk(history, news_seconds=1.0)
+@at_a_desk(news_seconds=1.0)
+async def test_what_happens_together_is_saved_together(desk):
+    desk.now += SAVE_SECONDS / 2  # nothing is due
+    await desk.post(e.Tick())
+    before = len(desk.store.saved)
+    for number in range(1, 4):
+        await desk.post(e.NoticeReported(0, "evaluation", {"step": number, "metrics": {}}))
+        desk.now += 0.2
+    await desk.post(e.Tick())
+    assert len(desk.store.saved) == before
+    desk.now += 1.0
+    await desk.post(e.Tick(), e.Tick())
+    assert len(desk.store.saved) == before + 1
 
 
 def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, caplog):
@@ -321,32 +291,30 @@ def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, cap
 
     async def run():
         store = Store()
-        store.failures = [OSError("the API server is away")] * 3
+        store.failures = [AWAY] * 3
         saver = StateSaver(store)
-        waits = [saver.save(snapshot(next_id)) for next_id in range(1, 50)]
-        await asyncio.gather(*waits)
+        limits = WorkerRange(minimum=1, maximum=2)
+        await asyncio.gather(*(saver.save(Snapshot(JobSnapshot(limits, number), 0.0)) for number in range(1, 50)))
         assert [saved.job.next_id for saved in store.saved] == [49]
         await saver.close()
 
     asyncio.run(run())
-    assert [record.message for record in caplog.records] == [
-        "can't save the job's state, and try again: the API server is away"
-    ]
+    assert caplog.messages == ["can't save the job's state, and try again: the API server is away"]
 
 
-def test_entries_of_members_that_came_before_their_world_was_known_reach_the_others():
+# ---- what members tell each other ----
+
+
+def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_it_is_known():
     sessions = Sessions()
     outboxes = [sessions.open(worker_id) for worker_id in range(3)]
 
-    def put(worker_id, world, value):
+    def put(worker_id, world, value=b"v"):
         sessions.put(worker_id, pb.KvPut(world_version=world, scope="s", key=str(worker_id), value=value))
 
     def got(worker_id):
-        outboxes[worker_id].close()
-        return [message.kv_entry.value for message in asyncio.run(drain(outboxes[worker_id]))]
-
-    async def drain(outbox):
-        return [message async for message in outbox.messages()]
+        queue = outboxes[worker_id].waiting
+        return [queue.get_nowait().kv_entry.value for _ in range(queue.qsize())]
 
     put(0, 7, b"of 0")
     put(1, 7, b"of 1")
@@ -356,20 +324,10 @@ def test_entries_of_members_that_came_before_their_world_was_known_reach_the_oth
     put(1, 7, b"of 1")  # again, in a new session
     put(1, 7, b"changed")
     assert (got(0), got(1), got(2)) == ([b"of 1", b"changed"], [b"of 0"], [])
-
-
-def test_the_numbers_go_on_where_an_earlier_master_was():
-    def report(*steps):
-        reports = [e.StepReport(n, (n - 1) // 4, float(n), 8, 0.1, 0.05, 1, 8 * n, n % 4 == 0) for n in steps]
-        return e.ProgressReported(0, tuple(reports), 100, 25)
-
-    def tell(training, *steps):
-        return [record.fields for record in training.report(report(*steps), 0.0)[1]]
-
-    first = Training()
-    tell(first, 1, 2, 3, 4, 5)
-    first.notice(e.NoticeReported(0, "evaluation", {"metrics": {"accuracy": 0.5}}))
-    second = Training.restore(first.snapshot())
-    assert (second.step, second.samples, second.epochs_done, second.metrics) == (5, 40, 1, {"accuracy": 0.5})
-    assert tell(second, 3, 4, 5, 6) == [], "rank 0 tells again what it has kept"
-    assert tell(second, 5, 6, 7, 8) == [{"epoch": 1, "step": 8, "loss": 6.5}]
+    sessions.replay(1)
+    assert got(1) == [b"of 0", b"changed"]
+    sessions.begin_world(8, (0, 2))
+    put(1, 7, b"late")
+    sessions.replay(0)
+    sessions.replay(1)
+    assert (got(0), got(1), got(2)) == ([], [], [])

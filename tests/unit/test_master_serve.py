@@ -100,19 +100,13 @@ class Run:
         yield
 
 
-def test_a_decided_end_takes_the_workers_along_and_is_told(tmp_path):
-    run = Run(tmp_path)
-    assert run.to_the_end().phase is Phase.STOPPED
-    assert run.launcher.calls[-2:] == ["close", "detach"]
-    assert (run.ears.heard[0], run.ears.heard[-1]) == ("job_started", "job_finished")
-    assert run.ears.closed
-
-
-def test_how_a_job_ended_is_written_before_its_places_are_closed(tmp_path):
+def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
     run = Run(tmp_path)
     run.launcher.closing = lambda: (json.loads(run.job_dir.status.read_text())["phase"], run.ears.heard[-1])
-    run.to_the_end()
-    assert run.launcher.seen == ("stopped", "job_finished")
+    assert run.to_the_end().phase is Phase.STOPPED
+    assert run.launcher.seen == ("stopped", "job_finished"), "before the places are closed"
+    assert run.launcher.calls[-2:] == ["close", "detach"]
+    assert (run.ears.heard[0], run.ears.heard[-1], run.ears.closed) == ("job_started", "job_finished", True)
 
 
 def test_a_status_that_can_not_be_written_keeps_no_place(tmp_path, caplog):

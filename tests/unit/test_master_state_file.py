@@ -47,17 +47,12 @@ def test_the_next_master_has_what_the_last_one_saved_and_the_journal_of_that_mom
     asyncio.run(story())
 
 
-def test_what_a_master_writes_that_was_cut_off_is_not_in_the_journal(job):
-    job.journal.write_text("one\n")
-    with job.journal.open("a") as cut_off:
-        asyncio.run(state(job, "b", []).load())
-        cut_off.write("two\n")
-    assert job.journal.read_text() == "one\n"
-
-
-def test_a_line_that_was_cut_off_is_no_line(job):
+def test_what_was_cut_off_is_not_in_the_journal(job):
+    """A line, and what a master writes that was cut off itself."""
     job.journal.write_text("one\ntw")
-    assert asyncio.run(state(job, "a", []).load()) is None
+    with job.journal.open("a") as cut_off:
+        assert asyncio.run(state(job, "b", []).load()) is None
+        cut_off.write("two\n")
     assert job.journal.read_text() == "one\n"
 
 

@@ -1,36 +1,30 @@
 """Workers that cannot start where others train: other data, an edited module, a file that is gone."""
 
 import pytest
-from master_yard import Yard, launched
+from master_kit import Yard, launched
 
-from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.fleet import TRIES_OF_PLACE
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
-from elasticdl.master.state.events import ExitCause
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):
     """Its own word, and its end."""
-    return y.post(e.WorkerFailed(worker_id, users=True, message=message, trained=trained)) + y.exit(
-        worker_id, ExitCause.CRASHED, 1
-    )
+    return y.post(e.WorkerFailed(worker_id, users=True, message=message, trained=trained)) + y.crash(worker_id)
 
 
-def training_with_a_place_to_fill(maximum=2, **more):
-    y = Yard(maximum=maximum, **more)
+def training_with_a_place_to_fill(maximum=2):
+    y = Yard(maximum=maximum)
     y.start()
     y.train(0, 1, 2)
-    y.post(e.WorkerDraining(1, "SIGTERM"))
-    y.exit(1, ExitCause.CLEAN, 0)
+    y.leave(1)
     y.join(0, left=1)
     return y
 
 
-def how_it_fails(kind, y, worker_id):
+def fails(kind, y, worker_id):
     if kind == "in its first world":
-        y.connect(worker_id)
-        y.join(worker_id)
+        y.come(worker_id)
         y.join(0, left=y.job.view().world_version)
         out = fail(y, worker_id)
         return out + y.join(0, left=y.job.view().world_version)
@@ -41,48 +35,43 @@ def how_it_fails(kind, y, worker_id):
 def test_a_newcomer_that_cannot_start_ends_the_tries_of_its_place_and_not_the_job(kind):
     y = training_with_a_place_to_fill()
     for worker_id in range(2, 2 + TRIES_OF_PLACE):
-        assert y.job.view().reason == ""
-        how_it_fails(kind, y, worker_id)
+        assert y.reason == ""
+        fails(kind, y, worker_id)
         following = launched(y.wait(LONGEST_DELAY))
         assert following == ([worker_id + 1] if worker_id < 1 + TRIES_OF_PLACE else [])
     assert (y.end, y.wait(1000)) == ("", [])
-    why = "detail" if kind == "without a word" else "960 samples, the job's 640"
-    reason = y.job.view().reason
-    assert reason.startswith("4 workers in a row could not start, last worker 5: ")
-    assert reason.endswith(why)
-    (warning,) = [record.fields["message"] for record in y.records if record.event == "warning"]
+    assert y.reason.startswith("4 workers in a row could not start, last worker 5: ")
+    assert y.reason.endswith("detail" if kind == "without a word" else "960 samples, the job's 640")
+    (warning,) = y.warnings
     assert warning.endswith("the job goes on with 1 worker, and tries again when it is scaled (`elasticdl scale`)")
 
     assert launched(y.exit(0) + y.wait(LONGEST_DELAY)) == [6], "the place of one that could train is filled"
-    y.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=3)))
+    y.scale(1, 3)
     assert len([r for r in y.job.view().workers if r.state == "starting"]) == 3
-    assert "could not start" not in y.job.view().reason
+    assert "could not start" not in y.reason
 
 
 def test_tries_come_later_and_later_and_are_those_of_one_place():
     y = training_with_a_place_to_fill(maximum=3)
-    y.post(e.WorkerDraining(2, "SIGTERM"))
-    y.exit(2, ExitCause.CLEAN, 0)
+    y.leave(2)
     y.join(0, left=2)
-    waits = (0.5, 2.0, 8.0)
     pair = [3, 4]
-    for delay in waits:
+    for delay in (0.5, 2.0, 8.0):
         for worker_id in pair:
             fail(y, worker_id)
         assert y.wait(0.9 * delay) == []
         pair = launched(y.wait(0.2 * delay))
         assert len(pair) == 2, "each place has tries of its own"
     fail(y, pair[0])
-    assert y.job.view().reason.startswith("4 workers in a row could not start")
-    y.connect(pair[1])
-    y.join(pair[1])
+    assert y.reason.startswith("4 workers in a row could not start")
+    y.come(pair[1])
     y.join(0, left=3)
     assert len([w for w in y.job.view().workers if w.state == "member"]) == 2
 
 
 def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason():
     y = training_with_a_place_to_fill()
-    y.post(e.ScaleRequested(WorkerRange(minimum=2, maximum=2)))
+    y.scale(2, 2)
     for worker_id in range(2, 2 + TRIES_OF_PLACE):
         assert y.end == ""
         fail(y, worker_id, message="KeyError: 'label'")
@@ -90,14 +79,10 @@ def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason():
     assert y.end == "4 workers in a row could not start, last worker 5: KeyError: 'label'"
 
 
-def test_what_the_code_of_a_worker_raises_that_has_trained_ends_the_job():
-    y = training_with_a_place_to_fill()
-    fail(y, 0, trained=True, message="ZeroDivisionError")
-    assert y.end == "ZeroDivisionError"
-
-
-def test_what_the_code_of_a_worker_raises_before_anybody_has_trained_ends_the_job():
-    y = Yard(maximum=2)
-    y.start()
-    fail(y, 1, message="KeyError: 'label'")
+@pytest.mark.parametrize("somebody_trained", [True, False])
+def test_what_the_code_of_a_worker_raises_that_has_trained_or_before_anybody_has_ends_the_job(somebody_trained):
+    y = training_with_a_place_to_fill() if somebody_trained else Yard(maximum=2)
+    if not somebody_trained:
+        y.start()
+    fail(y, 0, trained=somebody_trained, message="KeyError: 'label'")
     assert y.end == "KeyError: 'label'"

@@ -30,26 +30,10 @@ def call(request):
 @pytest.mark.parametrize(
     ("said", "kind", "told"),
     [
-        (
-            "slurm_load_jobs error: Invalid job id specified",
-            UnknownJobError,
-            "Slurm refuses squeue: slurm_load_jobs error: In",
-        ),
-        (
-            "squeue: error: Unable to contact slurm controller",
-            UnreachableError,
-            "Slurm does not answer: squeue: Unable to",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Requested time limit is invalid (exceeds some limit)",
-            UserError,
-            "",
-        ),
-        (
-            "sbatch: error: AssocMaxSubmitJobLimit\\nsubmission failed: Job violates accounting/QOS policy",
-            UnreachableError,
-            "",
-        ),
+        ("slurm_load_jobs error: Invalid job id specified", UnknownJobError, "Slurm refuses squeue: slurm_load_jobs"),
+        ("squeue: error: Unable to contact slurm controller", UnreachableError, "Slurm does not answer: squeue: Unab"),
+        ("submission failed: Requested time limit is invalid (exceeds some limit)", UserError, ""),
+        ("AssocMaxSubmitJobLimit\\nsubmission failed: Job violates accounting/QOS policy", UnreachableError, ""),
         ("", UserError, "Slurm refuses squeue: $"),
     ],
 )
@@ -61,9 +45,7 @@ def test_what_slurm_refuses_is_told_from_what_it_can_not_do_now(squeue, call, sa
 
 
 def test_a_machine_without_slurm_is_the_users_mistake(call):
-    with pytest.raises(
-        UserError, match=r"^can't run no-squeue: No such file or directory; is this a machine of a Slurm"
-    ):
+    with pytest.raises(UserError, match=r"^can't run no-squeue: No such file or directory; is this a machine of a"):
         call("no-squeue")
 
 

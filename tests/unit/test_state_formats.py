@@ -99,6 +99,14 @@ def test_fields_of_later_versions_are_ignored():
     assert Snapshot.from_json(json.dumps(content)) == WRITTEN
 
 
+def test_what_is_written_is_read_and_what_is_no_snapshot_is_refused_in_one_line():
+    assert Snapshot.from_json(WRITTEN.to_json()) == WRITTEN
+    for text in ("", "[]", '{"format": 2, "job": 1}', '{"format": 2}', "no"):
+        with pytest.raises(ValueError, match=r"snapshot|Expecting value") as refused:
+            Snapshot.from_json(text)
+        assert "\n" not in str(refused.value)
+
+
 def test_fields_that_are_missing_have_their_defaults():
     least = {"format": 2, "job": {"limits": {"minimum": 1, "maximum": 4}}, "started": 5.0}
     assert Snapshot.from_json(json.dumps(least)) == Snapshot(JobSnapshot(WorkerRange(minimum=1, maximum=4)), 5.0)

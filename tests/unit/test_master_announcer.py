@@ -1,0 +1,112 @@
+"""The events on a job's Job: what a person looks for, few of them, and the rest is counted."""
+
+import asyncio
+
+import pytest
+
+from elasticdl.kube.api_error import ApiError
+from elasticdl.master.shell.announcer import (
+    BURST,
+    SECONDS_EACH,
+    Announcer,
+    Digest,
+    Notice,
+    make_event,
+    notice_of,
+)
+
+LEFT = {"worker": 1, "cause": "preempted", "reason": "was preempted", "code": 137}
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "reason", "warning"),
+    [
+        ("job_started", {"job": "j", "workers": "2-4"}, "JobStarted", False),
+        (
+            "world_formed",
+            {"world": 2, "members": [2, 0], "step": 5, "reason": "worker 1 was preempted"},
+            "WorldFormed",
+            False,
+        ),
+        ("worker_left", LEFT, "WorkerPreempted", True),
+        ("worker_left", {"worker": 1, "cause": "out_of_memory", "reason": "x"}, "WorkerOutOfMemory", True),
+        ("worker_left", {"worker": 1, "cause": "node_lost", "reason": "x"}, "WorkerNodeLost", True),
+        ("worker_pending", {"worker": 1, "reason": "0/2 nodes are available"}, "WorkerPending", False),
+        ("phase", {"phase": "waiting", "reason": "1 of 2 workers"}, "WaitingForWorkers", True),
+        ("master_restarted", {"world": 3, "missing": [1]}, "MasterRestarted", False),
+        ("job_finished", {"phase": "failed", "reason": "x"}, "JobFailed", True),
+        ("job_finished", {"phase": "succeeded", "reason": ""}, "JobSucceeded", False),
+        ("worker_left", {"worker": 1, "cause": "finished", "reason": "x"}, None, False),
+        ("phase", {"phase": "running", "reason": ""}, None, False),
+        ("checkpoint", {"step": 1}, None, False),
+        ("worker_pending", {"worker": 1, "reason": "it is being started on node n0"}, None, False),
+    ],
+)
+def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
+    notice = notice_of(event, fields, 5.0)
+    if reason is None:
+        assert notice is None
+    else:
+        assert (notice.reason, notice.warning, bool(notice.message)) == (reason, warning, True)
+
+
+def test_events_are_few_and_the_rest_is_counted():
+    digest, told = Digest(), []
+    for second in range(600):  # two kinds a second for ten minutes
+        for reason in ("A", "B"):
+            digest.add(Notice(reason, f"{reason} {second}", second, second))
+        while isinstance(notice := digest.take(second), Notice):
+            told.append(notice)
+    told += digest.rest()
+    assert len(told) <= BURST + 600 / SECONDS_EACH + 2
+    assert sum(notice.count for notice in told) == 1200
+    assert told[-1].message.endswith("599")
+    assert max(notice.last - notice.first for notice in told) <= 3 * SECONDS_EACH
+
+
+def test_an_event_is_about_the_job_and_not_too_long():
+    subject = {"apiVersion": "batch/v1", "kind": "Job", "namespace": "lab", "name": "digits-master", "uid": "u"}
+    event = make_event(Notice("WorldFormed", "ä" * 2000, 0.0, 61.0, count=3), subject)
+    assert event["involvedObject"] == subject
+    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
+        3,
+        "1970-01-01T00:00:00Z",
+        "1970-01-01T00:01:01Z",
+    )
+    assert 900 < len(event["message"].encode()) <= 1000
+
+
+class EventsTaken:
+    def __init__(self, failures=0):
+        self.taken = []
+        self._failures = failures
+
+    def create_event(self, manifest):
+        if self._failures:
+            self._failures -= 1
+            raise ApiError(403, "may not create events")
+        self.taken.append(manifest["reason"])
+
+
+def announce(api):
+    async def work():
+        announcer = Announcer(api.create_event, {"name": "digits-master", "namespace": "lab"})
+        async with announcer.announcing():
+            announcer.recorded("job_started", {"workers": "2"})
+            for _ in range(20):
+                announcer.recorded("worker_left", LEFT)
+        announcer.recorded("exported", {})
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_what_is_left_at_the_end_is_told():
+    api = EventsTaken()
+    announce(api)
+    assert api.taken == ["JobStarted", "WorkerPreempted"]
+
+
+def test_a_cluster_that_takes_no_events_is_told_of_once(caplog):
+    api = EventsTaken(failures=2)
+    announce(api)
+    assert [record.levelname for record in caplog.records if "may not create" in record.message] == ["WARNING"]
