@@ -149,9 +149,9 @@ def test_the_index_of_a_remote_file_is_kept_as_long_as_the_file_is_the_same(tmp_
     ("name", "content", "expected"),
     [
         ("a.tfrecord", b"something else, long enough", "a.tfrecord: not a TFRecord file: its first 12 bytes are no length"),
-        ("b.tfrecord", gzip.compress(b"x" * 100), "b.tfrecord: compressed, so no record can be read by itself"),
-        ("c.csv", gzip.compress(b"x" * 100), "c.csv: compressed, so no record can be read by itself"),
-        ("d.tfrecord.gz", gzip.compress(b"x" * 100), "d.tfrecord.gz: compressed, so no record can be read by itself; expected a plain file"),
+        ("b.tfrecord", gzip.compress(b"x" * 100, mtime=0), "b.tfrecord: compressed, so no record can be read by itself"),
+        ("c.csv", gzip.compress(b"x" * 100, mtime=0), "c.csv: compressed, so no record can be read by itself"),
+        ("d.tfrecord.gz", gzip.compress(b"x" * 100, mtime=0), "d.tfrecord.gz: compressed, so no record can be read by itself; expected a plain file"),
         # Without a suffix a file is told by its beginning.
         ("part-0", b"\x04\x03\x02\x01" + bytes(20), "a RecordIO file; expected a TFRecord"),
         ("part-0", b"what is this, then?", "of no known format; expected .tfrecord,"),
