@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import elastic_keras_kit
 import elastic_kit
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.world import Member
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.pieces.torch_pieces import PREPARED
 from elasticdl.tensorflow import keras
@@ -179,7 +178,7 @@ def test_whatever_differs_can_be_repaired(kit, stand_with_root):
     members = members_of(kit, "repair")
     for rank, member in enumerate(members):
         listed = tuple(Member(i, "h", 0, stand_with_root) for i in range(3))
-        member.context.collective.world = replace(member.context.world, members=listed, rank=rank)
+        member.context.collective.world = World.of(member.context.world.version, listed, rank)
     assert train(members, scaled(1.5)) == [None] * 3
     np.testing.assert_equal(weights(members[2]), weights(members[0]))
 

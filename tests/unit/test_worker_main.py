@@ -127,7 +127,7 @@ def test_only_the_users_mistake_fails_the_job(failure, extra, answer, users, mes
     failed = failure(extra, answer)
     assert failed.users is users
     assert message in failed.message
-    assert (failed.traceback == "") == (extra == MISTAKE)
+    assert bool(failed.traceback) == (users and extra != MISTAKE)
 
 
 def test_too_little_memory_for_the_job_s_own_needs_costs_only_this_worker(failure, monkeypatch):
@@ -151,7 +151,7 @@ def test_started_by_hand(monkeypatch, capsys):
 
 def test_a_failure_is_told_in_a_line_and_as_much_as_a_cluster_keeps(failure):
     failed = failure(raising("ValueError('x' * 6_000_000 + '\\nmore')"))
-    assert ".py:26: ValueError: xxx" in failed.message
+    assert re.search(r"\.py:\d+: ValueError: xxx", failed.message)
     assert " characters left out) ... xxx" in failed.message
     assert len(failed.message) < 600
     assert failed.traceback.startswith("Traceback (most recent call last):\n")
