@@ -69,6 +69,18 @@ def test_a_master_that_remembers_nothing_learns_the_world_from_its_members():
     assert cluster.version > 1
 
 
+def test_a_world_that_nobody_remembers_whole_is_broken_and_formed_anew_by_those_who_are_back():
+    """Each knows its own rank and the size, and not who the others were."""
+    cluster = train()
+    cluster.die()
+    cluster.exit(0)
+    cluster.rise(remember=False, forgotten=(0,))
+    cluster.post(e.Tick())
+    cluster.live(5)
+    assert cluster.members == {1, 2, 3, 4}
+    assert ["1 of its 4 members did not come back" in each.reason for each in cluster.all(i.BreakWorld)] == [True]
+
+
 def test_until_all_are_back_the_job_says_what_it_waits_for():
     cluster = train()
     for worker in cluster.workers.values():

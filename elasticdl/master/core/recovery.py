@@ -219,7 +219,7 @@ class Recovery:
             self._workers.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
         size = max((claim.size for claim in self._claims.get(world.version, {}).values()), default=0)
         if unheard := max(0, size - len(world.members)):
-            rendezvous.begin(now, broken=True).causes[NOBODY] = f"of its {size} members {unheard} have not come back"
+            rendezvous.begin(now, broken=True).causes[NOBODY] = f"{unheard} of its {size} members did not come back"
         return i.AdoptWorld(world)
 
     @property
