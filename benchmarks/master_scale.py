@@ -146,8 +146,10 @@ def wait_for_world(logs: list[Path], size: int, processes: Processes, after: int
     def complete() -> bool:
         nonlocal found
         processes.raise_if_any_failed()
-        found = [entry for entry in read(logs) if entry.size == size and entry.version > after]
-        return len(found) >= size
+        later = [entry for entry in read(logs) if entry.size == size and entry.version > after]
+        last = max((entry.version for entry in later), default=0)
+        found = [entry for entry in later if entry.version == last]
+        return len(found) == size
 
     wait_until(complete, TIMEOUT, f"a world of {size} workers")
     return found

@@ -177,13 +177,13 @@ class Job:
         """The part of the snapshot that must not be lost."""
         workers, rendezvous = self._workers, self._workers.rendezvous
         finished = workers.records.of(*DONE)
-        world = self._recovery.world if self._recovery else rendezvous.world
         return JobSnapshot(
             workers.limits,
             workers.fleet.next_id,
             tuple(record.worker_id for record in finished),
             rendezvous.together,
-            world or self._past.world,  # one that was left for a later one still says which versions are used
+            rendezvous.world
+            or self._past.world,  # one that was left for a later one still says which versions are used
             self.phase,
             workers.ending.outcome,
             TrainingSnapshot(self.training.epochs_done, self.training.begun),

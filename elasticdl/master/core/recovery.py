@@ -1,8 +1,8 @@
 """The first moments of a master that follows another: until it knows what there is, it listens and decides nothing.
 
 Workers go on training meanwhile. What they and the launcher say is held back. Once every worker that may be in a world has
-been heard of, or the time for that is over, the master adopts the world that it remembers or that its members name, and acts upon
-what was held back, in order. So an intact world stays, and who died in between is missing.
+been heard of, or the time for that is over, the master adopts the world, and acts upon what was held back, in order. The world is the
+one that it remembers, or a newer one in which those who are back say they are, if all of its members are back. So an intact world stays, and who died in between is missing.
 
 The time is long, as the new master's address may take long to be known everywhere. It is cut short if waiting holds up
 training: a member is back, so the address is known, and none of those that are back makes progress, so their world is
@@ -19,7 +19,6 @@ from elasticdl.master.core.workers import Workers
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
-from elasticdl.master.state.rendezvous import NOBODY
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Member, Settings, World
@@ -151,7 +150,7 @@ class Recovery:
                     self._news = now
                 self._set_connected(worker_id, connected=True)
                 self._forget_claim(worker_id)
-                if event.world_version:
+                if event.world_version and worker_id in self._records:
                     self._claims.setdefault(event.world_version, {})[worker_id] = event
             case e.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
@@ -217,14 +216,11 @@ class Recovery:
             is_draining = record.state is WorkerState.DRAINING
             cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
             self._workers.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
-        size = max((claim.size for claim in self._claims.get(world.version, {}).values()), default=0)
-        if unheard := max(0, size - len(world.members)):
-            rendezvous.begin(now, broken=True).causes[NOBODY] = f"{unheard} of its {size} members did not come back"
         return i.AdoptWorld(world)
 
     @property
     def world(self) -> World | None:
-        """The newest world that anybody knows of. If it is not remembered: of the members that have come back.
+        """The newest world that anybody knows of; None if only some of its members are known. They are told that it is broken.
 
         One that is only remembered may never have been announced; its members have asked for it, and will hear of it.
         """
@@ -236,6 +232,8 @@ class Recovery:
         if not claimed:
             return None
         claims = sorted(self._claims[claimed].values(), key=attrgetter("rank"))
+        if [claim.rank for claim in claims] != list(range(claims[0].size)):
+            return None
         return World(claimed, tuple(Member(c.worker_id, c.host, c.step, has_state=True) for c in claims), "")
 
     @property
@@ -243,7 +241,7 @@ class Recovery:
         """Whether those missing would have come if they could. A standby's node may know the address before theirs do."""
         connected = {record.worker_id for record in self._records.values() if record.connected}
         world = self.world
-        members = world.worker_ids if world else connected if self._left else ()
+        members = world.worker_ids if world else connected if self._left or any(self._claims.values()) else ()
         return self._awaited <= self._doubtful or not connected.isdisjoint(members)
 
     def _forget_claim(self, worker_id: int) -> None:

@@ -194,7 +194,8 @@ class Transitions:
         """Tell it that the world it is in goes on without it."""
         if not isinstance(connected := context.event, e.WorkerConnected):
             return None
-        reason = "the others went on while it was cut off"
+        cut_off, unknown = "the others went on while it was cut off", "the master does not know all of its members"
+        reason = cut_off if self._rendezvous.world else unknown
         return i.BreakWorld((record.worker_id,), connected.world_version, reason)
 
     def order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:

@@ -68,7 +68,7 @@ class Rendezvous:
         self.change: Change | None = None  # none is under way
         self.last_change: Change | None = None  # by which this master has formed the present world
         self.shortage = ""  # why no world can be formed, if so
-        self._window_end = 0.0  # those who wait now wait till then for others; whoever comes makes it later
+        self._window_end = 0.0  # those who wait now wait till then for others; whoever comes may make it later
 
     # ---- what is so ----
 
