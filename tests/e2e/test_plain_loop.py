@@ -109,11 +109,11 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(
 elastic.prepare(model, torch.optim.SGD(model.parameters()), loader)
 """
 OWN_STEPS = """
-import torch, elasticdl.elastic.torch as elastic
-elastic.init(8, 4)
+import torch, elasticdl.elastic, elasticdl.elastic.torch
+elasticdl.elastic.torch.init(8, 4)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.ones(4, 2)).mean().backward()
+model(torch.ones(elasticdl.elastic.batch_size, 2)).mean().backward()
 optimizer.step()
 """
 
