@@ -126,7 +126,7 @@ def test_only_the_image_for_gpus_has_nccl_and_is_not_built_against_tensorflow_fo
 
 def test_the_image_that_zoos_are_based_on_is_the_one_that_is_told_how_to_make():
     assert f"-t {BASE_IMAGE} ." in (ROOT / "docker" / "Dockerfile.cpu").read_text()
-    assert f"-t {BASE_IMAGE} ." in (ROOT / "docs" / "cli.md").read_text()
+    assert f"-t {BASE_IMAGE} ." in (ROOT / "docs" / "images.md").read_text()
 
 
 def pip_installs(line: Line) -> list[str]:
