@@ -25,6 +25,7 @@ TOKEN_KEY = "elasticdl-token"  # under which each call carries the token
 # A master whose node is gone sends no farewell: without pings a stream would wait for it for a quarter of an hour.
 PING_SECONDS = 20
 PING_TIMEOUT_SECONDS = 20
+# Of calls that are not taken up yet, gRPC may refuse those above 1,000, or after 30 s: all workers of a job may come at once.
 MOST_PENDING = 20_000
 LONGEST_PENDING_SECONDS = 300
 
@@ -38,7 +39,6 @@ CLIENT_OPTIONS: tuple[tuple[str, str | int], ...] = (
 SERVER_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.so_reuseport", 0),  # else a second master could take the same port unnoticed
     ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),  # else pings count as an attack
-    # Of calls that are not taken up yet, gRPC may refuse those above 1,000, or after 30 s: all workers of a job may come at once.
     ("grpc.server.max_pending_requests", MOST_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
     ("grpc.server_max_unrequested_time_in_server", LONGEST_PENDING_SECONDS),

@@ -105,12 +105,6 @@ class Cluster:
         found: client.ApiClient = config.new_client_from_config(str(self.kubeconfig))
         return found
 
-    def user_kubeconfig(self, user: str, groups: list[str]) -> Path:
-        """A kubeconfig for somebody else, to whom RBAC gives what the test lets it."""
-        path = self.folder / f"{user}.kubeconfig"
-        self._plane.write_kubeconfig(path, user, self._plane.issue(f"user-{user}", user, groups))
-        return path
-
     def add_node(self, name: str, gpus: int, *, wait: bool = True) -> None:
         """One more machine; also a lost one's successor under the same name."""
         own = self.folder / "nodes" / name

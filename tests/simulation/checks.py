@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
-from elasticdl.elastic.core.world import World
+from elasticdl.elastic.core.world import Member, World
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.crashes import CRASHES_AT_START
@@ -60,7 +60,7 @@ def _hears(process: Process, master: Master) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Published:
     number: int  # in the order of publication
-    members: tuple[i.Member, ...]
+    members: tuple[Member, ...]
     processes: list[Process]  # of the members
     head: Model  # the newest that all members of a world had held
     holders: set[Process]  # of that model; the master could hear them, or should have waited for them

@@ -12,10 +12,9 @@ from elasticdl.master.state.values import Settings
 
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)
-MEMBERS = st.lists(st.builds(i.Member, IDS, st.just("h"), SMALL, st.booleans()), max_size=3).map(tuple)
 ANYTHING = st.one_of(
     st.just(e.Tick()),
-    st.builds(e.WorkerConnected, IDS, st.just("h"), SMALL, SMALL, SMALL, MEMBERS),
+    st.builds(e.WorkerConnected, IDS, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
     st.builds(
         e.WorkersFound, st.lists(st.builds(e.FoundWorker, IDS, st.sampled_from(["", "h"])), max_size=3).map(tuple)
     ),

@@ -31,7 +31,6 @@ from elasticdl.master.shell.serve import Platform, serve
 from elasticdl.master.shell.servicer import SharedStatus
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
 from elasticdl.proto import elasticdl_pb2 as pb
 
 SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",), "share_queue": ""})
@@ -122,7 +121,7 @@ class Town:
         with suppress(asyncio.CancelledError):
             await self.serving
         await self.rise()
-        back = e.WorkerConnected(0, "h", 7, 1, self.step, (i.Member(0, "h", 0, True),))
+        back = e.WorkerConnected(0, "h", 7, 1, self.step, rank=0, size=1)
         await self.post(back, *self.reporting.again(), *self.kept.unsaved())
 
     async def post(self, *said):

@@ -9,10 +9,10 @@ from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.instructions import Member, Phase, World
+from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import WorkerState
-from elasticdl.master.state.values import Settings
+from elasticdl.master.state.values import Member, Settings, World
 
 SOON = int(RECOVERY_TIMEOUT / TICK) - 2  # ticks within which everybody is back in time
 

@@ -13,7 +13,6 @@ from typing import Any
 from elasticdl.job.shared_values import Pace, StepReport
 from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Learnt
-from elasticdl.master.state.values import Member as Member
 from elasticdl.master.state.values import Outcome as Outcome
 from elasticdl.master.state.values import Phase as Phase
 from elasticdl.master.state.values import World as World
