@@ -248,7 +248,7 @@ def open_stream():
     def open_one(master, credentials, listening=None):
         listening = listening or Listening()
         address = master.endpoint(credentials).address
-        environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=float("inf"))
+        environment = WorkerEnvironment(address, credentials, 3, "job.json", master_timeout=600)
         opened.append(stream.MasterStream(environment))
         opened[-1].open(listening)
         listening.say, listening.close = opened[-1].send, opened[-1].close
