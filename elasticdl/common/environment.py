@@ -7,7 +7,9 @@ without them the script runs alone. Also what a worker needs of its machine's ne
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +106,12 @@ class WorkerEnvironment:
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return float(environ.get(name, default))
+        seconds = float(environ.get(name, default))
     except ValueError:
-        raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}") from None
+        seconds = math.nan
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:  # a thread can wait no longer
+        raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}")
+    return seconds
 
 
 def _credentials(environ: Mapping[str, str]) -> Credentials:

@@ -240,5 +240,6 @@ def test_how_long_a_worker_does_without_a_master_is_the_launchers_to_say():
     assert WorkerEnvironment.from_env(variables).master_timeout == 600.0
     del variables[MASTER_TIMEOUT]
     assert WorkerEnvironment.from_env(variables).master_timeout == 30.0
-    with pytest.raises(UserError, match="must be a number of seconds, not 'long'"):
-        WorkerEnvironment.from_env({**variables, MASTER_TIMEOUT: "long"})
+    for wrong in ("long", "inf", "nan", "-1"):
+        with pytest.raises(UserError, match=f"must be a number of seconds, not '{wrong}'"):
+            WorkerEnvironment.from_env({**variables, MASTER_TIMEOUT: wrong})
