@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +108,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(environ.get(name, default))
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= threading.TIMEOUT_MAX:  # a thread can wait no longer
+    if not 0 <= seconds < math.inf:  # no thread can wait without end for another
         raise UserError(f"{name} must be a number of seconds, not {environ[name]!r}")
     return seconds
 
