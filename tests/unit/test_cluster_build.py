@@ -103,7 +103,7 @@ def test_what_fails_is_said_in_a_line_and_leaves_nothing(go, line, error, words)
 
 
 def test_a_network_that_does_not_answer_is_not_waited_for(go, monkeypatch):
-    (go / "obey").write_text("sleep 1000")
+    (go / "obey").write_text("exec sleep 1000")
     monkeypatch.setattr(golang, "_FIRST_WITHIN_S", 0.3)
     with pytest.raises(Unavailable, match=r"Go's modules are not to be had: not done in 0\.3 s"):
         require()
@@ -123,7 +123,7 @@ def test_two_at_once_build_one(go):
 
 @pytest.mark.parametrize(("number", "tidy"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
 def test_half_of_a_build_is_never_taken_for_whole(go, number, tidy):
-    (go / "obey").write_text("[ $1 = mod ] || sleep 1000")
+    (go / "obey").write_text("[ $1 = mod ] || exec sleep 1000")
     with begun() as process:
         until(lambda: asked(go, "build"))
         process.send_signal(number)
