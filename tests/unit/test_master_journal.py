@@ -63,12 +63,12 @@ class Launcher:
         self.post, self.launched = post, launched
 
     async def find(self, remembered):
-        assert remembered == dict.fromkeys(self.launched, "place")
+        assert remembered == dict.fromkeys(self.launched, "slot 0")
         return [e.FoundWorker(worker_id, "h", 7) for worker_id in self.launched]
 
     async def launch(self, worker_id, away_from=""):
         self.launched.append(worker_id)
-        self.post(e.WorkerPlaced(worker_id, "h", 7, place="place"))
+        self.post(e.WorkerPlaced(worker_id, "h", 7, place="slot 0"))
 
     async def close(self): ...
 
@@ -90,7 +90,7 @@ class Town:
         while not self.launched:
             await asyncio.sleep(0)
         await self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
-        while '"place"' not in self.object.state.memory:  # of the worker, which a slow machine may save later
+        while '"slot 0"' not in self.object.state.memory:  # of the worker, which a slow machine may save later
             await asyncio.sleep(0.001)
 
     async def rise(self):
