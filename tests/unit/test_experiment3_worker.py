@@ -7,20 +7,22 @@ import threading
 import pytest
 import torch
 
-from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, Hold, add_exactly
+from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, AddedExactly, Hold
 from benchmarks.experiments.convergence.settings import go_file, held_file
+from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 
 
 def gradients(exact):
     """Of ``TERMS`` micro-batches."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(30, 20)
-    model = add_exactly(model) if exact else model
+    linear = torch.nn.Linear(30, 20)
+    model = AddedExactly(linear) if exact else linear
     found = []
     for _ in range(TERMS):
         model.zero_grad()
-        model(torch.randn(8, 30)).square().mean().backward()
-        found.append(model.weight.grad.clone())
+        with ParameterHooks(model.parameters).aside():  # as in a step of the library's
+            model(torch.randn(8, 30)).square().mean().backward()
+        found.append(linear.weight.grad.clone())
     return found
 
 

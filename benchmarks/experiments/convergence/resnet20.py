@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -46,24 +47,42 @@ POLL = 0.02
 def custom_model() -> torch.nn.Module:
     model = resnet20_torch.custom_model()
     model.register_forward_pre_hook(_channels_last)
-    return add_exactly(model) if Settings.read(os.environ).policy is Policy.BATCH else model
+    return AddedExactly(model) if Settings.read(os.environ).policy is Policy.BATCH else model
 
 
-def add_exactly(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, whose gradients are rounded before they are accumulated, so that their sum does not depend on the order.
+class AddedExactly(torch.nn.Module):
+    """The model, whose gradients are rounded as each backward pass makes them, so that their sum does not depend on the order.
 
     Floating-point addition is not associative: cut among three workers instead of two, the same micro-batches give a sum that
     differs in its last bit, and training makes any difference grow. To tell that apart from a different *computation*, each
     micro-batch's gradient is brought to a multiple of ``GRID``, within ``LIMIT``. Then every sum of up to ``TERMS`` of them
     is exact in single precision, so workers that make the same steps make them to the bit.
+
+    The rounding is part of the pass. A hook on a parameter would come too late: elasticdl calls it on the sum.
     """
-    for parameter in model.parameters():
-        parameter.register_hook(_on_grid)  # type: ignore[no-untyped-call]
-    return model
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        rounding = {
+            name: _OnGrid.apply(each)  # type: ignore[no-untyped-call]
+            for name, each in self.model.named_parameters()
+        }
+        return functional_call(self.model, rounding, inputs)
 
 
-def _on_grid(gradient: torch.Tensor) -> torch.Tensor:
-    return (gradient / GRID).round_().mul_(GRID).clamp_(-LIMIT, LIMIT)
+class _OnGrid(torch.autograd.Function):
+    """What it is given; in the backward pass, the gradient as a multiple of ``GRID``."""
+
+    @staticmethod
+    def forward(context: Any, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient / GRID).round_().mul_(GRID).clamp_(-LIMIT, LIMIT)
 
 
 def _channels_last(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
