@@ -10,7 +10,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-AT_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+AT_THE_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "vulnerabilities.md",
+}
 IN_THE_REPOSITORY = {page: path for path, page in AT_THE_ROOT.items()}
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#|/)([^)\s#]+)")
 TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
