@@ -31,6 +31,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return pages.with_blank_lines(pages.with_links_of_the_site(markdown, page.file.src_uri))
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    return pages.with_whole_options(html)
+
+
 def on_post_build(config: Any) -> None:
     """
     Raises:

@@ -10,7 +10,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-AT_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+AT_THE_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "vulnerabilities.md",
+}
 IN_THE_REPOSITORY = {page: path for path, page in AT_THE_ROOT.items()}
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#|/)([^)\s#]+)")
 TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
@@ -20,6 +25,8 @@ FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"' >]+)|(?:url\(|@import )["']?((?:https?:)?//[^"')]+)"""
 )
 BLOCK = re.compile(r"^([-*] |\d+\. |\|)")
+CODE = re.compile(r"<code>[^<]*</code>")
+OPTION = re.compile(r"(?<![\w-])--[\w-]+")
 
 
 def pictures_outside() -> list[str]:
@@ -67,6 +74,11 @@ def with_blank_lines(markdown: str) -> str:
             in_text = not in_block and line != "" and not line.startswith(("#", " "))
         lines.append(line)
     return "\n".join(lines)
+
+
+def with_whole_options(html: str) -> str:
+    """A browser breaks lines after hyphens, so a narrow one would show an option in two parts. site.css has the class."""
+    return CODE.sub(lambda code: OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)
 
 
 def fetched_from_elsewhere(text: str) -> list[str]:

@@ -118,3 +118,9 @@ def test_what_a_browser_would_fetch_from_elsewhere_is_noticed():
     ]
     good = '<a href="https://example.com">a</a> <img src="a//b.png"> <link href="../a.css"> a { background: url(../a.png) }'
     assert [len(pages.fetched_from_elsewhere(text)) for text in [*bad, good]] == [1, 1, 1, 1, 0]
+
+
+def test_an_option_in_a_sentence_is_not_broken_after_its_hyphens():
+    html = '<p><code>run --num_workers 2-4 -- a</code> -- <code class="b">--c</code></p>'
+    whole = '<code>run <span class="option">--num_workers</span> 2-4 -- a</code>'
+    assert pages.with_whole_options(html) == html.replace("<code>run --num_workers 2-4 -- a</code>", whole)
