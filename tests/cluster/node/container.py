@@ -31,14 +31,13 @@ class Container:
         self.restarts = 0
         # When to start it, on the monotonic clock.
         self.due = 0.0
-        self._kill_reason = ""  # where the exit status would not tell
         self._logs = logs
         self._failures = 0
         self._started = 0.0
 
-    def log(self, *, previous: bool = False) -> Path:
-        """The output of this run, or of the one before."""
-        return self._logs / f"{self.name}.{self.restarts - previous}.log"
+    def log(self) -> Path:
+        """The output of this run."""
+        return self._logs / f"{self.name}.{self.restarts}.log"
 
     def run(self, what: Invocation, now: float) -> Leashed:
         """Start the process."""
@@ -46,7 +45,7 @@ class Container:
             self.restarts += 1
         self.process = Leashed.start(what.command, self.log(), what.env, what.folder)
         self.state = {"running": {"startedAt": timestamp()}}
-        self.due, self._started, self._kill_reason = NEVER, now, ""
+        self.due, self._started = NEVER, now
         return self.process
 
     def wait(self, reason: str, message: str, due: float) -> None:
@@ -57,7 +56,7 @@ class Container:
     def ended(self, exit_code: int, policy: str, now: float, *, reason: str = "", message: str = "") -> None:
         """A run is over; when the restart ``policy`` has another follow, it is due after a growing while."""
         running = self.state.get("running") or {}
-        reason = self._kill_reason or reason or ("Error" if exit_code else "Completed")
+        reason = reason or ("Error" if exit_code else "Completed")
         log = self.log()
         if not message and exit_code and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             message = log.read_bytes()[-_MESSAGE_TAIL:].decode(errors="replace") if log.exists() else ""
@@ -76,8 +75,7 @@ class Container:
         if self.process:
             self.process.signal(number)
 
-    def kill(self, reason: str = "") -> None:
+    def kill(self) -> None:
         """Kill all of its processes; that it has ended is told like any other end."""
         if self.process:
-            self._kill_reason = reason
             self.process.kill()

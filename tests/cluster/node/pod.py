@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticdl.kube.api_error import ApiError
-from tests.cluster.node import EVICT, MISSING_IMAGES, OOM_KILL
+from tests.cluster.node import MISSING_IMAGES
 from tests.cluster.node.api import Api, Json
 from tests.cluster.node.container import NEVER, Container
 from tests.cluster.node.environment import CannotStart, Invocation, invocation
@@ -87,7 +87,7 @@ class Pod:
         logs = host.logs / own
         logs.mkdir(parents=True, exist_ok=True)
         self.containers = [Container(each, self._folder / each["name"], logs) for each in self._spec["containers"]]
-        self.address = host.address if self._spec.get("hostNetwork") else host.new_address()
+        self.address = host.new_address()
         self._places = {
             "startTime": timestamp(),
             "hostIP": host.address,
@@ -102,7 +102,6 @@ class Pod:
         self._told: Json | None = None
         # Ended under a node of this name that is no more: what that one told stands.
         self._inherited = False
-        self._oom_kill = self._annotation(OOM_KILL)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"pod {self.ref.name}", daemon=True).start()
@@ -160,7 +159,6 @@ class Pod:
             return
 
     def _advance(self, now: float) -> None:
-        self._heed_annotations()
         if self._vanished or self._verdict:
             for container in self._processes():
                 container.kill()
@@ -173,16 +171,6 @@ class Pod:
         if self._finished():
             self._release_devices()
         self._report()
-
-    def _heed_annotations(self) -> None:
-        if self._annotation(EVICT) and not self._verdict and not self._finished():
-            self._verdict = Verdict("Evicted", "The node was low on resource: memory.")
-            self._host.reporter.event(self.ref, "Evicted", self._verdict.message, warning=True)
-        wanted = self._annotation(OOM_KILL)
-        if wanted != self._oom_kill:
-            self._oom_kill = wanted
-            for container in self._processes():
-                container.kill("OOMKilled")
 
     def _end(self, now: float) -> None:
         """Ask the processes once, and make them when the time of grace is over."""
@@ -270,10 +258,6 @@ class Pod:
 
     def _ending(self) -> bool:
         return self._vanished or self._deleted() or self._verdict is not None
-
-    def _annotation(self, name: str) -> str | None:
-        found: str | None = (self._manifest["metadata"].get("annotations") or {}).get(name)
-        return found
 
     def _release_devices(self) -> None:
         self._host.devices.give_back(self._devices)
