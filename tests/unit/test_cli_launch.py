@@ -281,14 +281,6 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(command):
     assert (process.returncode, err) == (1, told)
 
 
-def test_run_hands_the_program_over_as_typed(command):
-    assert (
-        end_of(command("run", "--job_name=mine", "--num_workers=2", "--", "sh", "-c", "true", "--num-workers"))[0] == 0
-    )
-    spec = JobSpec.from_json((jobs_root() / "mine" / "job.json").read_text())
-    assert spec.command == ("sh", "-c", "true", "--num-workers")
-
-
 def test_horovod_settings_are_refused(command, monkeypatch):
     env = {**os.environ, "HOROVOD_CYCLE_TIME": "1"}
     code, out, err = end_of(command("train", "--model_def=ok", env=env))
