@@ -195,10 +195,11 @@ def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
     assert said == ["stdout can't be written (its reader is gone): what workers print goes on in their logs"]
 
 
-def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it():
-    out, outlet = io.StringIO(), Outlet(-1, OUT)
-    outlet.is_terminal = True
-    screen = LiveScreen(Console(file=out, force_terminal=True, width=40), clock=lambda: 0.0, outlets=[outlet])
+def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it(monkeypatch):
+    monkeypatch.setattr(Outlet, "is_terminal", True)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=40)
+    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Outlet(-1, OUT)])
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
     with screen.live():
         screen.unfinished(b"\r 3%|\r 50%|", OUT, "")

@@ -10,7 +10,7 @@ from kubernetes_scene import DEADLINE, name, pods_scene
 from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
-from elasticdl.places.base import Place, PlaceState
+from elasticdl.places.base import PlaceState
 from elasticdl.places.pods.pod_places import PodTimeouts
 from elasticdl.places.pods.worker_pods import number_of
 from tests.stories import on
@@ -140,16 +140,6 @@ async def test_a_pod_that_went_while_nobody_watched_is_missed(scene):
     await scene.lost(1)
 
 
-@on(pods_scene)
-async def test_a_server_that_is_away_is_asked_again(scene):
-    await scene.ready(1)
-    scene.objects.failures = [ApiError(0, "refused")] * 3 + [GONE, ApiError(503, "starting")]
-    scene.objects.interrupt()
-    scene.show(0, "Failed", terminated(137, "OOMKilled"))
-    assert (await scene.lost()).cause is ExitCause.OUT_OF_MEMORY
-    assert scene.objects.failures == []
-
-
 @on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
 async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
     await scene.ready(1)
@@ -200,25 +190,6 @@ async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(sc
 
 
 @on(pods_scene)
-async def test_what_a_master_before_has_left_is_found_and_then_told(scene):
-    await scene.ready(2)
-    await scene.places.detach()
-    scene.show(0, "Failed", terminated(3))
-    scene.pods._create(PODS.manifest(7, 2))
-    scene.places = scene.another()
-    over, runs, waits = await scene.places.found()
-    assert scene.reports.empty()
-    assert (over.id, over.state) == (name(0), PlaceState.LOST)
-    assert runs == Place(name(1), "n0", state=PlaceState.READY, log=f"kubectl logs -n lab {name(1)}")
-    assert waits == Place(name(7), reason="the scheduler has not looked at it yet")
-    await scene.lost(0)
-    scene.show(7)
-    await scene.changed(7, PlaceState.READY)
-    scene.want(3)
-    await scene.called("create", name(8))  # no name is used again
-
-
-@on(pods_scene)
 async def test_in_a_pod_that_may_never_be_heard_of_again_nobody_is_started(scene):
     await scene.ready(3)
     scene.show(0, conditions=[condition("Ready", "False")])
@@ -242,18 +213,6 @@ async def test_a_pod_that_a_master_before_has_asked_for_and_that_comes_late_is_a
     scene.show(7)
     await scene.changed(7, PlaceState.READY)
     assert [number_of(each) for each in scene.objects.objects.values()] == [0, 7]
-
-
-@on(pods_scene)
-async def test_who_waits_is_dropped_the_newest_first_and_who_runs_is_not(scene):
-    await scene.ready(1)
-    scene.want(3)
-    await scene.called("create", name(2))
-    for most, lost in ((2, 2), (0, 1), (0, None)):
-        scene.want(most)
-        if lost is not None:
-            await scene.lost(lost)
-    assert list(scene.objects.objects) == [name(0)]
 
 
 @on(partial(pods_scene, PodTimeouts(leave=DEADLINE)))
