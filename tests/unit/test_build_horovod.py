@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import re
 import sys
@@ -123,14 +122,6 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(script, source, mon
     made = script.build(tmp_path, [], {"torch": "2.13.0"}, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build.lock", made.name]
     assert script.cached(tmp_path, {"torch": "2.13.0"}, "") == made
-
-
-def test_a_build_waits_for_another_and_says_so(script, tmp_path, capsys):
-    with (tmp_path / "build.lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(script.BuildError, match="end it first"), script.alone(tmp_path, 0.3):
-            pass
-    assert capsys.readouterr().err == "waiting for another build of Horovod\n"
 
 
 def test_a_full_disk_is_told_before_anything_is_fetched(script, monkeypatch, tmp_path):

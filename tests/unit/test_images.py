@@ -87,13 +87,6 @@ def test_a_zoo_is_put_where_the_image_looks_for_it(path):
     assert [line.rest for line in read(path.read_text()) if line.word == "WORKDIR"][-1] == ZOO_FOLDER
 
 
-def test_torch_for_cpus_comes_from_its_own_index_before_anything_that_needs_it():
-    installs = [command for line in read(CPU.read_text()) for command in pip_installs(line)]
-    torch = next(command for command in installs if command.endswith(" torch"))
-    assert '--no-deps --index-url "$TORCH_INDEX_URL"' in torch
-    assert installs.index(torch) < next(at for at, command in enumerate(installs) if "dev.txt" in command)
-
-
 @pytest.mark.parametrize(
     ("requires", "allow", "code"),
     [("filelock, sympy", "0", 0), ("filelock, nvidia-nccl-cu13", "0", 1), ("filelock, nvidia-nccl-cu13", "1", 0)],

@@ -146,12 +146,6 @@ def test_what_a_kill_has_left_half_installed_is_not_taken_for_installed(script, 
     assert not script.is_sound("python 3.11.2", "")
 
 
-def test_the_demo_builds_horovod_for_torch_alone(script):
-    assert script.horovod_variables(script.DEMO) == {"HOROVOD_WITHOUT_TENSORFLOW": "1"}
-    assert script.horovod_variables(script.ALL) == {}
-    assert "tensorflow" not in " ".join((*script.DEMO.packages, *script.DEMO.imported))
-
-
 def disk(script, monkeypatch, *, free: float, held: float) -> None:
     monkeypatch.setattr(script, "size", lambda folder: held)
     monkeypatch.setattr(script.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free * script.GIGABYTE))
