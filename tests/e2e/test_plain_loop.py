@@ -62,8 +62,6 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
     require_same(read_curve(curve), plain)
 
 
-
-
 def epochs_said(lines):
     return [list(map(float, re.findall(r"[\d.]+", line))) for line in lines if line.startswith("epoch ")]
 
@@ -85,8 +83,6 @@ def test_it_says_what_the_loop_for_torchrun_says():
     theirs = subprocess.run(command, check=True, timeout=DEADLINE, capture_output=True, text=True)
     ours = run_alone(FROM_TORCHRUN / "elastic_ddp.py")
     assert epochs_said(ours.splitlines()) == epochs_said(theirs.stdout.splitlines()) != []
-
-
 
 
 OWN_STEPS = """

@@ -149,8 +149,6 @@ def test_an_error_of_the_user_stops_the_job_once_with_its_traceback_first(tmp_pa
         assert len(job.entries("worker_launched")) == 3
 
 
-
-
 def test_interrupting_leaves_a_checkpoint_from_which_another_number_of_workers_goes_on(plain_curve, tmp_path):
     board = tmp_path / "board"
     arguments = [*TRAIN, "--num_epochs", "1000", "--max_step", str(STEPS), "--checkpoint_dir", str(tmp_path / "kept")]

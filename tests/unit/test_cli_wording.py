@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
+import sys
 
 import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
-from elasticdl.cli.screens import PlainScreen, open_screen, render
+from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
@@ -209,3 +211,29 @@ def test_a_job_that_has_diverged_does_not_just_succeed():
     assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), ""))
     lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "")
     assert "  warning  training has diverged: its last loss is nan" in lines
+
+
+class Terminal(io.StringIO):
+    gone = False
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_whoever_follows_a_job_goes_on_without_the_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with open_screen(100) as screen:
+        assert isinstance(screen, LiveScreen)
+        screen.line("before")
+        terminal.gone = True
+        screen.show(pb.JobStatus(phase="running"))
+        screen.passing("epoch", "epoch 1 finished")
+        screen.line("after")
+    assert "before" in terminal.getvalue()
+    assert "after" not in terminal.getvalue()

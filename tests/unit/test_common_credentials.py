@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from grpc._cython import cygrpc
 
+from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Identity, Role, TlsFiles, TlsFolder, Token
 from elasticdl.common.environment import MASTER, TLS, TOKEN, WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -44,3 +46,9 @@ def test_an_identity_is_a_name_and_back_and_other_names_are_nobodys(name):
     assert Identity.from_dns_name(Identity(Role.OWNER, "digits").dns_name) == Identity(Role.OWNER, "digits")
     with pytest.raises(ValueError):  # noqa: PT011 - whatever its text
         Identity.from_dns_name(name)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*CLIENT_OPTIONS, *SERVER_OPTIONS)}))
+def test_grpc_knows_the_option(name):
+    """It takes any name and says nothing: one that is misspelt has no effect, as pings that then count as an attack."""
+    assert name.encode() + b"\0" in Path(cygrpc.__file__).read_bytes()

@@ -1,5 +1,7 @@
 """What pods and events say of workers, on clusters with and without the condition DisruptionTarget."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
@@ -7,7 +9,16 @@ from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
-from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
+from elasticdl.places.pods.judge import (
+    MOST_CRASHES,
+    SOON_SECONDS,
+    Ended,
+    Running,
+    Waiting,
+    crash_loop,
+    judge,
+    judge_end,
+)
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, number_of
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
@@ -227,3 +238,58 @@ def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
 def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
     spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
     assert "affinity" not in workers(worker_pod(spec, "lab")).manifest(1, 0, ("node-b",))["spec"]
+
+
+# When another master is of no use any more: what earlier ones have left decides.
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def master(number, code=1, seconds=3.0, *, job="job", **more):
+    """The pod of the master that was started as the so-manieth."""
+    state = terminated(code, message="Traceback\nRuntimeError: out of luck", **more)
+    started = BEGIN + timedelta(hours=number)
+    times = {"startedAt": started, "finishedAt": started + timedelta(seconds=seconds)}
+    state["terminated"].update({key: f"{time:%Y-%m-%dT%H:%M:%SZ}" for key, time in times.items()})
+    return {
+        "metadata": {"name": f"m-{number}", "namespace": "lab", "ownerReferences": [{"uid": job}]},
+        "spec": {"containers": [{"name": "elasticdl"}], "nodeName": "n"},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "elasticdl", "state": state}]},
+    }
+
+
+def masters(count=MOST_CRASHES, **more):
+    return [master(number, **more) for number in range(count)]
+
+
+def test_masters_that_crash_again_and_again_are_enough():
+    assert crash_loop(reversed(masters()), "job") == (
+        f"its master crashed {MOST_CRASHES} times in a row: RuntimeError: out of luck, exit code 1; "
+        f"its log: kubectl logs -n lab m-{MOST_CRASHES - 1}"
+    )
+    assert crash_loop(masters(reason="OOMKilled", code=137), "job")
+
+
+LOST = {"metadata": {"name": "lost", "ownerReferences": [{"uid": "job"}]}, "spec": {}, "status": {"phase": "Failed"}}
+AT_WORK = {"phase": "Running", "containerStatuses": [{"name": "elasticdl", "state": {"running": {}}}]}
+MASTER_RUNS = {**LOST, "status": AT_WORK}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [],
+        masters(MOST_CRASHES - 1),
+        masters(100, code=143),  # told to leave
+        masters(100, code=137),  # killed
+        masters(100, seconds=SOON_SECONDS),
+        masters(100, job="one of the same name, before"),
+        [*masters(MOST_CRASHES - 1), master(50, seconds=86400), *masters(0)],
+        [*masters(), master(50, code=143)],
+        [LOST] * 100,
+        [MASTER_RUNS],
+    ],
+    ids=["none", "few", "left", "killed", "late", "another job", "one at work", "one that left", "lost", "running"],
+)
+def test_anything_else_has_another_master_started(seen):
+    assert crash_loop(seen, "job") == ""
