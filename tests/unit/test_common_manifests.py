@@ -4,8 +4,6 @@ import copy
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.environment import interface_of
@@ -262,19 +260,6 @@ def test_merging_changes_neither_side(base, patch, merged):
     before = copy.deepcopy((base, patch))
     assert merge(base, patch) == merged
     assert (base, patch) == before
-
-
-JSON = st.recursive(
-    st.integers() | st.text(max_size=3),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=6,
-)
-MANIFESTS = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
-
-
-@given(MANIFESTS)
-def test_merging_nothing_or_the_same_again_changes_nothing(manifest):
-    assert merge(manifest, {}) == merge({}, manifest) == merge(manifest, manifest) == manifest
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
+from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 from kubernetes_scene import DEADLINE, name, pods_scene
 
 from elasticdl.common.errors import UnreachableError
@@ -138,15 +138,6 @@ async def test_a_pod_that_went_while_nobody_watched_is_missed(scene):
     assert (await scene.lost()).cause is ExitCause.DELETED
     scene.show(1, "Succeeded", terminated(0))
     await scene.lost(1)
-
-
-@on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
-async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
-    await scene.ready(1)
-    uid = scene.objects.objects[name(0)]["metadata"]["uid"]
-    scene.remove(0)
-    scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
-    assert (await scene.lost()).cause is ExitCause.PREEMPTED
 
 
 @on(pods_scene)
