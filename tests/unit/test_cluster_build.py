@@ -60,8 +60,8 @@ def require():
 
 def begun():
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "tests.cluster.build"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "tests.cluster.build"], **pipes)
 
 
 def left():

@@ -18,12 +18,16 @@ USERS = "/home/me/train.py"
 
 
 WAIT, FORWARD, TRAINER = Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward"), Line(OWN, 5, "step")
+FROZEN = Line("<frozen runpy>", 9, "run")
 
 
 @pytest.mark.parametrize(
     ("lines", "where"),
     [
-        ((WAIT, FORWARD, TRAINER, Line(USERS, 31, "load"), Line(USERS, 99, "main")), "/home/me/train.py:31 in load"),
+        (
+            (WAIT, FORWARD, TRAINER, FROZEN, Line(USERS, 31, "load"), Line(USERS, 99, "main")),
+            "/home/me/train.py:31 in load",
+        ),
         ((WAIT, FORWARD), "torch/nn/module.py:7 in forward"),
         ((WAIT,), "threading.py:320 in wait"),
         ((), ""),

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
+from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
 from kubernetes_scene import DEADLINE, name, pods_scene
 
 from elasticdl.common.errors import UnreachableError
@@ -251,3 +251,24 @@ async def test_closing_is_bounded(scene):
     scene.pods.failures["delete_all"] = [ApiError(503, "x")] * 1000
     await scene.places.close()
     assert scene.reports.empty()
+
+
+@on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
+async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
+    await scene.ready(1)
+    uid = scene.objects.objects[name(0)]["metadata"]["uid"]
+    scene.remove(0)
+    scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
+    assert (await scene.lost()).cause is ExitCause.PREEMPTED
+
+
+@on(pods_scene)
+async def test_who_waits_is_dropped_the_newest_first_and_who_runs_is_not(scene):
+    await scene.ready(1)
+    scene.want(3)
+    await scene.called("create", name(2))
+    for most, lost in ((2, 2), (0, 1), (0, None)):
+        scene.want(most)
+        if lost is not None:
+            await scene.lost(lost)
+    assert list(scene.objects.objects) == [name(0)]
