@@ -145,6 +145,8 @@ def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(t
         assert made.worker["spec"]["serviceAccountName"] == "cloud"
         assert made.master["spec"]["serviceAccountName"] == "digits-master"
         assert made.master["spec"]["automountServiceAccountToken"] is True
+    kinds = {each["kind"] for each in job_objects.companions(parts(service_account="me"))}
+    assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}, "an account of the user's is used as it is"
 
 
 def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_lost_ones_do_not_count():

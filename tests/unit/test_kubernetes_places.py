@@ -50,9 +50,10 @@ async def test_a_pod_that_no_cluster_would_take_ends_the_job_with_that_line(scen
 
 @on(pods_scene)
 async def test_a_pod_of_which_the_answer_was_lost_is_taken_for_ours(scene):
-    scene.pods.create_unheard(PODS.manifest(0, 0))
+    scene.pods._create(PODS.manifest(0, 0))
+    scene.pods.failures["create"] = [ApiError(0, "the connection broke")]
     scene.want(1)
-    await scene.waits()  # the connection broke
+    await scene.waits()
     await scene.called("read", name(0))
     await scene.waits()
     scene.show(0)
