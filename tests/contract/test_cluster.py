@@ -141,7 +141,7 @@ def test_gpus_are_handed_out_once_and_preempted_by_priority(own_cluster, pods, p
     victims = pods.events("Preempted")
     assert (len(victims), set(victims) < {pod.metadata.name for pod in running}) == (2, True)
     for victim in victims:
-        logs = (own_cluster.logs / "pods").glob(f"{pods.namespace}_{victim}_*/main.0.log")
+        logs = (own_cluster.logs / "pods").glob(f"{pods.namespace}_{victim}_*/main.log")
         assert [path.read_text().splitlines()[1:] for path in logs] == [["checkpoint"]]
 
 

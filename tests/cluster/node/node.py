@@ -186,7 +186,7 @@ class Node:
         found = next((each for each in pod.containers if each.name == container), None) if pod else None
         if found is None:
             return None
-        return found.log(), lambda: found.process is not None
+        return found.log, lambda: found.process is not None
 
     def _find_address(self, namespace: str, name: str) -> str | None:
         pod = self._named(namespace, name)

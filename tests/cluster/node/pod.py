@@ -79,7 +79,6 @@ class Pod:
         self._manifest = manifest
         self._host = host
         self._spec: Json = manifest["spec"]
-        self._policy: str = self._spec.get("restartPolicy", "Always")
         # Called in the pod's own thread, one after the other.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         own = f"{self.ref.namespace}_{self.ref.name}_{self.ref.uid[:8]}"
@@ -137,7 +136,7 @@ class Pod:
             self._inherited = True
         elif told == "Running":  # by a node of this name that is no more
             for container in self.containers:
-                container.ended(_LOST_EXIT_CODE, self._policy, time.monotonic(), reason="Unknown")
+                container.ended(_LOST_EXIT_CODE, reason="Unknown")
         limits = [each.get("resources", {}).get("limits") or {} for each in self._spec["containers"]]
         wanted = sum(int(each.get(GPU, 0)) for each in limits)
         if self._finished() or not wanted:
@@ -194,9 +193,9 @@ class Pod:
             container.wait(reason, f'{what} "{container.image}"', NEVER if pulled else now + _TRY_AGAIN_S)
             return
         try:
-            process = container.run(self._prepare(container), now)
+            process = container.run(self._prepare(container))
         except CannotStart as error:
-            container.ended(128, self._policy, now, reason="StartError", message=str(error))
+            container.ended(128, reason="StartError", message=str(error))
         except Unready as error:
             container.wait("CreateContainerConfigError", str(error), now + _LOOK_AGAIN_S)
         except ApiError as error:
@@ -225,9 +224,7 @@ class Pod:
 
     def _tell_end(self, container: Container, process: Leashed) -> None:
         code = process.wait()
-        self._inbox.put(
-            lambda: container.ended(code, "Never" if self._ending() else self._policy, time.monotonic())
-        )  # fmt: skip
+        self._inbox.put(lambda: container.ended(code))
 
     def _report(self) -> None:
         """Tell the API server, if there is anything new to it."""
@@ -244,7 +241,7 @@ class Pod:
             self._host.reporter.report(self.ref, status, final=final)
 
     def _phase(self) -> str:
-        return phase(self.containers, self._policy, ending=self._ending(), verdict=self._verdict)
+        return phase(self.containers, ending=self._ending(), verdict=self._verdict)
 
     def _finished(self) -> bool:
         """Nothing runs, and nothing will."""
