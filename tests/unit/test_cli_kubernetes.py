@@ -12,6 +12,7 @@ import yaml
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.submission import Submission, make_parts
+from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
@@ -47,6 +48,15 @@ def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
     allowed = [(rule["verbs"], rule.get("resourceNames")) for rule in leases]
     assert allowed == [(["list"], None), (["patch"], ["digits-claim"])]
     assert made["Lease"]["metadata"]["labels"]["elasticdl.org/share-queue"] == "team"
+
+
+def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
+    made = parts()
+    secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
+    assert secrets == {f"digits-{role}-tls" for role in Role}
+    for pod, role in ((made.master, "master"), (made.worker, "worker")):
+        mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert mounted == [f"digits-{role}-tls"]
 
 
 def test_the_users_module_adapts_pods_and_service_but_not_the_labels(tmp_path):
