@@ -50,6 +50,13 @@ def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
     assert made["Lease"]["metadata"]["labels"]["elasticdl.org/share-queue"] == "team"
 
 
+def test_an_account_of_the_users_is_used_as_it_is():
+    made = parts(service_account="me")
+    kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
+    assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}
+    assert made.master["spec"]["serviceAccountName"] == "me"
+
+
 def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
     made = parts()
     secrets = {each["metadata"]["name"] for each in job_objects.companions(made) if each["kind"] == "Secret"}
@@ -155,8 +162,6 @@ def test_a_template_for_all_pods_names_the_workers_account_and_not_the_masters(t
         assert made.worker["spec"]["serviceAccountName"] == "cloud"
         assert made.master["spec"]["serviceAccountName"] == "digits-master"
         assert made.master["spec"]["automountServiceAccountToken"] is True
-    kinds = {each["kind"] for each in job_objects.companions(parts(service_account="me"))}
-    assert kinds == {"Secret", "ConfigMap", "NetworkPolicy", "Service"}, "an account of the user's is used as it is"
 
 
 def test_masters_that_never_get_to_work_are_not_started_for_weeks_and_lost_ones_do_not_count():

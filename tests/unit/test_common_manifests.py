@@ -10,7 +10,7 @@ from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests.merge import merge, with_pod_templates
-from elasticdl.kube.manifests.pod import finish_pod, master_pod, worker_pod
+from elasticdl.kube.manifests.pod import finish_pod, worker_pod
 from elasticdl.kube.manifests.pod_status import ImageTrouble, image_trouble
 
 
@@ -167,12 +167,6 @@ def test_resources_policy_grace_and_labels():
         "elastic": "true",
     }
     assert "imagePullPolicy" not in container(worker())
-
-
-def test_a_master_has_the_same_form():
-    pod = master_pod(job(master_pod_priority="urgent", service_account="x"))
-    assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
-    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
 
 
 KUEUE, VOLCANO, GANG = "kueue.x-k8s.io/", "scheduling.volcano.sh/", {"gang": True, "num_workers": "3"}
