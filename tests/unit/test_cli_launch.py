@@ -282,6 +282,13 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(command):
     assert (process.returncode, err) == (1, told)
 
 
+def test_horovod_settings_are_refused(command):
+    code, out, err = end_of(command("train", "--model_def=ok", env={**os.environ, "HOROVOD_CYCLE_TIME": "1"}))
+    assert (code, out) == (2, "")
+    assert err.startswith("elasticdl train: HOROVOD_CYCLE_TIME is set in the environment")
+    assert jobs() == []
+
+
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
