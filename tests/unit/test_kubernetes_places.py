@@ -10,7 +10,7 @@ from kubernetes_scene import DEADLINE, name, pods_scene
 from elasticdl.common.errors import UnreachableError
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
-from elasticdl.places.base import PlaceState
+from elasticdl.places.base import Place, PlaceState
 from elasticdl.places.pods.pod_places import PodTimeouts
 from elasticdl.places.pods.worker_pods import number_of
 from tests.stories import on
@@ -179,6 +179,25 @@ async def test_a_pod_of_somebody_elses_making_that_the_job_owns_is_left_alone(sc
     scene.objects.put(strange["metadata"]["name"], strange)
     await scene.ready(1)
     assert not [call for call in scene.pods.calls if call[0] == "delete"]
+
+
+@on(pods_scene)
+async def test_what_a_master_before_has_left_is_found_and_then_told(scene):
+    await scene.ready(2)
+    await scene.places.detach()
+    scene.show(0, "Failed", terminated(3))
+    scene.pods._create(PODS.manifest(7, 2))
+    scene.places = scene.another()
+    over, runs, waits = await scene.places.found()
+    assert scene.reports.empty()
+    assert (over.id, over.state) == (name(0), PlaceState.LOST)
+    assert runs == Place(name(1), "n0", state=PlaceState.READY, log=f"kubectl logs -n lab {name(1)}")
+    assert waits == Place(name(7), reason="the scheduler has not looked at it yet")
+    await scene.lost(0)
+    scene.show(7)
+    await scene.changed(7, PlaceState.READY)
+    scene.want(3)
+    await scene.called("create", name(8))  # no name is used again
 
 
 @on(pods_scene)
