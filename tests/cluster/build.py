@@ -16,10 +16,8 @@ import fcntl
 import hashlib
 import os
 import platform
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,10 +32,6 @@ from tests.cluster.steps import BuildError, Steps, Unavailable, or_unavailable
 
 KUBERNETES = "1.37.2"
 MEGABYTE = 1 << 20
-NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
-# The first 1.x whose flags are those of `tests.cluster.control_plane`, of programs that somebody else has built.
-OLDEST = 26
-_VERSION_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,10 @@ CLUSTER = Part(
         flags=("-tags", "selinux,notest"),
         values=tuple((f"k8s.io/component-base/version.{name}", value) for name, value in _VERSION.items()),
     ),
-    names=(*NAMES, "kubelet", "kube-proxy", "kubectl"),
+    names=(
+        *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
+        *("kubelet", "kube-proxy", "kubectl"),
+    ),
 )
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 NODE = Part(
@@ -174,28 +171,14 @@ def _build(part: Part, say: Callable[[str], None]) -> None:
 
 
 def find_programs(say: Callable[[str], None] = print) -> Path:
-    """The folder of the control plane's programs: ``KUBEBUILDER_ASSETS`` if it is set, else `CLUSTER`, built if need be.
+    """The folder of the control plane's programs, built if need be.
 
     Raises:
         Unavailable: there are none and they cannot be built here.
         BuildError: they could not be built.
     """
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    if not assets:
-        require([CLUSTER], say)
-        return CLUSTER.folder()
-    folder = Path(assets)
-    missing = [name for name in NAMES if not os.access(folder / name, os.X_OK)]
-    if missing:
-        raise Unavailable(f"KUBEBUILDER_ASSETS: {folder} lacks {', '.join(missing)}")
-    command = [str(folder / "kube-apiserver"), "--version"]
-    with or_unavailable(f"KUBEBUILDER_ASSETS: {folder}/kube-apiserver does not tell its version"):
-        version = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_WITHIN_S, check=False).stdout
-    found = re.search(r"v1\.(\d+)", version)
-    if not found or int(found[1]) < OLDEST:
-        said = f"{folder}/kube-apiserver says {version.strip()!r}"
-        raise Unavailable(f"KUBEBUILDER_ASSETS: {said}, and 1.{OLDEST} or newer is needed")
-    return folder
+    require([CLUSTER], say)
+    return CLUSTER.folder()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,6 @@ A test module has them with `pytest_plugins = ["tests.cluster.fixtures"]`.
 
 ELASTICDL_TEST_KUBECONFIG   use this cluster (kind, minikube, a real one) instead of starting one
 ELASTICDL_TEST_IMAGE        the image of the tests' pods there; it needs a shell and Python
-KUBEBUILDER_ASSETS          a folder with the control plane's programs, to use instead of building them
 
 What the clusters of a session need is built beside its tests, by a process of its own, and waited for by the first test
 that has a cluster.
@@ -55,7 +54,7 @@ class OutsideCluster:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to build what the clusters need, if it is not there; of several test processes one does, the others wait for it."""
     needed = {_needed(item) for item in session.items} - {None}
-    if session.config.option.collectonly or not needed or "KUBEBUILDER_ASSETS" in os.environ:
+    if session.config.option.collectonly or not needed:
         return
     try:
         if "full_cluster" in needed:

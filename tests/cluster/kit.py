@@ -98,9 +98,6 @@ class Pods:
     def delete(self, name: str, **options: Any) -> None:
         self.core.delete_namespaced_pod(name, self.namespace, **options)
 
-    def annotate(self, name: str, **annotations: str) -> None:
-        self.core.patch_namespaced_pod(name, self.namespace, {"metadata": {"annotations": annotations}})
-
     def until(self, ready: Callable[[dict[str, Pod]], Result], what: str) -> Result:
         """Wait for something of several pods."""
         return until(ready, what, self.core.list_namespaced_pod, self.namespace)

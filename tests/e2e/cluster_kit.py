@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import psutil
 from kubernetes import client
+from running_job import run_cli
 
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH, compare
 from benchmarks.storm.zoo import watched_softmax
@@ -44,13 +44,8 @@ KINDS: dict[str, tuple[type, str]] = {
 
 def command_line(kubeconfig: Path, namespace: str, home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `elasticdl ARGUMENTS` in a namespace of a cluster, to its end."""
-    env = {**os.environ, "KUBECONFIG": str(kubeconfig), "ELASTICDL_HOME": str(home)}
-
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "elasticdl.cli", *argv, "--namespace", namespace]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
-
-    return run
+    env = {"KUBECONFIG": str(kubeconfig)}
+    return lambda *argv: run_cli(home, *argv, "--namespace", namespace, timeout=DEADLINE, env=env)
 
 
 def objects_in(cluster: Cluster, namespace: str) -> set[str]:

@@ -154,16 +154,7 @@ def committed(path: Path) -> int:
 
 def run_alone(script: Path, *arguments: object, code: int = 0, **env: str) -> str:
     """What a script says that runs without a job and ends with this code."""
-    command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=REPOSITORY,
-        check=False,
-    )
+    done = _run([sys.executable, str(script), *map(str, arguments)], env)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

@@ -103,20 +103,6 @@ def pod(state: str, deleted: bool) -> dict:
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "containerStatuses": containers}}
 
 
-@pytest.mark.parametrize(
-    ("state", "deleted", "facts"),
-    [
-        ("", False, {Fact.CREATED}),
-        ("waiting", False, {Fact.CREATED, Fact.BOUND}),
-        ("running", False, {Fact.CREATED, Fact.BOUND, Fact.RUNNING}),
-        ("running", True, {Fact.CREATED, Fact.BOUND, Fact.RUNNING, Fact.NOTICE}),
-        ("terminated", True, {Fact.CREATED, Fact.BOUND, Fact.NOTICE, Fact.ENDED}),
-    ],
-)
-def test_the_facts_of_a_pod_from_its_creation_to_its_end(state, deleted, facts):
-    assert facts_of(pod(state, deleted)) == facts
-
-
 @given(st.lists(st.tuples(st.sampled_from(["waiting", "running", "terminated"]), st.booleans()), min_size=1))
 def test_a_fact_has_the_time_at_which_it_was_first_seen(changes):
     clock = itertools.count(1.0)

@@ -78,12 +78,6 @@ def test_what_a_job_has_come_to_is_shown_and_written(tmp_path):
     assert list((tmp_path / "board").iterdir())
 
 
-def test_a_program_without_the_library_does_not_succeed_though_it_ends_well(tmp_path):
-    with start(tmp_path, "run", "--num_workers", "1", "--", "true") as job:
-        assert job.finish() == 1
-    assert "took no part in the job" in job.output
-
-
 def test_a_port_that_is_taken(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

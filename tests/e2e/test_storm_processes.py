@@ -62,16 +62,3 @@ def test_a_storm_that_is_interrupted_or_killed_leaves_nothing(tmp_path, number):
     if number == signal.SIGINT:
         assert (storm.returncode, output.splitlines()[-1]) == (130, "interrupted")
     until(lambda: not list(tmp_path.glob("elasticdl-storm-*")))  # goes last, after processes and namespaces
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("--disturbances", "0"), "--disturbances 0: must be at least 1"),
-        (("--out", "/proc/nowhere/out"), "--out /proc/nowhere can't be written: No such file or directory; choose another folder"),
-    ],
-)  # fmt: skip
-def test_a_bad_argument_is_one_line(arguments, complaint):
-    done = subprocess.run([*STORM, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"python -m benchmarks.storm: {complaint}\n"

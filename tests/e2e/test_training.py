@@ -149,13 +149,6 @@ def test_an_error_of_the_user_stops_the_job_once_with_its_traceback_first(tmp_pa
         assert len(job.entries("worker_launched")) == 3
 
 
-def test_a_crash_loop_at_the_start_is_given_up(tmp_path):
-    with start(tmp_path, *TRAIN, "--num_workers", "2", "--num_epochs", "3", TEST_DIE_AT_START="1") as job:
-        assert job.finish() == 1
-        assert 2 <= len(job.entries("worker_launched")) <= 8
-        assert "SIGABRT" in job.output
-
-
 def test_interrupting_leaves_a_checkpoint_from_which_another_number_of_workers_goes_on(plain_curve, tmp_path):
     board = tmp_path / "board"
     arguments = [*TRAIN, "--num_epochs", "1000", "--max_step", str(STEPS), "--checkpoint_dir", str(tmp_path / "kept")]

@@ -114,11 +114,6 @@ class FakePods:
             made["status"] = {"phase": "Pending"}
             return self.objects.put(name, made)
 
-    def create_unheard(self, manifest):
-        """The server does it, and the answer is lost."""
-        self._create(manifest)
-        self.failures.setdefault("create", []).append(ApiError(0, "the connection broke"))
-
     def read(self, name):
         self._call("read", name)
         return self._find(name)
@@ -129,7 +124,7 @@ class FakePods:
             if name not in self.objects.objects:
                 return False
             pod = self._find(name)
-            if grace == 0 or not (self.lingering or pod["spec"].get("finalizers")):
+            if grace == 0 or not self.lingering:
                 self.objects.put(name, pod, "DELETED")
             else:
                 self.objects.put(name, {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "now"}})

@@ -45,22 +45,11 @@ def event(reason, message="", kind="Normal", worker_id=0, uid=None, **more):
     }
 
 
-def pod(
-    worker_id=0,
-    phase="Pending",
-    state=None,
-    *,
-    node="n0",
-    conditions=(),
-    deleted=False,
-    version=1,
-    manifest=None,
-    **status,
-):
+def pod(worker_id=0, phase="Pending", state=None, *, node="n0", conditions=(), deleted=False, manifest=None, **status):
     """A pod of the job; ``state`` is that of its container."""
     made = copy.deepcopy(manifest or PODS.manifest(worker_id, worker_id))
     extra = {"deletionTimestamp": "2024-01-01T00:00:30Z"} if deleted else {}
-    metadata = {**made["metadata"], "uid": f"uid-{worker_id}", "resourceVersion": str(version), **extra}
+    metadata = {**made["metadata"], "uid": f"uid-{worker_id}", "resourceVersion": "1", **extra}
     spec = {**made["spec"], **({"nodeName": node} if node else {})}
     known = {"podIP": "10.0.0.7", "containerStatuses": [{"name": "elasticdl", "state": state}]} if state else {}
     return {

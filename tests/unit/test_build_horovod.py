@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import re
 import sys
@@ -82,17 +81,6 @@ def test_as_many_compilers_run_as_cores_and_memory_allow(script, cores, gigabyte
     assert script.compilers(cores, gigabytes << 30) == expected
 
 
-def test_memory_is_what_the_machine_has_left_and_the_container_if_it_says_so(script, tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-    assert script.free_memory(tmp_path) == 4096 << 10
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert script.free_memory(tmp_path) == 4096 << 10
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("1000\n")
-    assert script.free_memory(tmp_path) == 1000
-
-
 @pytest.fixture
 def source(script, monkeypatch):
     """What stands for Horovod's source, and for what compiles it; nothing is downloaded."""
@@ -123,14 +111,6 @@ def test_what_a_killed_build_has_left_is_removed_by_the_next(script, source, mon
     made = script.build(tmp_path, [], {"torch": "2.13.0"}, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build.lock", made.name]
     assert script.cached(tmp_path, {"torch": "2.13.0"}, "") == made
-
-
-def test_a_build_waits_for_another_and_says_so(script, tmp_path, capsys):
-    with (tmp_path / "build.lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(script.BuildError, match="end it first"), script.alone(tmp_path, 0.3):
-            pass
-    assert capsys.readouterr().err == "waiting for another build of Horovod\n"
 
 
 def test_a_full_disk_is_told_before_anything_is_fetched(script, monkeypatch, tmp_path):

@@ -84,13 +84,6 @@ def check_that(tmp_path, monkeypatch):
     return install
 
 
-def test_the_check_gets_the_job(check_that, tmp_path):
-    check_that(f"import sys; open({str(tmp_path / 'seen')!r}, 'w').write(sys.stdin.read())")
-    spec = JobSpec(model_def="digits.cnn_torch")
-    new_job.check_as_worker(spec)
-    assert JobSpec.from_json((tmp_path / "seen").read_text()) == spec
-
-
 def test_a_check_that_breaks_is_not_the_users_mistake(check_that):
     check_that("raise RuntimeError('broken')")
     with pytest.raises(JobFailedError, match=r"(?s)the check of the job broke \(exit code 1\).*broken"):

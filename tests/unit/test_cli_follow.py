@@ -20,16 +20,8 @@ from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
-def watching(home, screen=None):
-    return MasterWatch(home, screen, image_timeout=60.0)
-
-
-class Lines:
-    def __init__(self):
-        self.seen = []
-
-    def line(self, text):
-        self.seen.append(text)
+def watching(home, seen=None):
+    return MasterWatch(home, SimpleNamespace(line=seen.append) if seen is not None else None, image_timeout=60.0)
 
 
 def pod(state=None, **status):
@@ -72,31 +64,31 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():
     """An image is tried for again and again."""
-    screen = Lines()
-    view = watching(None, screen)
+    seen = []
+    view = watching(None, seen)
     for trouble in (MasterTrouble("quota"), MasterTrouble("quota"), *map(missing, ("not found", "Back-off") * 2)):
         view.show_trouble(trouble)
     view.show_trouble(MasterTrouble("its master is starting"))
-    assert screen.seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
+    assert seen == ["quota", "the image can't be pulled: not found", "its master is starting"]
 
 
 def test_a_master_that_runs_and_is_not_reached_is_told_and_that_it_is_reached_again():
     """It is tried again all the time: the first seconds of a master that starts are no news."""
-    screen, job = Lines(), NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
-    view, failure = watching(job, screen), "the master did not answer: Socket closed"
+    seen, job = [], NamespaceJob(OneJob(master=RUNNING, rights=[("get", "pods/portforward")]), "digits")
+    view, failure = watching(job, seen), "the master did not answer: Socket closed"
     for now in (5.0, 14.9):
         view.hear(None, failure, now)
-    assert screen.seen == []
+    assert seen == []
     for now in (15.0, 16.0, 100.0):
         view.hear(None, failure, now)
     line = "its master runs but can't be reached: the master did not answer: Socket closed; it is tried again"
-    assert screen.seen == [line]
+    assert seen == [line]
     for _ in range(2):
         view.hear(pb.JobStatus(), "", 101.0)
-    assert screen.seen == [line, "its master is reached again"]
+    assert seen == [line, "its master is reached again"]
     for now in (106.0, 116.0):
         view.hear(None, failure, now)
-    assert screen.seen[2:] == [line]
+    assert seen[2:] == [line]
 
 
 def test_a_pod_with_the_masters_labels_is_not_the_master_unless_its_job_owns_it():
@@ -124,6 +116,9 @@ def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_
     second = [*first[:-1], entry(6.5, message="of the next master"), entry(9)]
     assert [line for line in second if told.is_new(line)] == second[-2:]
     assert len(told._known) == len(told._order) == 3
+    told = follow.SeenLines()
+    assert all(told.is_new(json.dumps({"time": n, "event": "steps", "step": n, "steps": 1})) for n in (1.0, 2.0))
+    assert not told.is_new(json.dumps({"time": 2.0, "event": "steps", "step": 2, "steps": 2})), "joined by the next"
 
 
 class Masters(JobHandle):
@@ -233,10 +228,3 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
         assert next(iter(following)) is None
         assert not hung_up.is_set(), "its end was waited for"
     assert hung_up.is_set()
-
-
-def test_entries_that_the_next_master_has_joined_are_not_told_again():
-    seen = follow.SeenLines()
-    steps = [json.dumps({"time": float(n), "event": "steps", "step": n, "steps": 1}) for n in (1, 2)]
-    assert all(map(seen.is_new, steps))
-    assert not seen.is_new(json.dumps({"time": 2.0, "event": "steps", "step": 2, "steps": 2}))

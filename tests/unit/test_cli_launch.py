@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from elasticdl.cli.local.folder_job import FolderJob
+from elasticdl.cli.signals import ECHO_SECONDS, Interrupted, SignalLog
 from elasticdl.job.jobdir import JobDir, jobs_root
 from elasticdl.job.spec import JobSpec
 
@@ -281,17 +282,38 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(command):
     assert (process.returncode, err) == (1, told)
 
 
-def test_run_hands_the_program_over_as_typed(command):
-    assert (
-        end_of(command("run", "--job_name=mine", "--num_workers=2", "--", "sh", "-c", "true", "--num-workers"))[0] == 0
-    )
-    spec = JobSpec.from_json((jobs_root() / "mine" / "job.json").read_text())
-    assert spec.command == ("sh", "-c", "true", "--num-workers")
-
-
-def test_horovod_settings_are_refused(command, monkeypatch):
-    env = {**os.environ, "HOROVOD_CYCLE_TIME": "1"}
-    code, out, err = end_of(command("train", "--model_def=ok", env=env))
+def test_horovod_settings_are_refused(command):
+    code, out, err = end_of(command("train", "--model_def=ok", env={**os.environ, "HOROVOD_CYCLE_TIME": "1"}))
     assert (code, out) == (2, "")
     assert err.startswith("elasticdl train: HOROVOD_CYCLE_TIME is set in the environment")
     assert jobs() == []
+
+
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("signals", "wishes"),
+    [
+        ([HUP, HUP], 1),  # the kernel's and the shell's, as a terminal closes
+        ([TERM, TERM, HUP], 1),  # a service manager's
+        ([INT, INT], 2),  # a person's
+        ([TERM, INT], 2),
+    ],
+)
+def test_what_comes_twice_at_once_is_one_wish_but_for_ctrl_c(signals, wishes):
+    log = SignalLog(clock=lambda: 7.0)
+    for number in signals:
+        log.add(number)
+    assert [log.take() for _ in range(4)].count(True) == wishes
+    assert log.first == signals[0]
+
+
+def test_what_comes_again_later_is_another_wish():
+    now = [7.0]
+    log = SignalLog(clock=lambda: now[0])
+    log.add_or_raise(HUP)
+    log.add_or_raise(HUP)
+    now[0] += ECHO_SECONDS
+    with pytest.raises(Interrupted):
+        log.add_or_raise(HUP)

@@ -83,21 +83,15 @@ def test_what_elasticdl_had_is_answered_as_in_the_document_and_is_none_of_ours()
 
 
 @pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("spelling", ["underscores", "dashes"])
-def test_every_field_is_set_by_its_flag(name, spelling):
-    flag = f"--{name}" if spelling == "underscores" else f"--{name.replace('_', '-')}"
-    changed = spec_of(flag, other_value(name), *companion(name)).model_dump(exclude_defaults=True)
-    others = {flag.removeprefix("--") for flag in companion(name)[:1]}
-    assert set(changed) - {"command"} - others == ({name} if name != "restart_policy" else set())
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_field_is_set_by_its_key_and_overridden_by_its_flag(name, tmp_path):
+def test_every_field_is_set_by_its_flag_in_both_spellings_and_by_its_key_which_a_flag_overrides(name, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"{name}: {other_value(name)}\n")
     more = companion(name)
-    by_key, by_flag = spec_of("--config", str(config), *more), spec_of(f"--{name}", other_value(name), *more)
-    assert by_key == by_flag
+    by_flag = spec_of(f"--{name}", other_value(name), *more)
+    assert by_flag == spec_of(f"--{name.replace('_', '-')}", other_value(name), *more)
+    assert by_flag == spec_of("--config", str(config), *more)
+    others = {"command", *(flag.removeprefix("--") for flag in more[:1])}
+    assert set(by_flag.model_dump(exclude_defaults=True)) - others == ({name} if name != "restart_policy" else set())
     default = JobSpec.model_fields[name].default
     if default not in (None, ""):
         assert spec_of("--config", str(config), f"--{name}", str(default), *more) == spec_of(*more)
@@ -142,21 +136,14 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
         run.make_context("run", ["--foo", "python", "train.py"])
 
 
-def test_a_script_for_train_is_told_that_run_takes_it():
-    with pytest.raises(UserError, match=r"'python' is no option .* `elasticdl run \[OPTIONS\] -- python train.py`"):
-        train.make_context("train", ["--num_workers", "2", "python", "train.py"])
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ("--num_worker 3", "unknown option --num_worker: did you mean --num_workers?"),
         ("--zzzzzz", "unknown option --zzzzzz: `elasticdl train --help` lists the options"),
-        (
-            "--num-ps-pods=2",
-            "unknown option --num_ps_pods: that was ElasticDL's: leave it out: there are no parameter servers, only allreduce",
-        ),
+        ("--num-ps-pods=2", "unknown option --num_ps_pods: that was ElasticDL's: leave it out: there are no parameter"),
         ("--job_command x", "unknown option --job_command: that was ElasticDL's: `elasticdl run -- PROGRAM ARGUMENTS`"),
+        ("python train.py", "'python' is no option of a module: for a script of your own it is `elasticdl run"),
         ("digits", "'digits' is one argument too many; see `elasticdl train --help`"),
         ("--num_epochs", "--num_epochs: expected one argument; see `elasticdl train --help`"),
         ("--detach=yes", "--detach: takes no value; see `elasticdl train --help`"),
@@ -165,45 +152,28 @@ def test_a_script_for_train_is_told_that_run_takes_it():
         ("--scale_policy efficiency --min_efficiency 0", "--min_efficiency 0: must be above 0"),
         ("--num_workers few", "--num_workers few: is neither a number nor MIN-MAX, as in 2-4"),
         ("--slurm_args=--gpus=1", "--slurm_args is for --launcher slurm: give that as well, or leave it out"),
-        (
-            "--image i --worker_resource_request gpu=x",
-            "--worker_resource_request gpu=x: 'x' is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi",
-        ),
+        ("--image i --worker_resource_request gpu=x", "--worker_resource_request gpu=x: 'x' is no quantity: write a"),
         ("--num_workers 0", "--num_workers 0: must be at least 1"),
         ("--scale_policy best", "--scale_policy best: must be 'all' or 'efficiency'"),
         ("--scale_policy efficiency --min_efficiency 1.2", "--min_efficiency 1.2: must be at most 1"),
-        (
-            "--min_efficiency 0.5",
-            "--min_efficiency is for --scale_policy efficiency: give that as well, or leave it out",
-        ),
+        ("--min_efficiency 0.5", "--min_efficiency is for --scale_policy efficiency: give that as well, or leave"),
         ("--num_epochs 2.5", "--num_epochs 2.5: must be a whole number"),
         ("--heartbeat_timeout 0", "--heartbeat_timeout 0: must be above 0"),
         ("--port 70000", "--port 70000: must be at most 65535"),
         ("--resume maybe", "--resume maybe: must be true or false"),
-        (
-            "--global_batch_size 8 --max_worker_batch_size 16",
-            "--max_worker_batch_size 16 is above --global_batch_size 8; it must be at most that",
-        ),
-        (
-            "--image i --restart_policy Always",
-            "--restart_policy Always: must be Never: the master itself replaces workers that are gone",
-        ),
-        (
-            "--image i --gang --num_workers 2-4",
-            "--num_workers 2-4: --gang trains with all workers or none: give one number of workers, not 2-4",
-        ),
+        ("--global_batch_size 8 --max_worker_batch_size 16", "--max_worker_batch_size 16 is above --global_batch_size"),
+        ("--image i --restart_policy Always", "--restart_policy Always: must be Never: the master itself replaces"),
+        ("--image i --gang --num_workers 2-4", "--num_workers 2-4: --gang trains with all workers or none: give one"),
         ("--launcher slurm --image i", "--launcher slurm runs no images, and --image is for Kubernetes: leave one out"),
-        (
-            "--launcher slurm --slurm_args='a",
-            "--slurm_args 'a: can't be split into words as a shell does: no closing quotation",
-        ),
+        ("--launcher slurm --slurm_args='a", "--slurm_args 'a: can't be split into words as a shell does: no closing"),
         ("--image i --job_name 7b", "--job_name 7b: must begin with a letter for a job on a Kubernetes cluster"),
     ],
 )
 def test_a_wrong_flag_is_one_line(argv, message):
     with pytest.raises(UserError) as caught:
         spec_of(*argv.split())
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -256,20 +226,14 @@ def test_nothing_else_is_a_limit(text):
         ("delete", "elasticdl delete: the following arguments are required: JOB; see `elasticdl delete --help`"),
         ("scale", "elasticdl scale: the following arguments are required: N|MIN-MAX; see `elasticdl scale --help`"),
         ("scale a 2 3", "elasticdl scale: '3' is one argument too many; see `elasticdl scale --help`"),
-        (
-            "train",
-            "elasticdl train: --model_def is missing: name a module below --model_zoo, as in --model_def digits.cnn_torch",
-        ),
-        (
-            "run --num_workers 2",
-            "elasticdl run: the program is missing: put it after --, as in `elasticdl run -- python train.py`",
-        ),
+        ("train", "elasticdl train: --model_def is missing: name a module below --model_zoo, as in "),
+        ("run --num_workers 2", "elasticdl run: the program is missing: put it after --, as in `elasticdl run -- "),
     ],
 )
 def test_a_mistake_ends_with_2_and_one_line(argv, line, capsys):
     assert main(argv.split()) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", line + "\n")
+    assert (out, err.startswith(line), err.count("\n")) == ("", True, 1)
 
 
 @pytest.mark.parametrize("argv", [[], ["zoo"]])

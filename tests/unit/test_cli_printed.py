@@ -131,14 +131,10 @@ def test_all_workers_have_their_names_before_each_line():
     assert job.look() == "[worker 0] a\n[worker 0] b\n[worker 0] 100%|\n[worker 1] c\n[worker 1] unfinished\n"
 
 
-@pytest.mark.parametrize(("given", "kept"), [("none", "none"), ("0, 1", "0,1"), ([0, 2], "0,2")])
-def test_ranks_as_they_are_given(given, kept):
-    assert parse_ranks(given) == kept
-    assert JobSpec(log_ranks=given).log_ranks == kept
-
-
 @pytest.mark.parametrize("given", ["", "first", "0-1", -1, True, [], "0,,1"])
-def test_what_are_no_ranks(given):
+def test_ranks_are_taken_in_any_form_and_nothing_else_is(given):
+    for ranks, kept in (("none", "none"), ("0, 1", "0,1"), ([0, 2], "0,2")):
+        assert JobSpec(log_ranks=ranks).log_ranks == parse_ranks(ranks) == kept
     with pytest.raises(ValueError, match="neither all nor none, nor ranks as in 0,1"):
         parse_ranks(given)
 
@@ -199,14 +195,11 @@ def test_a_pipe_whose_reader_is_gone_is_left_alone_and_told_once():
     assert said == ["stdout can't be written (its reader is gone): what workers print goes on in their logs"]
 
 
-class Terminal(Outlet):
-    is_terminal = True
-
-
-def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it():
+def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_stands_in_it(monkeypatch):
+    monkeypatch.setattr(Outlet, "is_terminal", True)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=40)
-    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Terminal(-1, OUT)])
+    screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Outlet(-1, OUT)])
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
     with screen.live():
         screen.unfinished(b"\r 3%|\r 50%|", OUT, "")

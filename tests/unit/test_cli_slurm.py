@@ -45,8 +45,12 @@ def job(slurm) -> JobDir:
     return made
 
 
-def test_a_job_whose_master_waits_is_stopped(slurm, job, capsys):
+def test_a_job_whose_master_waits_is_stopped_and_who_waits_for_it_asks_slurm_seldom(slurm, job, capsys):
     slurm.says("squeue", "echo 'PENDING|Resources'")
+    home = handle_of(job)
+    for _ in range(10):
+        assert (home.over(), home.absence()) == ("", "its master waits in Slurm's queue: Resources")
+    assert len(slurm.calls("squeue")) == 1
     assert main(["stop", "mine"]) == 0
     assert capsys.readouterr().out == "job mine stopped before it had begun\n"
     assert slurm.calls("scancel") == ["scancel --quiet 7", "scancel --quiet --me --name=elasticdl-mine-7-worker"]
@@ -85,14 +89,6 @@ def test_what_is_wrong_with_the_arguments_for_workers_is_told_before_a_master_is
         batch_master.submit(job, JobSpec(launcher="slurm", slurm_args="--partition=x"))
     assert str(told.value) == "--slurm_args: Slurm refuses sbatch: no such partition; allocation failure: bad"
     assert len(slurm.calls("sbatch")) == 1
-
-
-def test_whoever_waits_for_a_master_in_the_queue_asks_slurm_seldom(slurm, job):
-    slurm.says("squeue", "echo 'PENDING|Resources'")
-    home = handle_of(job)
-    for _ in range(10):
-        assert (home.over(), home.absence()) == ("", "its master waits in Slurm's queue: Resources")
-    assert len(slurm.calls("squeue")) == 1
 
 
 def test_whoever_looks_on_is_told_why_there_is_no_master_and_by_the_exit_code_that_the_job_is_lost(

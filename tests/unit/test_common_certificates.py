@@ -89,35 +89,25 @@ def test_a_certificate_has_its_time(tmp_path, shift, told):
         identify(TlsFolder(tmp_path))
 
 
-def _missing(folder, job):
-    folder.key.unlink()
-
-
-def _of_another_job_of_this_name(folder, job):
-    folder.ca.write_bytes(issue("digits", NOW)[Role.WORKER].ca)
-
-
-def _key_of_another_role(folder, job):
-    folder.key.write_bytes(job[Role.OWNER].key)
-
-
-def _key_is_locked(folder, job):
-    key = serialization.load_pem_private_key(job[Role.WORKER].key, password=None)
+def locked(key):
     lock = serialization.BestAvailableEncryption(b"secret")
-    folder.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock))
+    form = serialization.PrivateFormat.PKCS8
+    return serialization.load_pem_private_key(key, password=None).private_bytes(serialization.Encoding.PEM, form, lock)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("file", "content", "told"),
     [
-        (_missing, f"can't read .*/{KEY}: No such file or directory; .* should hold {CA}, {CERTIFICATE} and {KEY}$"),
-        (_of_another_job_of_this_name, f"{CERTIFICATE} is not one that {CA} vouches for here .*: take all of "),
-        (_key_of_another_role, r"does not hold a certificate and its key \(key values mismatch\): take all of "),
-        (_key_is_locked, r"does not hold a certificate and its key \(.*\): take all of "),
+        ("key", lambda job: None, f"can't read .*/{KEY}: No such file or directory; .* should hold {CA}, "),
+        ("ca", lambda job: issue("digits", NOW)[Role.WORKER].ca, f"{CERTIFICATE} is not one that {CA} vouches for"),
+        ("key", lambda job: job[Role.OWNER].key, r"does not hold a certificate and its key \(key values mismatch"),
+        ("key", lambda job: locked(job[Role.WORKER].key), r"does not hold a certificate and its key \(.*\): take all"),
     ],
+    ids=["missing", "another job's of this name", "another role's", "locked"],
 )
-def test_a_folder_that_was_put_together_wrongly_is_one_clear_line(folder, job, spoil, told):
-    spoil(folder, job)
+def test_a_folder_that_was_put_together_wrongly_is_one_clear_line(folder, job, file, content, told):
+    path = getattr(folder, file)
+    path.unlink() if content(job) is None else path.write_bytes(content(job))
     with pytest.raises(UserError, match=told) as raised:
         identify(folder)
     assert "\n" not in str(raised.value)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from grpc._cython import cygrpc
 
+from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Identity, Role, TlsFiles, TlsFolder, Token
 from elasticdl.common.environment import MASTER, TLS, TOKEN, WorkerEnvironment
 from elasticdl.common.errors import UserError
@@ -18,12 +20,8 @@ def environment(credentials):
 @pytest.mark.parametrize("credentials", [Token("hidden"), TlsFolder(Path("/etc/elasticdl/tls"))])
 def test_a_worker_reads_what_its_launcher_wrote(credentials):
     assert WorkerEnvironment.from_env(environment(credentials).to_env()) == environment(credentials)
-
-
-def test_a_local_job_started_within_a_cluster_job_takes_nothing_from_it():
-    outer = environment(TlsFolder(Path("/etc/elasticdl/tls"))).to_env()
-    inner = environment(Token("hidden"))
-    assert WorkerEnvironment.from_env({**outer, **inner.to_env()}) == inner
+    inner = environment(Token("own"))  # of a local job that is started within this one, and takes nothing from it
+    assert WorkerEnvironment.from_env({**environment(credentials).to_env(), **inner.to_env()}) == inner
 
 
 def test_credentials_that_are_missing_or_ambiguous_are_one_clear_line():
@@ -43,11 +41,14 @@ def test_a_secret_of_kubernetes_and_back():
     assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
 
 
-def test_an_identity_is_a_name_and_back():
-    assert Identity.from_dns_name(Identity(Role.OWNER, "digits").dns_name) == Identity(Role.OWNER, "digits")
-
-
 @pytest.mark.parametrize("name", ["", "worker.digits", "worker.a.b.elasticdl", "root.digits.elasticdl", "worker.a.org"])
-def test_other_names_are_nobodys(name):
+def test_an_identity_is_a_name_and_back_and_other_names_are_nobodys(name):
+    assert Identity.from_dns_name(Identity(Role.OWNER, "digits").dns_name) == Identity(Role.OWNER, "digits")
     with pytest.raises(ValueError):  # noqa: PT011 - whatever its text
         Identity.from_dns_name(name)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*CLIENT_OPTIONS, *SERVER_OPTIONS)}))
+def test_grpc_knows_the_option(name):
+    """It takes any name and says nothing: one that is misspelt has no effect, as pings that then count as an attack."""
+    assert name.encode() + b"\0" in Path(cygrpc.__file__).read_bytes()

@@ -4,15 +4,13 @@ import copy
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticdl.common.credentials import Role
 from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests.merge import merge, with_pod_templates
-from elasticdl.kube.manifests.pod import finish_pod, master_pod, worker_pod
+from elasticdl.kube.manifests.pod import finish_pod, worker_pod
 from elasticdl.kube.manifests.pod_status import ImageTrouble, image_trouble
 
 
@@ -153,13 +151,8 @@ def test_a_volume_takes_the_place_of_the_pods_own_scratch_space():
 
 
 def test_resources_policy_grace_and_labels():
-    pod = worker(
-        worker_resource_request="cpu=1500m,gpu=1",
-        worker_resource_limit="cpu=2500m",
-        image_pull_policy="Always",
-        stop_grace=20.5,
-        elastic=True,
-    )
+    resources = {"worker_resource_request": "cpu=1500m,gpu=1", "worker_resource_limit": "cpu=2500m"}
+    pod = worker(**resources, image_pull_policy="Always", stop_grace=20.5, elastic=True)
     assert container(pod)["resources"] == {
         "requests": {"cpu": "1500m", "nvidia.com/gpu": "1"},
         "limits": {"cpu": "2500m", "nvidia.com/gpu": "1"},
@@ -176,13 +169,10 @@ def test_resources_policy_grace_and_labels():
     assert "imagePullPolicy" not in container(worker())
 
 
-def test_a_master_has_the_same_form():
-    pod = master_pod(job(master_pod_priority="urgent", service_account="x"))
-    assert (pod["spec"]["priorityClassName"], pod["spec"]["serviceAccountName"]) == ("urgent", "x")
-    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "digits-master-tls"
-
-
 KUEUE, VOLCANO, GANG = "kueue.x-k8s.io/", "scheduling.volcano.sh/", {"gang": True, "num_workers": "3"}
+GROUP = "digits-workers"
+OF_KUEUES = {f"{KUEUE}pod-group-total-count": "3", f"{KUEUE}safe-to-forcefully-delete": "true"}
+OF_VOLCANOS = {f"{VOLCANO}group-min-member": "3", "scheduling.k8s.io/group-name": GROUP}
 
 
 @pytest.mark.parametrize(
@@ -190,20 +180,9 @@ KUEUE, VOLCANO, GANG = "kueue.x-k8s.io/", "scheduling.volcano.sh/", {"gang": Tru
     [
         ({}, {}, {}, None),
         ({"queue": "kueue=a"}, {f"{KUEUE}queue-name": "a"}, {}, None),
-        (
-            {"queue": "kueue=a", **GANG},
-            {f"{KUEUE}queue-name": "a", f"{KUEUE}pod-group-name": "digits-workers"},
-            {f"{KUEUE}pod-group-total-count": "3", f"{KUEUE}safe-to-forcefully-delete": "true"},
-            None,
-        ),
+        ({"queue": "kueue=a", **GANG}, {f"{KUEUE}queue-name": "a", f"{KUEUE}pod-group-name": GROUP}, OF_KUEUES, None),
         ({"queue": "volcano=a"}, {}, {f"{VOLCANO}queue-name": "a"}, "volcano"),
-        (
-            {"queue": "volcano=a", **GANG},
-            {},
-            {f"{VOLCANO}queue-name": "a", f"{VOLCANO}group-min-member": "3"}
-            | {"scheduling.k8s.io/group-name": "digits-workers"},
-            "volcano",
-        ),
+        ({"queue": "volcano=a", **GANG}, {}, {f"{VOLCANO}queue-name": "a", **OF_VOLCANOS}, "volcano"),
     ],
 )
 def test_queues_know_the_workers(options, labels, annotations, scheduler):
@@ -255,11 +234,8 @@ def test_the_users_template_is_merged_into_every_pod(template):
 def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
     for name, zone in (("all", "a"), ("worker", "b"), ("master", "c")):
         (tmp_path / name).write_text(f"spec: {{nodeSelector: {{zone: {zone}}}, hostAliases: [{{ip: {name}}}]}}")
-    spec = job(
-        pod_template=str(tmp_path / "all"),
-        worker_pod_template=str(tmp_path / "worker"),
-        master_pod_template=str(tmp_path / "master"),
-    )
+    options = {"pod_template": "all", "worker_pod_template": "worker", "master_pod_template": "master"}
+    spec = job(**{option: str(tmp_path / name) for option, name in options.items()})
     for role, zone in ((Role.WORKER, "b"), (Role.MASTER, "c")):
         pod = with_pod_templates({"metadata": {}, "spec": {}}, spec, role)
         assert pod["spec"]["nodeSelector"] == {"zone": zone}
@@ -269,11 +245,7 @@ def test_a_role_has_a_template_of_its_own_which_comes_last(tmp_path):
 @pytest.mark.parametrize(
     ("base", "patch", "merged"),
     [
-        (
-            {"tolerations": [{"key": "a"}]},
-            {"tolerations": [{"key": "b"}]},
-            {"tolerations": [{"key": "a"}, {"key": "b"}]},
-        ),
+        ({"tolerations": [{"key": 1}]}, {"tolerations": [{"key": 2}]}, {"tolerations": [{"key": 1}, {"key": 2}]}),
         ({"env": [{"name": "A", "value": "1"}]}, *[{"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}] * 2),
     ],
     ids=["a list grows", "a variable has one value"],
@@ -282,19 +254,6 @@ def test_merging_changes_neither_side(base, patch, merged):
     before = copy.deepcopy((base, patch))
     assert merge(base, patch) == merged
     assert (base, patch) == before
-
-
-JSON = st.recursive(
-    st.integers() | st.text(max_size=3),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=6,
-)
-MANIFESTS = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
-
-
-@given(MANIFESTS)
-def test_merging_nothing_or_the_same_again_changes_nothing(manifest):
-    assert merge(manifest, {}) == merge({}, manifest) == merge(manifest, manifest) == manifest
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,17 @@ OWN = str(PACKAGE / "worker" / "trainer.py")
 USERS = "/home/me/train.py"
 
 
-@pytest.mark.parametrize(
-    ("path", "is_users"),
-    [(USERS, True), (STANDARD, False), (LIBRARY, False), (OWN, False), ("<frozen runpy>", False), ("load.py", True)],
-)
-def test_whose_line_it_is(path, is_users):
-    assert Line(path, 1, "f").is_users is is_users
-
-
-WAIT, FORWARD = Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward")
+WAIT, FORWARD, TRAINER = Line(STANDARD, 320, "wait"), Line(LIBRARY, 7, "forward"), Line(OWN, 5, "step")
+FROZEN = Line("<frozen runpy>", 9, "run")
 
 
 @pytest.mark.parametrize(
     ("lines", "where"),
     [
-        ((WAIT, FORWARD, Line(USERS, 31, "load"), Line(USERS, 99, "main")), "/home/me/train.py:31 in load"),
+        (
+            (WAIT, FORWARD, TRAINER, FROZEN, Line(USERS, 31, "load"), Line(USERS, 99, "main")),
+            "/home/me/train.py:31 in load",
+        ),
         ((WAIT, FORWARD), "torch/nn/module.py:7 in forward"),
         ((WAIT,), "threading.py:320 in wait"),
         ((), ""),

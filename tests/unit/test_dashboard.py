@@ -11,9 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from elasticdl.cli.follow import StreamFeed
 from elasticdl.cli.local.folder_job import FileFeed, Tail
-from elasticdl.common.errors import UnreachableError
 from elasticdl.report.live_server import CONNECTIONS, LiveServer, News
 
 PATIENCE = 20.0
@@ -167,66 +165,3 @@ def test_a_file_is_read_on_where_it_was_and_anew_if_it_is_another(tmp_path):
     path.unlink()
     path.mkdir()
     assert feed.read() == (False, [])
-
-
-class Master:
-    """One that tells some lines, and then hangs until it is closed."""
-
-    def __init__(self, lines, hangs):
-        self.lines, self.hangs, self.closed = lines, hangs, threading.Event()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.left = True
-
-    def events(self, *, follow):
-        yield from self.lines
-        if self.hangs:
-            self.closed.wait(PATIENCE)
-        raise UnreachableError("gone")
-
-    def close(self):
-        self.closed.set()
-
-
-def collected(feed, wanted):
-    got = []
-
-    def all_there():
-        anew, lines = feed.read()
-        got[:] = lines if anew else got + lines
-        return got == wanted
-
-    soon(all_there)
-
-
-def test_a_cluster_s_journal_comes_from_its_masters_and_then_from_what_is_kept(monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
-    masters = iter([Master(["a"], False), Master([], False), Master(["a", "b"], False)])
-    ended = iter([False, False, True])
-    feed = StreamFeed(lambda: next(masters), lambda: next(ended), lambda: ["a", "b", "c"])
-    collected(feed, ["a", "b", "c"])
-    feed.close()
-
-
-def test_a_master_that_does_not_answer_takes_nothing_away(monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.follow.AGAIN_SECONDS", 0.05)
-    masters = [Master(["a"], False)]
-    asked = threading.Event()
-    feed = StreamFeed(lambda: masters.pop() if masters else asked.set() or Master([], False), lambda: False, list)
-    soon(asked.is_set)
-    assert [feed.read(), feed.read()] == [(False, ["a"]), (False, [])]
-    feed.close()
-
-
-def test_a_stream_that_says_nothing_is_closed_at_once():
-    master = Master(["a"], True)
-    feed = StreamFeed(lambda: master, lambda: False, list)
-    collected(feed, ["a"])
-    began = time.monotonic()
-    feed.close()
-    assert time.monotonic() - began < 3
-    assert master.left
-    assert feed.is_complete

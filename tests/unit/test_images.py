@@ -1,4 +1,4 @@
-"""The Dockerfiles of docker/: hadolint's rules, and that what they copy and name exists."""
+"""The Dockerfiles of docker/: their versions, and that what they copy and name exists."""
 
 from __future__ import annotations
 
@@ -10,26 +10,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from dockerfile_kit import Line, complaints, read, stages
+from dockerfile_kit import Line, read, stages
 
 from elasticdl.cli.commands.zoo_image import BASE_IMAGE, ZOO_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU = ROOT / "docker" / "Dockerfile.cpu", ROOT / "docker" / "Dockerfile.gpu"
 DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
-GOOD = 'FROM python:3.11 AS build\nFROM python:3.11-slim\nCOPY --from=build /a /a\nWORKDIR /a\nUSER 1000\nCMD ["a"]\n'
 
 each_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-
-
-def test_rules_find_mistakes_and_nothing_else():
-    assert complaints(GOOD) == set()
-    assert complaints(GOOD.replace("USER 1000", "USER root").replace("3.11-slim", "latest")) == {"DL3002", "DL3006"}
-
-
-@each_dockerfile
-def test_the_rules_are_kept(path):
-    assert complaints(path.read_text()) == set()
 
 
 @each_dockerfile
@@ -39,6 +28,8 @@ def test_every_base_image_is_of_one_exact_version_and_the_last_without_a_compile
     assert all(re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image) for image in images), images
     assert "build" in stages(lines)
     assert images[-1] == images[-2].replace("-bookworm", "-slim-bookworm"), "the same Python"
+    user = [line.rest for line in lines if line.word == "USER"][-1]
+    assert re.fullmatch(r"[1-9]\d*(:\d+)?", user), "Kubernetes' runAsNonRoot takes a number only"
 
 
 @each_dockerfile
@@ -85,13 +76,6 @@ def test_the_extra_for_the_zoo_is_all_that_its_modules_need_beside_a_framework()
 @each_dockerfile
 def test_a_zoo_is_put_where_the_image_looks_for_it(path):
     assert [line.rest for line in read(path.read_text()) if line.word == "WORKDIR"][-1] == ZOO_FOLDER
-
-
-def test_torch_for_cpus_comes_from_its_own_index_before_anything_that_needs_it():
-    installs = [command for line in read(CPU.read_text()) for command in pip_installs(line)]
-    torch = next(command for command in installs if command.endswith(" torch"))
-    assert '--no-deps --index-url "$TORCH_INDEX_URL"' in torch
-    assert installs.index(torch) < next(at for at, command in enumerate(installs) if "dev.txt" in command)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What pods and events say of workers, on clusters with and without the condition DisruptionTarget."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
 
@@ -7,7 +9,16 @@ from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.kube.manifests.pod import worker_pod
 from elasticdl.master.state.events import ExitCause
-from elasticdl.places.pods.judge import Ended, Running, Waiting, judge, judge_end
+from elasticdl.places.pods.judge import (
+    MOST_CRASHES,
+    SOON_SECONDS,
+    Ended,
+    Running,
+    Waiting,
+    crash_loop,
+    judge,
+    judge_end,
+)
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, number_of
 
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
@@ -15,7 +26,8 @@ UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", NO_ROOM.repl
 GATED = condition("PodScheduled", "False", "SchedulingGated")
 CREATING, STARTS = waiting("ContainerCreating"), "it is being started on node n0"
 COMPOSE = event("ErrWorkloadCompose", "'digits-workers' group has fewer runnable pods than expected", "Warning")
-MOUNT = event("FailedMount", 'secret "digits-worker-tls" not found', "Warning")
+NO_PAPERS = 'secret "digits-worker-tls" not found'
+FULL, MOUNT = event("FailedScheduling", "0/2 nodes", "Warning"), event("FailedMount", NO_PAPERS, "Warning")
 PULLED = [{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]
 NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
 
@@ -28,12 +40,7 @@ NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
         (pod(node="", conditions=[GATED]), [], False, "it waits in its queue"),
         (pod(), [], False, STARTS),
         (pod(state=CREATING), [COMPOSE], False, STARTS),
-        (
-            pod(state=CREATING),
-            [event("FailedScheduling", "0/2 nodes", "Warning"), event("Scheduled"), MOUNT],
-            False,
-            'it can\'t be started on node n0: secret "digits-worker-tls" not found',
-        ),
+        (pod(state=CREATING), [FULL, event("Scheduled"), MOUNT], False, f"it can't be started on node n0: {NO_PAPERS}"),
         (pod(state=waiting("ErrImagePull", "not found")), [], True, "the image can't be pulled: not found"),
         (pod(initContainerStatuses=PULLED), [], True, "the image can't be pulled: Back-off"),
         (pod(state=NO_KEY), [], False, "its container can't be started on node n0: couldn't find key x"),
@@ -60,7 +67,7 @@ TAINTED = "node n0 got a taint that it does not tolerate"
 NOT_READY = event("NodeNotReady", "Node is not ready", "Warning")
 EXCESS = event("ExcessPodDeleted", "Excess pod deleted")
 DELETED = "somebody deleted pod digits-worker-0"
-LOW = "The node was low on resource: memory."
+LOW, SILENT, UNREADY = "The node was low on resource: memory.", "Node n0 is unresponsive", condition("Ready", "False")
 KUEUE_PREEMPTS = (
     "Preempted to accommodate a workload (UID: 9f542104-a9e2-4344-ad2e-9c136204da18, JobUID: a20d0a6a-64a3-46ce-9b95-8cfb3bf6e675) "
     "due to prioritization in the ClusterQueue; preemptor path: /train; preemptee path: /train"
@@ -94,6 +101,7 @@ def refused(reason, message):
 C = ExitCause
 LOG = f"its log: kubectl logs -n {NAMESPACE} digits-worker-0"
 BY_PRIORITY = disrupted("PreemptionByScheduler", "for one of a higher priority")
+BY_KUEUE, OOM = stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS), terminated(137, "OOMKilled")
 LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
 
 
@@ -108,15 +116,9 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (disrupted("DeletionByTaintManager"), [], False, C.EVICTED, 0, "x"),
         (disrupted("DeletionByTaintManager", state=RUNNING), [], True, C.NODE_LOST, -9, "x"),
         (disrupted("DeletionByPodGC", state=RUNNING), [], True, C.NODE_LOST, -9, "x"),
-        (
-            disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted", message=LOW),
-            *([], False, C.EVICTED, 137, LOW),
-        ),
+        (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), [], False, C.EVICTED, 137, LOW),
         # Kueue's own condition, in newer releases and in older ones.
-        (
-            stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS),
-            *([event("Stopped", KUEUE_PREEMPTS)], False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
-        ),
+        (BY_KUEUE, [event("Stopped", KUEUE_PREEMPTS)], False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
         (stopped("WorkloadEvicted", KUEUE_PREEMPTS), [], True, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
         (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), [], False, C.EVICTED, 0, "Kueue: x"),
         (stopped("WorkloadDeleted", ""), [], False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
@@ -127,22 +129,8 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (refused("Evicted", LOW), [], False, C.EVICTED, -9, LOW),
         (refused("OutOfnvidia.com/gpu", "not enough"), [], False, C.EVICTED, -9, "not enough"),
         (refused("UnexpectedAdmissionError", "Allocate failed"), [], False, C.EVICTED, -9, "Allocate failed"),
-        (
-            running(reason="NodeLost", message="Node n0 is unresponsive"),
-            [],
-            True,
-            C.NODE_LOST,
-            -9,
-            "Node n0 is unresponsive",
-        ),
-        (
-            running(conditions=[condition("Ready", "False")]),
-            [NOT_READY],
-            True,
-            C.NODE_LOST,
-            -9,
-            "node n0 does not answer",
-        ),
+        (running(reason="NodeLost", message=SILENT), [], True, C.NODE_LOST, -9, SILENT),
+        (running(conditions=[UNREADY]), [NOT_READY], True, C.NODE_LOST, -9, "node n0 does not answer"),
         (running(), [TAINT], True, C.NODE_LOST, -9, TAINTED),
         (pod(phase="Succeeded", state=terminated(0), deleted=True), [TAINT], False, C.EVICTED, 0, TAINTED),
         (pod(phase="Running", state=terminated(137), deleted=True), [NO_TAINT], True, C.DELETED, 137, DELETED),
@@ -152,11 +140,8 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (failed(terminated(3)), [], False, C.CRASHED, 3, f"exit code 3; {LOG}"),
         (failed(terminated(139)), [], False, C.CRASHED, 139, f"SIGSEGV; {LOG}"),
         (failed(terminated(137)), [], False, C.KILLED, 137, "SIGKILL"),
-        (failed(terminated(137, "OOMKilled")), [], False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        (
-            failed(terminated(137, "OOMKilled"), deleted=True),
-            *([event("Preempted")], True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        ),
+        (failed(OOM), [], False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
+        (failed(OOM, deleted=True), [event("Preempted")], True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
         (failed(terminated(128, "StartError", "no python")), [], False, C.CRASHED, 128, "can't start it: no python"),
         (refused("SomethingNew", "who knows"), [], False, C.CRASHED, 1, "who knows"),
     ],
@@ -169,8 +154,7 @@ def test_why_a_worker_ended(last, events, gone, cause, code, detail):
 
 def test_a_preemption_is_open_until_it_is_told_who_came():
     assert [judge(BY_PRIORITY, events, told=False).open for events in ([], [PREEMPTED])] == [True, False]
-    by_kueue = stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS)  # which has said all that it says
-    for last in (disrupted("EvictionByEvictionAPI"), by_kueue):
+    for last in (disrupted("EvictionByEvictionAPI"), BY_KUEUE):  # which have said all that they say
         assert not judge(last, [], told=False).open
 
 
@@ -228,18 +212,13 @@ def workers(template=PODS.template, priority=None, limits=PODS.limits):
 
 
 @pytest.mark.parametrize(("share", "urgent"), [(1.0, 4), (0.5, 2), (0.3, 2), (0.25, 1), (0, 0)])
-def test_the_first_places_are_urgent(share, urgent):
-    pods = workers(priority=Priority("high", share))
+def test_the_first_places_are_urgent_a_share_of_the_range_which_the_job_has_now(share, urgent):
+    limits = WorkerRange(minimum=1, maximum=4)
+    pods = workers(priority=Priority("high", share), limits=lambda: limits)
     classes = [pods.manifest(10 + place, place)["spec"].get("priorityClassName") for place in range(5)]
     assert classes == ["high"] * urgent + [None] * (5 - urgent)
-
-
-def test_the_share_of_urgent_places_is_that_of_the_range_which_the_job_has_now():
-    limits = WorkerRange(minimum=1, maximum=4)
-    pods = workers(priority=Priority("high", 0.5), limits=lambda: limits)
-    assert pods.urgent == 2
-    limits = WorkerRange(minimum=1, maximum=10)
-    assert pods.urgent == 5
+    limits = WorkerRange(minimum=1, maximum=40)
+    assert pods.urgent == 40 * share
 
 
 def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
@@ -259,3 +238,58 @@ def test_a_worker_may_be_kept_from_nodes_and_the_users_own_affinity_stays():
 def test_the_pods_of_a_kueue_gang_are_alike_whichever_node_one_is_to_avoid():
     spec = JobSpec.model_validate({"image": "i", "job_name": "digits", "gang": True, "queue": "kueue=a"})
     assert "affinity" not in workers(worker_pod(spec, "lab")).manifest(1, 0, ("node-b",))["spec"]
+
+
+# When another master is of no use any more: what earlier ones have left decides.
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def master(number, code=1, seconds=3.0, *, job="job", **more):
+    """The pod of the master that was started as the so-manieth."""
+    state = terminated(code, message="Traceback\nRuntimeError: out of luck", **more)
+    started = BEGIN + timedelta(hours=number)
+    times = {"startedAt": started, "finishedAt": started + timedelta(seconds=seconds)}
+    state["terminated"].update({key: f"{time:%Y-%m-%dT%H:%M:%SZ}" for key, time in times.items()})
+    return {
+        "metadata": {"name": f"m-{number}", "namespace": "lab", "ownerReferences": [{"uid": job}]},
+        "spec": {"containers": [{"name": "elasticdl"}], "nodeName": "n"},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "elasticdl", "state": state}]},
+    }
+
+
+def masters(count=MOST_CRASHES, **more):
+    return [master(number, **more) for number in range(count)]
+
+
+def test_masters_that_crash_again_and_again_are_enough():
+    assert crash_loop(reversed(masters()), "job") == (
+        f"its master crashed {MOST_CRASHES} times in a row: RuntimeError: out of luck, exit code 1; "
+        f"its log: kubectl logs -n lab m-{MOST_CRASHES - 1}"
+    )
+    assert crash_loop(masters(reason="OOMKilled", code=137), "job")
+
+
+LOST = {"metadata": {"name": "lost", "ownerReferences": [{"uid": "job"}]}, "spec": {}, "status": {"phase": "Failed"}}
+AT_WORK = {"phase": "Running", "containerStatuses": [{"name": "elasticdl", "state": {"running": {}}}]}
+MASTER_RUNS = {**LOST, "status": AT_WORK}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [],
+        masters(MOST_CRASHES - 1),
+        masters(100, code=143),  # told to leave
+        masters(100, code=137),  # killed
+        masters(100, seconds=SOON_SECONDS),
+        masters(100, job="one of the same name, before"),
+        [*masters(MOST_CRASHES - 1), master(50, seconds=86400), *masters(0)],
+        [*masters(), master(50, code=143)],
+        [LOST] * 100,
+        [MASTER_RUNS],
+    ],
+    ids=["none", "few", "left", "killed", "late", "another job", "one at work", "one that left", "lost", "running"],
+)
+def test_anything_else_has_another_master_started(seen):
+    assert crash_loop(seen, "job") == ""

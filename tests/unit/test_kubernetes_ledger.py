@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
@@ -49,12 +50,9 @@ def test_from_asked_for_to_gone():
     assert ledger.gone(0) == []
     assert 0 not in ledger
     assert ledger.known(0)
-
-
-def test_a_start_that_takes_its_course_is_no_news():
-    ledger = asked()
-    assert ledger.created(pod(node="")) == ledger.seen(pod()) == []
-    assert ledger.seen(RUNS) == is_ready()
+    quiet = asked()
+    assert quiet.created(pod(node="")) == quiet.seen(pod()) == [], "a start that takes its course is no news"
+    assert quiet.seen(RUNS) == is_ready()
 
 
 def test_the_same_reason_is_told_once_and_so_is_any_trouble_with_the_image():
@@ -79,24 +77,25 @@ def test_the_image_is_no_trouble_once_a_worker_has_run():
     assert ledger.image_trouble is None
 
 
-def test_a_deletion_is_held_until_it_is_clear_who_did_it():
-    ledger = asked()
-    ledger.seen(LEAVING)
-    assert ledger.gone(0) == []  # it ends for all that is known
-    assert ledger.held(0)
-    assert causes(ledger.happened(0, event("Preempted"))) == [ExitCause.PREEMPTED]
-    assert ledger.settle(0) == []
+TARGET = condition("DisruptionTarget", "True", "PreemptionByScheduler", "to accommodate another")
 
 
-def test_a_preemption_is_held_until_it_is_told_who_came():
+@pytest.mark.parametrize("conditions", [[], [TARGET]])
+def test_an_end_is_held_until_it_is_clear_who_did_it(conditions):
+    over = pod(phase="Succeeded", state=terminated(0), deleted=True, conditions=conditions)
     ledger = asked()
-    target = condition("DisruptionTarget", "True", "PreemptionByScheduler", "to accommodate another")
-    over = pod(phase="Succeeded", state=terminated(0), deleted=True, conditions=[target])
-    assert ledger.seen(over) == []
+    assert causes(ledger.seen(over)) == ledger.gone(0) == []  # it ends for all that is known
     assert ledger.held(0)
     related = {"kind": "Pod", "namespace": "lab", "name": "urgent"}
     (told,) = losses(ledger.happened(0, event("Preempted", "by a number", related=related)))
     assert (told.cause, told.detail) == (ExitCause.PREEMPTED, "Preempted by pod lab/urgent on node n0")
+    assert ledger.settle(0) == []
+    ledger = asked()
+    ledger.seen(over)
+    assert causes(ledger.settle(0)) == [ExitCause.PREEMPTED if conditions else ExitCause.DELETED], (
+        "nothing more is heard"
+    )
+    assert ledger.gone(0) == ledger.settle(0) == []
 
 
 def test_a_preemptor_of_which_only_the_number_is_told_is_known_if_it_was_seen_to_wait():
@@ -121,15 +120,6 @@ def test_of_those_that_wait_the_newest_are_known():
     (told,) = losses(ledger.happened(0, event("Preempted", f"Preempted by pod {999:036} on node n0")))
     assert told.detail == "Preempted by pod lab/p999 on node n0"
     assert len(ledger._waiting) <= 100
-
-
-def test_a_deletion_of_which_nothing_more_is_heard_is_one():
-    ledger = asked()
-    ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
-    assert ledger.held(0)
-    assert ledger.gone(0) == []
-    assert causes(ledger.settle(0)) == [ExitCause.DELETED]
-    assert ledger.gone(0) == ledger.settle(0) == []
 
 
 def test_what_we_had_ended_is_told_at_once_though_nobody_has_seen_it():
@@ -184,14 +174,11 @@ def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
     ledger.seen(pod(1, phase="Running", state=RUNNING, deleted=True))  # its successor is asked for at once
     ledger.tell(2)
     assert [ledger.ask() for _ in range(4)] == [(3, 0), (4, 1), (5, 2), (6, 3)]
-
-
-def test_no_number_is_used_again_by_the_next_master_though_the_pod_is_gone_without_a_trace():
-    ledger = Ledger(PODS.name, first_number=4)
-    ledger.adopt(pod(2))
-    assert ledger.ask()[0] == 4
-    ledger.adopt(pod(7))
-    assert ledger.ask()[0] == 8
+    following = Ledger(PODS.name, first_number=4)  # the next master's, of a pod that is gone without a trace
+    following.adopt(pod(2))
+    assert following.ask()[0] == 4
+    following.adopt(pod(7))
+    assert following.ask()[0] == 8
 
 
 def test_pods_of_an_earlier_master_are_taken_over_where_they_are():

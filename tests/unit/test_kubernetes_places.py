@@ -50,9 +50,10 @@ async def test_a_pod_that_no_cluster_would_take_ends_the_job_with_that_line(scen
 
 @on(pods_scene)
 async def test_a_pod_of_which_the_answer_was_lost_is_taken_for_ours(scene):
-    scene.pods.create_unheard(PODS.manifest(0, 0))
+    scene.pods._create(PODS.manifest(0, 0))
+    scene.pods.failures["create"] = [ApiError(0, "the connection broke")]
     scene.want(1)
-    await scene.waits()  # the connection broke
+    await scene.waits()
     await scene.called("read", name(0))
     await scene.waits()
     scene.show(0)
@@ -141,25 +142,6 @@ async def test_a_pod_that_went_while_nobody_watched_is_missed(scene):
 
 
 @on(pods_scene)
-async def test_a_server_that_is_away_is_asked_again(scene):
-    await scene.ready(1)
-    scene.objects.failures = [ApiError(0, "refused")] * 3 + [GONE, ApiError(503, "starting")]
-    scene.objects.interrupt()
-    scene.show(0, "Failed", terminated(137, "OOMKilled"))
-    assert (await scene.lost()).cause is ExitCause.OUT_OF_MEMORY
-    assert scene.objects.failures == []
-
-
-@on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
-async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
-    await scene.ready(1)
-    uid = scene.objects.objects[name(0)]["metadata"]["uid"]
-    scene.remove(0)
-    scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
-    assert (await scene.lost()).cause is ExitCause.PREEMPTED
-
-
-@on(pods_scene)
 async def test_an_image_that_can_not_be_pulled_ends_a_job_that_never_had_a_worker(scene):
     scene.want(1)
     await scene.made(0)
@@ -244,18 +226,6 @@ async def test_a_pod_that_a_master_before_has_asked_for_and_that_comes_late_is_a
     assert [number_of(each) for each in scene.objects.objects.values()] == [0, 7]
 
 
-@on(pods_scene)
-async def test_who_waits_is_dropped_the_newest_first_and_who_runs_is_not(scene):
-    await scene.ready(1)
-    scene.want(3)
-    await scene.called("create", name(2))
-    for most, lost in ((2, 2), (0, 1), (0, None)):
-        scene.want(most)
-        if lost is not None:
-            await scene.lost(lost)
-    assert list(scene.objects.objects) == [name(0)]
-
-
 @on(partial(pods_scene, PodTimeouts(leave=DEADLINE)))
 async def test_a_job_that_ends_lets_its_agents_leave_so_that_their_logs_stay(scene):
     await scene.ready(1)
@@ -301,3 +271,24 @@ async def test_closing_is_bounded(scene):
     scene.pods.failures["delete_all"] = [ApiError(503, "x")] * 1000
     await scene.places.close()
     assert scene.reports.empty()
+
+
+@on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
+async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
+    await scene.ready(1)
+    uid = scene.objects.objects[name(0)]["metadata"]["uid"]
+    scene.remove(0)
+    scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
+    assert (await scene.lost()).cause is ExitCause.PREEMPTED
+
+
+@on(pods_scene)
+async def test_who_waits_is_dropped_the_newest_first_and_who_runs_is_not(scene):
+    await scene.ready(1)
+    scene.want(3)
+    await scene.called("create", name(2))
+    for most, lost in ((2, 2), (0, 1), (0, None)):
+        scene.want(most)
+        if lost is not None:
+            await scene.lost(lost)
+    assert list(scene.objects.objects) == [name(0)]

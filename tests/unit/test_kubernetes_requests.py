@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_fake import FakeObjects, FakePods
-from kubernetes_kit import JOB, PODS, pod, terminated
+from kubernetes_kit import PODS
 
 from elasticdl.common.backoff import Backoff
 from elasticdl.job.spec import WorkerRange
@@ -174,20 +174,6 @@ async def test_at_the_end_all_pods_are_deleted_though_other_requests_wait_for_th
         stage.launcher.kill(worker_id)
     await asyncio.wait_for(stage.launcher.close(), DEADLINE / 2)
     assert stage.pods.may_go_on.is_set()
-
-
-@on(stage(over=0.0))
-async def test_pods_that_are_over_are_removed_up_to_the_newest(stage):
-    await stage.launch(KEPT + 2)
-    await stage.until(lambda: len(stage.names) == KEPT + 2)
-    for worker_id in range(KEPT + 2):
-        name = f"{JOB}-worker-{worker_id}"
-        phase, end = ("Succeeded", terminated(0)) if worker_id % 2 else ("Failed", terminated(1))
-        stage.pods.objects.put(name, pod(worker_id, phase, end, manifest=stage.pods.objects.objects[name]))
-        while not isinstance(await stage.next(), e.WorkerExited):
-            pass
-    await stage.until(lambda: len(stage.names) == KEPT)
-    assert sorted(stage.names) == [f"{JOB}-worker-{worker_id}" for worker_id in range(2, KEPT + 2)]
 
 
 @given(st.lists(st.floats(0, 30), max_size=30))

@@ -49,15 +49,9 @@ def test_the_sentence_names_the_greatest_losses():
     ("seconds", "said"),
     [(0, "0 s"), (0.0123, "0.012 s"), (12.3, "12 s"), (60, "1 min"), (3725, "1 h 2 min"), (90_000, "1 d 1 h")],
 )
-def test_durations_are_said_as_people_do(seconds, said):
+def test_durations_and_shares_are_said_as_people_do(seconds, said):
     assert duration(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("share", "said"), [(0, "0 %"), (1, "100 %"), (0.001, "< 1 %"), (0.999, "> 99 %"), (0.126, "13 %")]
-)
-def test_a_share_that_is_there_is_not_said_to_be_none(share, said):
-    assert percent(share) == said
+    assert [percent(share) for share in (0, 1, 0.001, 0.999, 0.126)] == ["0 %", "100 %", "< 1 %", "> 99 %", "13 %"]
 
 
 # ---- the page ----

@@ -176,14 +176,6 @@ def test_no_modules_import_each_other_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_module_of_the_librarys_kits_has_the_name_of_another_one():
-    """Front ends may call alike what is alike in them."""
-    paths = [path for path in (ROOT / "elasticdl" / "elastic").rglob("*.py") if not path.stem.startswith("__")]
-    names = [path.stem for path in paths]
-    ours = {path.stem for path in paths if path.relative_to(ROOT / "elasticdl" / "elastic").parts[0] in KITS}
-    assert {name for name in ours if names.count(name) > 1} == set()
-
-
 @pytest.mark.parametrize("name", FRONT_ENDS)
 def test_a_front_end_is_in_all_lists(name):
     """Nothing else fails where one forgets it: its workers are not forked, or `elasticdl --version` does not name its library."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from test_cli_kubernetes import parts
 
-from elasticdl.cli.cluster.submission import make_parts
 from elasticdl.cli.local import slurm_run
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, Token
@@ -25,11 +25,6 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
 MARK = re.compile(r"<!-- (.*?) -->")
 TENANTS = {"pods", "events"}
-
-
-def parts(**options):
-    spec = JobSpec.model_validate({"image": "team/job:1", "job_name": "digits", "num_workers": "2-4", **options})
-    return make_parts(spec, "lab", datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def made(kind, **options):

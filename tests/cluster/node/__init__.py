@@ -13,11 +13,9 @@ watches its pods, runs them, reports what became of them, serves their logs. Wha
   and the API server accepts no loopback address as an endpoint of a Service; ``NAME.NAMESPACE.svc:PORT`` in a container's
   environment leads to the Service's first pod all the same (``services``).
 - When a line of a log was written is known of those that begin with it; for others it is when they are read.
+  Logs are served whole.
+- A container runs once, whatever the ``restartPolicy``. What controls its pod may make another pod.
 - Every image is there, except those whose name begins with ``missing/``.
-- What a machine does by itself is done on request: an annotation ``OOM_KILL`` with a new value kills the containers as
-  the kernel would for want of memory, ``EVICT`` evicts the pod as a node short of memory does.
 """
 
-OOM_KILL = "cluster.test/oom-kill"
-EVICT = "cluster.test/evict"
 MISSING_IMAGES = "missing/"

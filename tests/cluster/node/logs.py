@@ -21,8 +21,8 @@ _POLL_S = 0.1
 _CHUNK = 1 << 16
 _OWN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
-# A container's output, and whether more may come: from namespace, pod, container and whether the previous run is meant.
-FindLog = Callable[[str, str, str, bool], tuple[Path, Callable[[], bool]] | None]
+# A container's output, and whether more may come: from namespace, pod and container.
+FindLog = Callable[[str, str, str], tuple[Path, Callable[[], bool]] | None]
 # Of a pod, from namespace and name.
 FindAddress = Callable[[str, str], str | None]
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
                     forward(self, address, int(query["port"]))
                     return
             case ["containerLogs", namespace, pod, container]:
-                found = self.find_log(namespace, pod, container, query.get("previous") == "true")
+                found = self.find_log(namespace, pod, container)
                 if found and found[0].exists():
                     self._send_log(*found, query)
                     return
@@ -92,9 +92,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _content(path: Path, growing: Callable[[], bool], query: dict[str, str]) -> Iterator[bytes]:
     with path.open("rb") as file:
-        if "tailLines" in query:
-            lines, count = file.readlines(), int(query["tailLines"])
-            yield b"".join(lines[-count:] if count else [])
         while True:
             more = growing()
             chunk = file.read(_CHUNK)

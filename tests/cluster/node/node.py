@@ -181,14 +181,12 @@ class Node:
             found = [pod for pod in self._pods.values() if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
         return found[-1] if found else None
 
-    def _find_log(
-        self, namespace: str, name: str, container: str, previous: bool
-    ) -> tuple[Path, Callable[[], bool]] | None:
+    def _find_log(self, namespace: str, name: str, container: str) -> tuple[Path, Callable[[], bool]] | None:
         pod = self._named(namespace, name)
         found = next((each for each in pod.containers if each.name == container), None) if pod else None
         if found is None:
             return None
-        return found.log(previous=previous), lambda: not previous and found.process is not None
+        return found.log, lambda: found.process is not None
 
     def _find_address(self, namespace: str, name: str) -> str | None:
         pod = self._named(namespace, name)

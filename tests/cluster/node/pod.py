@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticdl.kube.api_error import ApiError
-from tests.cluster.node import EVICT, MISSING_IMAGES, OOM_KILL
+from tests.cluster.node import MISSING_IMAGES
 from tests.cluster.node.api import Api, Json
 from tests.cluster.node.container import NEVER, Container
 from tests.cluster.node.environment import CannotStart, Invocation, invocation
@@ -79,7 +79,6 @@ class Pod:
         self._manifest = manifest
         self._host = host
         self._spec: Json = manifest["spec"]
-        self._policy: str = self._spec.get("restartPolicy", "Always")
         # Called in the pod's own thread, one after the other.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         own = f"{self.ref.namespace}_{self.ref.name}_{self.ref.uid[:8]}"
@@ -87,7 +86,7 @@ class Pod:
         logs = host.logs / own
         logs.mkdir(parents=True, exist_ok=True)
         self.containers = [Container(each, self._folder / each["name"], logs) for each in self._spec["containers"]]
-        self.address = host.address if self._spec.get("hostNetwork") else host.new_address()
+        self.address = host.new_address()
         self._places = {
             "startTime": timestamp(),
             "hostIP": host.address,
@@ -102,7 +101,6 @@ class Pod:
         self._told: Json | None = None
         # Ended under a node of this name that is no more: what that one told stands.
         self._inherited = False
-        self._oom_kill = self._annotation(OOM_KILL)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"pod {self.ref.name}", daemon=True).start()
@@ -138,7 +136,7 @@ class Pod:
             self._inherited = True
         elif told == "Running":  # by a node of this name that is no more
             for container in self.containers:
-                container.ended(_LOST_EXIT_CODE, self._policy, time.monotonic(), reason="Unknown")
+                container.ended(_LOST_EXIT_CODE, reason="Unknown")
         limits = [each.get("resources", {}).get("limits") or {} for each in self._spec["containers"]]
         wanted = sum(int(each.get(GPU, 0)) for each in limits)
         if self._finished() or not wanted:
@@ -160,7 +158,6 @@ class Pod:
             return
 
     def _advance(self, now: float) -> None:
-        self._heed_annotations()
         if self._vanished or self._verdict:
             for container in self._processes():
                 container.kill()
@@ -173,16 +170,6 @@ class Pod:
         if self._finished():
             self._release_devices()
         self._report()
-
-    def _heed_annotations(self) -> None:
-        if self._annotation(EVICT) and not self._verdict and not self._finished():
-            self._verdict = Verdict("Evicted", "The node was low on resource: memory.")
-            self._host.reporter.event(self.ref, "Evicted", self._verdict.message, warning=True)
-        wanted = self._annotation(OOM_KILL)
-        if wanted != self._oom_kill:
-            self._oom_kill = wanted
-            for container in self._processes():
-                container.kill("OOMKilled")
 
     def _end(self, now: float) -> None:
         """Ask the processes once, and make them when the time of grace is over."""
@@ -206,9 +193,9 @@ class Pod:
             container.wait(reason, f'{what} "{container.image}"', NEVER if pulled else now + _TRY_AGAIN_S)
             return
         try:
-            process = container.run(self._prepare(container), now)
+            process = container.run(self._prepare(container))
         except CannotStart as error:
-            container.ended(128, self._policy, now, reason="StartError", message=str(error))
+            container.ended(128, reason="StartError", message=str(error))
         except Unready as error:
             container.wait("CreateContainerConfigError", str(error), now + _LOOK_AGAIN_S)
         except ApiError as error:
@@ -237,9 +224,7 @@ class Pod:
 
     def _tell_end(self, container: Container, process: Leashed) -> None:
         code = process.wait()
-        self._inbox.put(
-            lambda: container.ended(code, "Never" if self._ending() else self._policy, time.monotonic())
-        )  # fmt: skip
+        self._inbox.put(lambda: container.ended(code))
 
     def _report(self) -> None:
         """Tell the API server, if there is anything new to it."""
@@ -256,7 +241,7 @@ class Pod:
             self._host.reporter.report(self.ref, status, final=final)
 
     def _phase(self) -> str:
-        return phase(self.containers, self._policy, ending=self._ending(), verdict=self._verdict)
+        return phase(self.containers, ending=self._ending(), verdict=self._verdict)
 
     def _finished(self) -> bool:
         """Nothing runs, and nothing will."""
@@ -270,10 +255,6 @@ class Pod:
 
     def _ending(self) -> bool:
         return self._vanished or self._deleted() or self._verdict is not None
-
-    def _annotation(self, name: str) -> str | None:
-        found: str | None = (self._manifest["metadata"].get("annotations") or {}).get(name)
-        return found
 
     def _release_devices(self) -> None:
         self._host.devices.give_back(self._devices)

@@ -47,21 +47,16 @@ class Verdict:
     message: str
 
 
-def restarts(policy: str, exit_code: int) -> bool:
-    """Whether a container that ended with ``exit_code`` is started again."""
-    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
-
-
-def phase(containers: list[Container], policy: str, *, ending: bool, verdict: Verdict | None) -> str:
-    """Pending until every container has run; then Running until all have ended for good."""
+def phase(containers: list[Container], *, ending: bool, verdict: Verdict | None) -> str:
+    """Pending until every container has run; then Running until all have ended."""
     if verdict:
         return "Failed"
     codes = [each.state["terminated"]["exitCode"] for each in containers if "terminated" in each.state]
     if ending and not any("running" in each.state for each in containers):
         return "Succeeded" if len(codes) == len(containers) and not any(codes) else "Failed"
-    if any("waiting" in each.state and not each.last_state for each in containers):
+    if any("waiting" in each.state for each in containers):
         return "Pending"
-    if len(codes) < len(containers) or any(restarts(policy, code) for code in codes):
+    if len(codes) < len(containers):
         return "Running"
     return "Failed" if any(codes) else "Succeeded"
 
@@ -81,17 +76,16 @@ def pod_status(uid: str, told: str, containers: list[Container], verdict: Verdic
 
 
 def _container_status(uid: str, container: Container) -> Json:
-    has_run = "waiting" not in container.state or bool(container.last_state)
+    has_run = "waiting" not in container.state
     return {
         "name": container.name,
         "image": container.image,
         "imageID": f"process://{container.image}" if has_run else "",
-        "containerID": f"process://{uid}/{container.name}/{container.restarts}" if has_run else "",
-        "restartCount": container.restarts,
+        "containerID": f"process://{uid}/{container.name}" if has_run else "",
+        "restartCount": 0,
         "started": "running" in container.state,
         "ready": "running" in container.state,
         "state": container.state,
-        "lastState": container.last_state,
     }
 
 

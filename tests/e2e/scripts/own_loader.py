@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
 
+elastic.init(global_batch_size=250, max_gpu_batch_size=100)  # as the processes that load data do, too
+
 if __name__ == "__main__":
     set_forkserver_preload(["torch"])  # so that not each of the loader's processes has to import it
-    elastic.init(global_batch_size=250, max_gpu_batch_size=100)
     pixels = torch.randn(1500, 64, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(pixels, pixels[:, :10].argmax(1))
     sampler = elastic.Sampler(dataset)

@@ -12,7 +12,6 @@ from model_zoo.digits.data import BRIGHTEST, read_digits
 _delay = float(os.environ.get("TEST_MICRO_BATCH_SECONDS", "0"))
 _slow_while = Path(os.environ.get("TEST_SLOW_WHILE", "/"))  # slow as long as this is there
 _fail_at = int(os.environ.get("TEST_FAIL_AT_MICRO_BATCH", "0"))
-_die_at_start = os.environ.get("TEST_DIE_AT_START", "")
 _count = 0
 
 
@@ -35,8 +34,6 @@ def optimizer(parameters):
 
 
 def dataset(mode, path):
-    if _die_at_start and os.environ.get("ELASTICDL_WORKER_ID"):
-        os.abort()
     if path and not Path(path).exists():
         raise FileNotFoundError(path)
     images, labels = map(torch.from_numpy, read_digits())
