@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -128,6 +129,20 @@ def test_in_the_second_serving_takes_a_gpu_from_training_and_gives_it_back(
     taken = summary["reclaim_for_training"]  # on a busy machine the load is over before the worker has made a step
     assert taken["n"] + len(taken["unfinished"]) == 1
     assert summary["utilisation"] > 0.5
+    nothing_is_left(own_cluster, namespace)
+
+
+def test_one_that_is_interrupted_cleans_up(experiment, own_cluster, namespace, tmp_path):
+    pytest.importorskip("tensorflow")
+    process = experiment("benchmarks.experiment2", 1200, "--serving_model", str(tmp_path / "model"), *SECOND)
+    listing = (client.CoreV1Api(own_cluster.client()).list_namespaced_pod, namespace)
+    until(lambda seen: any(name.startswith("training-master") for name in seen), "a master", *listing)
+    process.send_signal(signal.SIGINT)
+    said, complaints = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130, said + complaints
+    assert complaints.splitlines()[-1].endswith("interrupted; what was measured so far is in --out")
+    assert (tmp_path / "out" / "pods.csv").read_text().count("\nserving-") == 1
+    assert not (tmp_path / "out" / "summary.json").exists()
     nothing_is_left(own_cluster, namespace)
 
 

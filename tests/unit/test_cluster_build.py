@@ -1,5 +1,6 @@
 """The build of the cluster's programs, with a Go that does what a test tells it to: what becomes of it when it goes wrong."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cluster import __main__ as main
 from tests.cluster import build, debian, golang
 from tests.cluster.build import CLUSTER
 from tests.cluster.steps import BuildError, Unavailable
@@ -100,6 +102,13 @@ def test_what_fails_is_said_in_a_line_and_leaves_nothing(go, line, error, words)
     assert left() == []
 
 
+def test_a_network_that_does_not_answer_is_not_waited_for(go, monkeypatch):
+    (go / "obey").write_text("exec sleep 1000")
+    monkeypatch.setattr(golang, "_FIRST_WITHIN_S", 0.3)
+    with pytest.raises(Unavailable, match=r"Go's modules are not to be had: not done in 0\.3 s"):
+        require()
+
+
 def test_two_at_once_build_one(go):
     (go / "obey").write_text(f'[ $1 = mod ] || while [ ! -e "{go}/go on" ]; do sleep 0.05; done')
     both = begun(), begun()
@@ -184,3 +193,28 @@ def test_without_programs_tests_on_a_cluster_are_skipped_and_counted(go, tmp_pat
     assert "1 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
     why = "Go's modules are not to be had: dial tcp: no route to host"
     assert f"tests on a cluster that were skipped: 2: {why}" in done.stdout
+
+
+def test_a_cluster_that_was_started_in_the_background_ends_with_sigint(monkeypatch):
+    """A shell has what it starts with & ignore that signal."""
+
+    class Interrupted(contextlib.nullcontext):
+        kubeconfig = image = logs = ""
+
+        def __enter__(self):
+            return self
+
+        def check(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the signal changed nothing")
+
+    before = [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(sys, "argv", ["tests.cluster"])
+    monkeypatch.setattr(main, "_cluster", lambda options: Interrupted())
+    monkeypatch.setattr(main, "_CHECK_EACH_S", 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert main.main() == 0
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
