@@ -234,6 +234,7 @@ def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, m
         await writing
         assert read == [str(number) for number in range(21)]
         assert len(turns) > 2
+        assert len([line async for line in journal.entries(follow=True)]) == 21, "of one that is over, too"
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

@@ -207,14 +207,6 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
     assert r.job._workers.progress_limits.longest > GIVE_UP_FLOOR
 
 
-def test_one_that_goes_on_is_remarked_no_more():
-    r = stuck()
-    r.post(tell(2, LOAD))
-    r.waiting = set()
-    r.pass_time(1.0)
-    assert not any(worker.remark for worker in r.job.view().workers)
-
-
 def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
     r = stuck()
     r.post(tell(2, VALIDATE, moves=True))
