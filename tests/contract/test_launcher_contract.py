@@ -112,11 +112,13 @@ async def agent_bench(tmp_path):
         await bench.launcher.close()
 
 
-def contract(check, *, starts=True):
-    """Run a check on each launcher. ``starts``: it is about workers that run."""
-    benches = [fake_bench, local_bench, partial(local_bench, modules=["json"]), *([agent_bench] if starts else [])]
+BENCHES = {"fake": fake_bench, "local": local_bench, "forked": partial(local_bench, modules=["json"]), "agents": agent_bench}  # fmt: skip
 
-    @pytest.mark.parametrize("make", benches, ids=["fake", "local", "forked", "agents"][: len(benches)])
+
+def contract(check):
+    """Run a check on each launcher."""
+
+    @pytest.mark.parametrize("make", BENCHES.values(), ids=BENCHES)
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
@@ -169,20 +171,6 @@ async def test_a_worker_without_a_place_is_pending_until_one_is_free(bench):
     bench.end(0, 0)
     await bench.next(WorkerExited)
     assert (await bench.next(WorkerPlaced)).worker_id == PLACES
-
-
-@partial(contract, starts=False)
-async def test_a_pending_worker_can_be_taken_back(bench):
-    for worker_id in range(PLACES + 1):
-        await bench.launcher.launch(worker_id)
-        await bench.next(WorkerPlaced if worker_id < PLACES else WorkerPending)
-    bench.launcher.kill(PLACES)
-    assert (await bench.next(WorkerExited)).worker_id == PLACES
-    bench.end(0, 0)
-    await bench.next(WorkerExited)
-    await bench.launcher.close()
-    await bench.next(WorkerExited)
-    assert bench.nothing_more()
 
 
 @contract

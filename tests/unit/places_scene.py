@@ -5,9 +5,7 @@ import itertools
 
 import pytest
 
-from elasticdl.master.state.events import (
-    WorkerPlaced,
-)
+from elasticdl.master.state.events import WorkerPlaced
 from elasticdl.places.base import PlaceState
 from elasticdl.places.launcher import PlaceLauncher
 from tests.contract.places_kit import FakePlaces, FakeStarter

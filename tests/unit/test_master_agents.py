@@ -155,6 +155,8 @@ async def test_an_end_is_reported_once_and_may_be_forgotten_when_it_is_saved(des
     ("said", "cause", "detail"),
     [
         (ended(0, -9, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
+        (ended(0, 137, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
+        (ended(0, -15, out_of_memory=True), ExitCause.KILLED, "SIGTERM"),
         (ended(0, 3, out_of_memory=True), ExitCause.CRASHED, "exit code 3"),
         (ended(0, -9), ExitCause.KILLED, "SIGKILL"),
         (ended(0, 1, problem="/x: no such file"), ExitCause.CRASHED, "can't start it: /x: no such file"),

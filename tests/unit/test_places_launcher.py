@@ -102,15 +102,6 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
     assert scene.starter.started[1] == "place-1"
 
 
-def test_a_place_that_is_lost_takes_its_worker_along_with_its_cause():
-    scene = Scene().placed(1)
-    scene.places.lose("place-0", "for job/other", ExitCause.PREEMPTED, 143)
-    assert scene.new() == [WorkerExited(0, ExitCause.PREEMPTED, 143, "for job/other")]
-    assert scene.starter.started == {}
-    scene.launch(1)
-    assert scene.places.in_state(WAITING) == ["place-1"]
-
-
 @pytest.mark.parametrize("by_starter", [False, True])
 @pytest.mark.parametrize(
     ("cause", "told"),

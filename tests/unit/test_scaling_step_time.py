@@ -44,19 +44,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(busy, numbers):
     assert held / total >= 0.8
 
 
-@pytest.mark.parametrize(
-    ("truth", "numbers"),
-    [(Truth(serial=0.05, network=0.1), (1, 2, 3, 4)), (Truth(follows=True, network=0.2), (1, 2, 4))],
-    ids=["fixed batch", "a batch that follows: speed is in samples"],
-)
-def test_what_was_measured_is_known_within_a_few_percent(truth, numbers):
-    draw = np.random.default_rng(1)
-    curve = fit([measured(truth, n, draw) for n in numbers], follows=truth.follows)
-    for n in numbers[1:]:
-        assert curve.at(n).speedup == pytest.approx(truth.speedup(n), rel=0.06)
-        assert width(curve.at(n)) < 0.2 * truth.speedup(n)
-
-
 def test_it_is_believed_as_measured_even_if_the_form_does_not_fit():
     """Two cores: a third worker makes every step slower."""
     times = {1: 1.0, 2: 0.51, 3: 0.62, 4: 0.66}
