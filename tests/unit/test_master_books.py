@@ -122,17 +122,6 @@ def test_the_rate_is_of_the_last_seconds_only():
     assert training.samples_per_second(100.2) == pytest.approx(320), "after a long pause it is that after it"
 
 
-@pytest.mark.parametrize("seconds", [0.1, 600.0])
-def test_slow_steps_have_a_rate_too(seconds):
-    told = Told()
-    for step in range(1, 21):
-        told.steps(step, now=step * seconds)
-        if step > 1:
-            assert told.training.samples_per_second(step * seconds) == pytest.approx(32 / seconds)
-            assert told.training.time_left((step + 0.9) * seconds) == pytest.approx((100 - step) * seconds)
-    assert told.training.samples_per_second(26 * seconds + 60) == 0.0  # it stands still
-
-
 def test_a_resumed_job_does_not_claim_the_epochs_before():
     told = Told()
     training = told.training

@@ -90,18 +90,6 @@ def test_a_job_below_its_minimum_waits_and_says_why():
     assert r.phase is Phase.RUNNING
 
 
-def test_a_silent_member_is_killed_and_the_others_go_on():
-    r = trained()
-    del r.beats[2]
-    out = r.pass_time(10.3)
-    assert only(i.KillWorker, out) == [i.KillWorker(2, "no heartbeat for 10 s")]
-    assert only(i.BreakWorld, out) == [i.BreakWorld((0, 1), 1, "worker 2: no heartbeat for 10 s")]
-    r.beats[2] = 5
-    assert only(i.KillWorker, r.pass_time(1)) == []  # a heartbeat of a worker that was given up means nothing
-    r.exit(2)
-    assert r.causes == ["frozen"]
-
-
 def test_a_master_that_was_held_up_blames_nobody():
     r = trained()
     r.pass_time(1)
@@ -213,16 +201,6 @@ def test_those_that_are_starting_are_killed_on_stop_and_who_connects_then_is_tol
     out = r.post(e.StopRequested("enough"))
     assert [(type(o), o.worker_id) for o in out] == [(i.KillWorker, n) for n in range(3)]
     assert r.post(e.WorkerConnected(0, "h", 1)) == [i.StopWorkers((0,), "enough", checkpoint=True)]
-
-
-def test_nothing_is_said_against_a_worker_that_nobody_watches_any_more():
-    r = trained()
-    r.post(e.WorkerDraining(1, "SIGTERM"))
-    del r.beats[1]
-    r.pass_time(0.8 * r.settings.heartbeat_timeout)
-    assert r.remark(1).startswith("no heartbeat for")
-    r.post(e.StopRequested("enough"))
-    assert not any(worker.remark for worker in r.job.view().workers)
 
 
 # ---- to leave, and to finish ----

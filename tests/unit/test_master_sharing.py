@@ -83,12 +83,6 @@ def test_of_two_alike_the_shorter_has_more_and_of_one_without_an_end_the_usual_o
     assert divide([claim("a", held=4, gains=tuple(gain * 0.5 for gain in GOOD)), claim("b", held=4)], 8)["b"] > 4
 
 
-def test_a_job_that_a_further_place_brings_nothing_says_so():
-    sharing = Sharing()
-    assert sharing.see(claim("a", held=4, gains=POOR), [], 0.0)
-    assert sharing.reason == "4 of 4 places that the jobs of its queue have: a further one would bring nothing"
-
-
 def test_a_neighbour_that_is_gone_is_not_shown_as_the_reason():
     sharing, own = Sharing(), claim("a", held=4, waiting=1, gains=FAIR)
     sharing.see(own, [claim("b", held=4, waiting=1, gains=FAIR)], 0.0)

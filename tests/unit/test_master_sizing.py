@@ -118,13 +118,6 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     assert {"advice", "decision"} <= KINDS.keys()
 
 
-def test_without_the_policy_there_are_all_workers_whatever_they_bring():
-    cluster = Sized(1, 4, "all")
-    cluster.learns(4, 1.0, 0.3, 0.2, 0.1)
-    assert cluster.sizes[-1] == 4
-    assert not cluster.records("decision")
-
-
 # ---- how many workers it asks for ----
 
 
@@ -148,14 +141,6 @@ def test_what_was_learnt_of_another_number_decides_nothing():
     cluster = Sized(1, 4)
     cluster.learns(2, 1.0, 0.9, 0.9)
     assert cluster.sizes == [1]
-
-
-def test_who_is_lost_is_replaced_up_to_the_target():
-    cluster = Sized(1, 8)
-    cluster.learns(1, 1.0, 0.9, 0.3)
-    cluster.exit(max(cluster.workers), e.ExitCause.PREEMPTED)
-    cluster.live(8)
-    assert cluster.sizes == [1, 2, 1, 2]
 
 
 def test_as_long_as_there_is_no_place_it_asks_for_no_more():
@@ -186,14 +171,6 @@ def test_the_users_range_is_kept_and_a_reason_of_another_range_is_not_shown():
     assert cluster.decision == "stays at 2: the job was scaled to 1-4, and nothing was measured since"
     cluster.scale(1, 1)
     assert cluster.records("decision")[-1] == {"workers": 1, "reason": "goes to 1: the job was scaled to 1"}
-
-
-def test_a_job_that_ends_gives_no_reason_for_its_number_of_workers():
-    cluster = Sized(1, 2)
-    cluster.post(learnt(1, 1.0, 0.2))
-    assert cluster.decision
-    cluster.post(e.StopRequested("enough"))
-    assert not cluster.decision
 
 
 def test_the_cost_of_a_change_is_the_median_pause():

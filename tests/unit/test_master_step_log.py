@@ -64,14 +64,6 @@ def test_the_longer_a_job_runs_the_rarer_entries_become():
     assert sum(entry["steps"] for entry in book.told) == sum(entry["steps"] for entry in book.entries) == 100_000
 
 
-def test_the_first_step_in_a_world_counts_without_the_pause_before_it():
-    book = Book()
-    book.train(1, 2, 3)
-    book.train(4, world=2, seconds=7.0)
-    assert [(entry["world"], entry["step"]) for entry in book.entries] == [(1, 1), (1, 3), (2, 4)]
-    assert book.entries[-1]["seconds"] == pytest.approx(0.05)
-
-
 def test_steps_that_are_made_again_are_counted_also_by_another_master():
     book = Book(counted=3)
     book.train(2, 3, 4, world=2)

@@ -255,9 +255,13 @@ def test_of_a_silent_worker_its_launcher_tells_before_it_is_killed():
     r.post(e.StacksFound(2, "", "does not run: it is stopped (state T)"))
     assert r.remark(2).startswith("no heartbeat for ")
     reason = "no heartbeat for 10 s, does not run: it is stopped (state T)"
-    assert i.KillWorker(2, reason) in r.pass_time(3)
+    out = r.pass_time(3)
+    assert i.KillWorker(2, reason) in out
+    assert [broken.worker_ids for broken in only(i.BreakWorld, out)] == [(0, 1)]
+    r.beats[2] = 5
+    assert killed(r.pass_time(1)) == [], "a heartbeat of a worker that was given up means nothing"
     r.exit(2)
-    assert r.records("worker_left")[0]["reason"] == reason
+    assert (r.causes, r.records("worker_left")[0]["reason"]) == (["frozen"], reason)
     assert r.records("worker_stuck")[0]["why"] == "no heartbeat"
 
 
