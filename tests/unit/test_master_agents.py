@@ -11,7 +11,7 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.loop import Mailbox
 from elasticdl.master.shell.servicer import Servicer
 from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
@@ -101,21 +101,6 @@ def started(worker_id, pid=1):
 
 def ended(worker_id, code=0, **fields):
     return pb.Ended(worker_id=worker_id, code=code, **fields)
-
-
-@on(desk)
-async def test_a_worker_is_pending_while_the_agent_of_its_place_is_late(desk):
-    await desk.begin()
-    desk.agents.start(0, A)
-    assert desk.told() == [], "an agent that comes in time is no news"
-    assert await desk.told_soon() == [WorkerPending(0, "the agent of its place has not come yet", "node-a")]
-    other, line = desk.comes(B), desk.comes(A)
-    assert await orders(other) == []
-    order = line.waiting.get_nowait().start
-    assert (order.worker_id, dict(order.environment), order.processes) == (0, {"GPU": "a"}, 1)
-    for _ in range(2):
-        desk.says(line, started=started(0, 7))
-    assert desk.told() == [WorkerPlaced(0, "host-a", 7, "node-a")]
 
 
 @on(desk)

@@ -52,21 +52,6 @@ def test_it_is_believed_as_measured_even_if_the_form_does_not_fit():
     assert curve.at(3).gain < 0
 
 
-def test_one_number_of_workers_says_little_and_more_where_computing_is_known():
-    truth, draw = Truth(network=0.3, serial=0.05), np.random.default_rng(2)
-    blind, seeing = (fit([measured(truth, 4, draw, busy=busy)], follows=False).at(4) for busy in (False, True))
-    assert width(blind) > 0.25 * blind.speedup
-    assert width(seeing) < width(blind)
-    assert seeing.low <= truth.speedup(4) <= seeing.high
-
-
-def test_the_further_away_the_less_is_known():
-    truth, draw = Truth(), np.random.default_rng(3)
-    curve = fit([measured(truth, n, draw) for n in (1, 2)], follows=False)
-    widths = [width(point) / point.speedup for point in curve]
-    assert widths[1] < widths[3] < widths[7]
-
-
 def test_old_measurements_count_less_and_few_steps_that_are_alike_by_chance_are_no_sure_ones():
     aged = [[seen(1, 1.0, 0.02, age=age), seen(2, 0.6, 0.02)] for age in (0.0, 24 * 3600.0)]
     new, old = (fit(each, follows=False).at(2) for each in aged)
