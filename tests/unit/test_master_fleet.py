@@ -98,7 +98,7 @@ def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
     y.wait(1)
     assert killed(y.wait(1) + y.wait(1) + y.wait(1)) == []
     for worker in (0, 1):
-        y.join(worker)
+        y.ask(worker)
 
     def pass_on(*beating):
         y.post(*(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False) for worker in beating))
