@@ -57,7 +57,7 @@ PROBE = LOOK + '"""no docstring"""\nprint(json.dumps(look()))\n'
 def package(tmp_path):
     written(tmp_path, "", "package/__init__.py")
     written(tmp_path, "VALUE = 1", "package/beside.py")
-    written(tmp_path, PROBE, "package/script.py")
+    written(tmp_path, PROBE, "script.py")
     for name in ("__main__", "module"):
         written(tmp_path, "from .beside import VALUE\n" + PROBE, f"package/{name}.py")
 
@@ -65,9 +65,9 @@ def package(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["package/script.py", "--a", "b c"],
-        ["-u", "-O", "-bb", "-q", "package/script.py"],
-        ["-X", "dev", "-Wignore", "-P", "-Xutf8=1", "package/script.py"],
+        ["script.py", "--a", "b c"],
+        ["-u", "-O", "-bb", "-q", "script.py"],
+        ["-X", "dev", "-Wignore", "-P", "-Xutf8=1", "script.py"],
         ["-m", "package", "x"],
         ["-um", "package.module"],
         ["-c", PROBE, "x", "-c"],
@@ -215,7 +215,7 @@ def test_libraries_that_start_threads_when_they_are_imported_do_not_hinder_forks
     for module in modules:
         pytest.importorskip(module)
     code = "\n".join(f"import {module}; {LIBRARIES[module]}" for module in modules)
-    printed, exited = run_one([sys.executable, "-c", code], tmp_path, (*MODULES, *modules))
+    printed, exited = run_one([sys.executable, "-c", code], tmp_path, (*MODULES, *modules, "not_installed"))
     assert exited.code == 0, printed
     assert caplog.records == []
 

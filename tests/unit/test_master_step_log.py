@@ -4,8 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticdl.job.journal import STEPS, Steps, thinned
 from elasticdl.kube.manifests import packed_state
@@ -115,14 +113,6 @@ def test_a_damaged_line_of_a_journal_that_is_thinned_stays_as_it_is(damaged):
     entry = {**ENTRY, "event": STEPS, "time": 1}
     lines = [json.dumps(entry) + "\n", damaged + "\n", json.dumps({**entry, "time": 2, "step": 2}) + "\n"]
     assert list(thinned(lines, 8)) == lines
-
-
-@given(st.lists(st.sampled_from(["steps", "steps", "evaluation", "world_formed"]), max_size=30), st.integers(2, 9))
-def test_a_thinned_journal_is_in_the_order_of_time(events, bunch):
-    """It was not where one entry on steps stood before something else and none that it could be joined with came after."""
-    lines = [json.dumps({**ENTRY, "event": event, "time": time}) + "\n" for time, event in enumerate(events)]
-    times = [json.loads(line)["time"] for line in thinned(lines, bunch)]
-    assert times == sorted(times)
 
 
 def test_the_loss_of_two_is_their_mean_over_samples():
