@@ -1,7 +1,10 @@
 """What every checkpoint store promises, on each kind of file system."""
 
 import errno
+import os
+import subprocess
 import sys
+import textwrap
 import uuid
 
 import fsspec
@@ -123,3 +126,23 @@ def test_an_unknown_kind_of_place_is_the_users_mistake(monkeypatch, place):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match=f"--checkpoint_dir {place}"):
         CheckpointStore(place, keep=1, writer="me")
+
+
+def test_a_full_disk_for_real(tmp_path):
+    """A limit on the size of files makes the kernel refuse in the middle of a write."""
+    program = textwrap.dedent("""
+        import resource, signal, sys, torch
+        from elasticdl.elastic.training.checkpoint_store import CheckpointStore
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        store = CheckpointStore(sys.argv[1], keep=3, writer="me")
+        store.write(1, lambda file: torch.save(torch.zeros(10), file))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        try:
+            store.write(2, lambda file: torch.save(torch.zeros(100_000), file))
+        except OSError as error:
+            print("refused:", error.strerror)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "refused: File too large\n"
+    assert os.listdir(tmp_path) == ["checkpoint-0000000001.pt"]
