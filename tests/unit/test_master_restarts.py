@@ -1,8 +1,6 @@
 """The master dies, and another follows: it has the last saved memory, what there is, and what workers say."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.job.spec import WorkerRange
@@ -37,11 +35,11 @@ def found(*ids):
 # ---- a world that nothing has happened to ----
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, SOON), min_size=4, max_size=4)), max_size=3))
-def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(absences):
+@pytest.mark.parametrize("delays", [(0, 0, 0, 0), (SOON, 0, 1, 5), (SOON, SOON, SOON, SOON)])
+def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(delays):
     cluster = train()
     version, told = cluster.version, len(cluster.out)
-    for ticks, delays in absences:
+    for ticks in (0, 20):
         steps = [worker.step for worker in cluster.workers.values()]
         cluster.die()
         cluster.live(ticks * TICK)
