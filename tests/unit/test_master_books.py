@@ -54,6 +54,8 @@ def test_a_new_rank_0_may_tell_again_what_its_predecessor_has_told():
     assert told.steps(6, 7, world=2)[0] == [6, 7]
     assert told.steps(3, 4, world=2)[0] == []
     assert told.steps(3, 4, world=3)[0] == [3, 4], "the state was lost and the steps are trained again"
+    (fields,) = told.epochs(8, epoch=1, world=3)
+    assert fields["loss"] == pytest.approx(sum(1 / n for n in range(1, 8)) / 7), "each counts once"
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_once_with_its_last_step():

@@ -149,6 +149,12 @@ def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_st
     assert m.ask(0, step=9, left=version + 1, broken=True) == [BreakWorld((1,), version, "worker 0: left the world")]
     (formed,) = m.ask(1, step=5, left=version)
     assert (formed.world.version, formed.world.worker_ids) == (version + 2, (0, 1))
+    m = Meeting()
+    m.connect(0, version=41)
+    m.ask(0)
+    m.come(1)
+    m.advance(WINDOW)
+    assert m.job.view().world_version == 42, "versions continue after those that workers know"
 
 
 def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():
