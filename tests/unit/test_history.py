@@ -215,6 +215,13 @@ def test_until_when_a_worker_trains(lines, phases):
         assert [(str(name), round(since, 1), until and round(until, 1)) for name, since, until in spans] == phases
 
 
+def test_training_that_goes_on_after_all_is_training():
+    more = [broken(16), formed(17, 2, (0, 1), 50), steps(20, 60, 10, world=2, seconds=2)]
+    history = after(TRAINED, OVER, *more)
+    assert history.lanes[0].spans[-1].phase is WorkerPhase.TRAINING
+    assert spent(history)["productive"] >= 7
+
+
 @pytest.mark.parametrize(
     ("version", "told"), [(None, 0), ("1.0", 0), (FORMAT, 0), ("1.2", 0), ("1.3", 1), ("2.0", 1), ("odd", 1)]
 )
@@ -294,6 +301,13 @@ def test_a_new_master_finds_anew_who_is_slow_or_stuck():
     restarted = line(20, "master_restarted", world=1, members=[0, 1], missing=[], seconds=2)
     for entries, wanted in [((), ["slow data", "stuck at x.py:31"]), ((restarted,), ["", ""]), ((restarted, slow), ["slow data", ""])]:  # fmt: skip
         assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
+
+
+def test_who_has_not_reached_the_master_is_told_so_until_it_is_ready():
+    entry = line(2, "worker_stuck", worker=1, why="has not reached the master", state="at m:1: no answer")
+    started, ready = line(1, "worker_started", worker=1, host="h"), line(9, "worker_ready", worker=1)
+    assert read([started, entry]).lanes[0].trouble == "has not reached the master at m:1: no answer"
+    assert read([started, entry, ready]).lanes[0].trouble == ""
 
 
 def test_advice_and_trouble_are_kept_as_they_come():
