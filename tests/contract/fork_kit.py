@@ -21,13 +21,8 @@ TESTED_BY = "TESTED_BY"  # in the environment of all that a launcher under test 
 MODULES = ("multiprocessing", "tempfile", "random", "logging", "numpy")
 
 
-def launcher_here(command, folder, report, slots=0, gpus=()):
-    """The launcher of this machine, as if it had these GPUs."""
-    return PlaceLauncher(partial(Slots, slots, gpus, folder), partial(LocalStarter, command), report, seconds=TIMES)
-
-
 @asynccontextmanager
-async def launcher_of(argv, folder, modules=None, environ=None):
+async def launcher_of(argv, folder, modules=None, environ=None, slots=0):
     """A launcher and what it reports; with ``modules`` its workers are forked."""
     folder.mkdir(exist_ok=True)
     before = set(psutil.Process().children(recursive=True))
@@ -40,7 +35,8 @@ async def launcher_of(argv, folder, modules=None, environ=None):
         lambda n: folder / f"{n}.log",
     )
     reports = asyncio.Queue()
-    launcher = launcher_here(command, folder, reports.put_nowait)
+    slots = partial(Slots, slots, (), folder)
+    launcher = PlaceLauncher(slots, partial(LocalStarter, command), reports.put_nowait, seconds=TIMES)
     launcher.server = server
     try:
         yield launcher, reports

@@ -42,9 +42,9 @@ def make_owner(api, namespace, job=JOB):
     return replace(owner, state_uid=state.metadata.uid)
 
 
-def template(image, work, gpus, job=JOB, **spec):
+def template(image, work):
     return {
-        "metadata": {"labels": labels(job, Role.WORKER), "annotations": {}},
+        "metadata": {"labels": labels(JOB, Role.WORKER), "annotations": {}},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 5,
@@ -58,34 +58,26 @@ def template(image, work, gpus, job=JOB, **spec):
                         {"name": "WORK", "value": str(work)},
                         {"name": "ELASTICDL_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
                     ],
-                    "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+                    "resources": {"limits": {"nvidia.com/gpu": "3"}},  # all of a node
                 }
             ],
-            **spec,
         },
     }
 
 
-def make_places(api, pods, report, timeouts=None):
+def make_places(api, pods, report):
     """Nobody tells what runs in the pods to leave."""
-    shared = Client(api, pods.namespace)
-    timeouts = timeouts or PodTimeouts(leave=0.0)
-    return PodPlaces(WorkerPodApi(shared, pods.job), pods, report, timeouts, random.Random(7))
+    shared = WorkerPodApi(Client(api, pods.namespace), pods.job)
+    return PodPlaces(shared, pods, report, PodTimeouts(leave=0.0), random.Random(7))
 
 
 def api_of(cluster):
     return connect(ClusterTarget(file=str(cluster.kubeconfig))).api
 
 
-def worker_pods(cluster, namespace, work, gpus=3, **spec):
-    owner = make_owner(api_of(cluster), namespace)
-    return WorkerPods(
-        JOB,
-        namespace,
-        owner,
-        template(cluster.image, work, gpus, **spec),
-        limits=lambda: WorkerRange(minimum=1, maximum=4),
-    )
+def worker_pods(cluster, namespace, work):
+    owner, limits = make_owner(api_of(cluster), namespace), WorkerRange(minimum=1, maximum=4)
+    return WorkerPods(JOB, namespace, owner, template(cluster.image, work), limits=lambda: limits)
 
 
 def pods_left(api, namespace):

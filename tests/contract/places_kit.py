@@ -15,13 +15,17 @@ GONE = ExitCause.KILLED, -signal.SIGKILL
 class FakePlaces:
     """Keeps the contract of `Places`. With ``room`` for so many it has them at once; else the test makes them ready."""
 
-    def __init__(self, report, room=None):
+    def __init__(self, report=None, room=None):
         self.report, self.room = report, room
         self.ids = (f"place-{number}" for number in itertools.count())
         self.places = {}  # those that count for `want`, and the ENDING ones
         self.given_back = {}  # whether at once, by id
         self.wants = []
         self.left = ()
+
+    def reporting_to(self, report):
+        self.report = report
+        return self
 
     async def found(self):
         self.places |= {place.id: place for place in self.left}
@@ -81,12 +85,15 @@ class FakePlaces:
 class FakeStarter:
     """Keeps the contract of `Starter`, and checks what it is asked for. With ``places`` it starts and ends workers at once."""
 
-    def __init__(self, report, places, at_once=True):
-        self.report, self.at_once = report, at_once
-        self.places = places
+    def __init__(self, places, at_once=True):
+        self.places, self.at_once = places, at_once
         self.started = {}  # worker id: place id
         self.asked_to_end = []
         self.left = ()
+
+    def reporting_to(self, report):
+        self.report = report
+        return self
 
     async def found(self, places, remembered):
         self.started |= {each.worker.worker_id: each.place_id for each in self.left}

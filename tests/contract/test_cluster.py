@@ -1,6 +1,5 @@
 """The test cluster behaves as Kubernetes does, as far as the framework relies on it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,33 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
-from kubernetes import client
 
-from tests.cluster.kit import container, is_running, shell
+from tests.cluster.kit import container, shell
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
 FOREVER = "while :; do sleep 0.1; done"
-PRIORITIES = {"cluster-test-low": 100, "cluster-test-high": 100_000}
-
-
-@pytest.fixture(scope="module")
-def priorities(cluster):
-    scheduling = client.SchedulingV1Api(cluster.client())
-    for name, value in PRIORITIES.items():
-        scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
-    yield tuple(PRIORITIES)
-    for name in PRIORITIES:
-        scheduling.delete_priority_class(name)
 
 
 def waiting_reason(pod):
     statuses = pod.status.container_statuses or []
     return statuses[0].state.waiting.reason if statuses and statuses[0].state.waiting else None
-
-
-def condition(of, kind):
-    return next((each for each in of.status.conditions or [] if each.type == kind), None)
 
 
 def file_within(seconds, path):
@@ -110,89 +93,6 @@ def test_a_deaf_pod_is_killed_when_its_grace_is_over(own_cluster, pods, tmp_path
     pods.delete("deaf", grace_period_seconds=grace)
     pods.gone("deaf")
     ends_within(10, pid)
-
-
-# Placement
-
-
-def test_gpus_are_handed_out_once_and_preempted_by_priority(own_cluster, pods, priorities):
-    low, high = priorities
-    worker = shell(f"trap 'echo checkpoint; exit 0' TERM; echo gpus=$NVIDIA_VISIBLE_DEVICES; {FOREVER}")
-    for number in range(8):
-        pods.create(f"low-{number}", worker, gpus=1, priorityClassName=low)
-    running = pods.until(
-        lambda seen: (found := [each for each in seen.values() if is_running(each)]) and len(found) == 6 and found,
-        "six pods on six GPUs",
-    )
-    for pod in running:
-        pods.said(pod.metadata.name, "gpus=")
-    held = sorted((pod.spec.node_name, pods.log(pod.metadata.name).strip()) for pod in running)
-    assert held == [(node, f"gpus={device}") for node in ("n0", "n1") for device in range(3)]
-
-    def refused(seen):
-        told = [condition(each, "PodScheduled") for each in seen.values() if each.status.phase == "Pending"]
-        return [each.message for each in told if each and each.reason == "Unschedulable"]
-
-    messages = pods.until(lambda seen: len(refused(seen)) == 2 and refused(seen), "two pods without a place")
-    assert all("Insufficient nvidia.com/gpu" in message for message in messages)
-
-    pods.create("high", worker, gpus=2, priorityClassName=high)
-    pods.running("high")
-    victims = pods.events("Preempted")
-    assert (len(victims), set(victims) < {pod.metadata.name for pod in running}) == (2, True)
-    for victim in victims:
-        logs = (own_cluster.logs / "pods").glob(f"{pods.namespace}_{victim}_*/main.log")
-        assert [path.read_text().splitlines()[1:] for path in logs] == [["checkpoint"]]
-
-
-# What a container is given
-
-
-def test_environment_from_values_fields_secrets_and_config_maps(pods):
-    pods.core.create_namespaced_secret(pods.namespace, {"metadata": {"name": "key"}, "stringData": {"token": "s3"}})
-    pods.core.create_namespaced_config_map(pods.namespace, {"metadata": {"name": "map"}, "data": {"a": "1", "b": "2"}})
-    env = [
-        {"name": "PLAIN", "value": "text"},
-        {"name": "BUILT", "value": "$(PLAIN)-$(NOWHERE)-$$(PLAIN)"},
-        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}},
-        {"name": "LETTER", "valueFrom": {"configMapKeyRef": {"name": "map", "key": "b"}}},
-        {"name": "ABSENT", "valueFrom": {"configMapKeyRef": {"name": "map", "key": "z", "optional": True}}},
-        {"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-    ]
-    source = [{"prefix": "MAP_", "configMapRef": {"name": "map"}}]
-    script = "import json, os; print(json.dumps(dict(os.environ)))"
-    pods.create("env", {"command": ["python3", "-c", script], "env": env, "envFrom": source})
-    pod = pods.ended("env")
-    seen = json.loads(pods.log("env"))
-    expected = {"PLAIN": "text", "BUILT": "text-$(NOWHERE)-$(PLAIN)", "TOKEN": "s3", "LETTER": "2", "ME": "env"}
-    expected |= {"MAP_a": "1", "MAP_b": "2", "HOSTNAME": "env", "ADDRESS": pod.status.pod_ip}
-    assert {name: seen.get(name) for name in expected} == expected
-    assert "ABSENT" not in seen
-
-
-def test_volumes_are_found_where_command_and_environment_say(pods):
-    pods.core.create_namespaced_secret(pods.namespace, {"metadata": {"name": "key"}, "stringData": {"token": "s3"}})
-    pods.core.create_namespaced_config_map(pods.namespace, {"metadata": {"name": "map"}, "data": {"a": "1", "b": "2"}})
-    token = {"serviceAccountToken": {"path": "token", "audience": "test", "expirationSeconds": 600}}
-    labels = {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}
-    volumes = [
-        {"name": "secret", "secret": {"secretName": "key", "defaultMode": 0o444}},
-        {"name": "map", "configMap": {"name": "map", "items": [{"key": "b", "path": "deep/letter"}]}},
-        {"name": "all", "projected": {"sources": [token, {"downwardAPI": labels}, {"configMap": {"name": "map"}}]}},
-        {"name": "empty", "emptyDir": {"medium": "Memory"}},
-    ]
-    mounts = [{"name": each["name"], "mountPath": f"/etc/job/{each['name']}"} for each in volumes]
-    script = (
-        "cat /etc/job/secret/token /etc/job/map/deep/letter /etc/job/all/name /etc/job/all/a; cat $PLACE/b; "
-        "echo; cut -d. -f1 /etc/job/all/token | tr _- /+ | base64 -d 2>/dev/null; touch /etc/job/empty/file"
-    )
-    env = [{"name": "PLACE", "value": "/etc/job/all"}]
-    pods.create("files", {**shell(script), "env": env, "volumeMounts": mounts}, volumes=volumes)
-    assert pods.ended("files").status.phase == "Succeeded", pods.log("files")
-    words, header = pods.log("files").splitlines()
-    assert words == "s32files12"
-    assert '"alg"' in header
 
 
 # What goes wrong

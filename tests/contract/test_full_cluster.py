@@ -23,9 +23,7 @@ from tests.contract.test_cluster import (  # noqa: F401
     test_a_program_that_does_not_exist_fails_the_pod,
     test_an_image_that_cannot_be_pulled,
     test_deletion_sends_sigterm_and_tells_the_exit_status,
-    test_environment_from_values_fields_secrets_and_config_maps,
     test_exit_status_and_log_of_a_container_are_told,
-    test_volumes_are_found_where_command_and_environment_say,
 )
 from tests.contract.test_port_forward import is_left, place, say  # noqa: F401
 

@@ -8,15 +8,11 @@ from functools import partial
 import psutil
 import pytest
 from agent_kit import acting, place
-from fork_kit import launcher_here
+from fork_kit import launcher_of
 from places_kit import FakePlaces, FakeStarter
 
-from elasticdl.common.environment import WORKER_ID
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.fork_server import ForkServer
 from elasticdl.places.launcher import PlaceLauncher
-from elasticdl.places.local import WorkerCommand
-from elasticdl.places.worker_process import Spawner
 
 PLACES = 2
 DEADLINE = 30.0
@@ -25,10 +21,9 @@ DEADLINE = 30.0
 class Bench:
     """A launcher with room for two workers, each of which ends when the test says so."""
 
-    def __init__(self, end):
+    def __init__(self, end, launcher=None, reports=None):
         self.end = end  # makes a worker end by itself: (worker_id, code)
-        self.launcher = None
-        self.reports = asyncio.Queue()
+        self.launcher, self.reports = launcher, reports or asyncio.Queue()
         self.seen = []
 
     async def next(self, kind):
@@ -45,18 +40,10 @@ class Bench:
 @asynccontextmanager
 async def fake_bench(tmp_path):
     """Places and a starter without processes."""
-    ports = []
-
-    def make_places(report):
-        ports.append(FakePlaces(report, PLACES))
-        return ports[0]
-
-    def make_starter(report):
-        ports.append(FakeStarter(report, ports[0]))
-        return ports[1]
-
-    bench = Bench(lambda worker_id, code: ports[1].exit(worker_id, code))
-    bench.launcher = PlaceLauncher(make_places, make_starter, bench.reports.put_nowait)
+    places = FakePlaces(room=PLACES)
+    starter = FakeStarter(places)
+    bench = Bench(starter.exit)
+    bench.launcher = PlaceLauncher(places.reporting_to, starter.reporting_to, bench.reports.put_nowait)
     yield bench
     await bench.launcher.close()
 
@@ -72,23 +59,15 @@ sys.exit(int(open(told).read()))
 
 
 @asynccontextmanager
-async def local_bench(tmp_path, modules=()):
+async def local_bench(tmp_path, modules=None):
     def end(worker_id, code):
         (tmp_path / f".{worker_id}").write_text(str(code))
         (tmp_path / f".{worker_id}").rename(tmp_path / str(worker_id))
 
-    common = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
-    argv = (sys.executable, "-c", ENDS_WHEN_TOLD)
-    server = ForkServer(argv, common, modules, tmp_path / "master.log") if modules else None
-    command = WorkerCommand(
-        Spawner(argv, server),
-        environment=lambda worker_id, place: {**common, WORKER_ID: str(worker_id)},
-        log=lambda worker_id: tmp_path / f"worker-{worker_id}.log",
-    )
-    bench = Bench(end)
-    bench.launcher = launcher_here(command, tmp_path, bench.reports.put_nowait, PLACES)
-    yield bench
-    await bench.launcher.close()
+    environ = {"PATH": "/usr/bin:/bin", "WORK": str(tmp_path)}
+    async with launcher_of((sys.executable, "-c", ENDS_WHEN_TOLD), tmp_path, modules, environ, PLACES) as made:
+        bench = Bench(end, *made)
+        yield bench
     assert not [r for r in bench.seen if isinstance(r, WorkerPlaced) and psutil.pid_exists(r.pid)]
 
 
@@ -97,13 +76,8 @@ async def agent_bench(tmp_path):
     """Places that have agents."""
     async with acting(tmp_path, ENDS_WHEN_TOLD) as scene:
         bench, master = Bench(scene.tell), await scene.master()
-        starter, ports = master.agents.reporting_to, []
-
-        def make_places(report):
-            ports.append(FakePlaces(report, PLACES))
-            return ports[0]
-
-        bench.launcher = PlaceLauncher(make_places, starter, bench.reports.put_nowait)
+        ports = FakePlaces(room=PLACES).reporting_to, master.agents.reporting_to
+        bench.launcher = PlaceLauncher(*ports, bench.reports.put_nowait)
         names = [f"place-{number}" for number in range(PLACES)]
         for name in names:
             await scene.agent(master.port, name)
@@ -112,11 +86,13 @@ async def agent_bench(tmp_path):
         await bench.launcher.close()
 
 
-def contract(check, *, starts=True):
-    """Run a check on each launcher. ``starts``: it is about workers that run."""
-    benches = [fake_bench, local_bench, partial(local_bench, modules=["json"]), *([agent_bench] if starts else [])]
+BENCHES = {"fake": fake_bench, "local": local_bench, "forked": partial(local_bench, modules=["json"]), "agents": agent_bench}  # fmt: skip
 
-    @pytest.mark.parametrize("make", benches, ids=["fake", "local", "forked", "agents"][: len(benches)])
+
+def contract(check):
+    """Run a check on each launcher."""
+
+    @pytest.mark.parametrize("make", BENCHES.values(), ids=BENCHES)
     def test(make, tmp_path):
         async def run():
             async with make(tmp_path) as bench:
@@ -169,20 +145,6 @@ async def test_a_worker_without_a_place_is_pending_until_one_is_free(bench):
     bench.end(0, 0)
     await bench.next(WorkerExited)
     assert (await bench.next(WorkerPlaced)).worker_id == PLACES
-
-
-@partial(contract, starts=False)
-async def test_a_pending_worker_can_be_taken_back(bench):
-    for worker_id in range(PLACES + 1):
-        await bench.launcher.launch(worker_id)
-        await bench.next(WorkerPlaced if worker_id < PLACES else WorkerPending)
-    bench.launcher.kill(PLACES)
-    assert (await bench.next(WorkerExited)).worker_id == PLACES
-    bench.end(0, 0)
-    await bench.next(WorkerExited)
-    await bench.launcher.close()
-    await bench.next(WorkerExited)
-    assert bench.nothing_more()
 
 
 @contract

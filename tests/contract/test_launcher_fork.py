@@ -57,26 +57,24 @@ PROBE = LOOK + '"""no docstring"""\nprint(json.dumps(look()))\n'
 def package(tmp_path):
     written(tmp_path, "", "package/__init__.py")
     written(tmp_path, "VALUE = 1", "package/beside.py")
-    written(tmp_path, "from .beside import VALUE\n" + PROBE, "package/__main__.py")
-    return written(tmp_path, "from .beside import VALUE\n" + PROBE, "package/module.py")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [[], ["-u", "-O", "-bb", "-q"], ["-X", "dev", "-Wignore", "-P", "-Xutf8=1"]],
-    ids=lambda options: " ".join(options) or "none",
-)
-def test_a_forked_script_sees_what_a_plain_one_sees(tmp_path, caplog, options):
-    program = written(tmp_path, PROBE)
-    (plain, _), (forked, _) = both([sys.executable, *options, str(program), "--a", "b c"], tmp_path, caplog)
-    compare(plain, forked)
+    written(tmp_path, PROBE, "script.py")
+    for name in ("__main__", "module"):
+        written(tmp_path, "from .beside import VALUE\n" + PROBE, f"package/{name}.py")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["-m", "package", "x"], ["-um", "package.module"], ["-c", PROBE, "x", "-c"]],
+    [
+        ["script.py", "--a", "b c"],
+        ["-u", "-O", "-bb", "-q", "script.py"],
+        ["-X", "dev", "-Wignore", "-P", "-Xutf8=1", "script.py"],
+        ["-m", "package", "x"],
+        ["-um", "package.module"],
+        ["-c", PROBE, "x", "-c"],
+    ],
+    ids=["script", "options", "more options", "package", "module", "command"],
 )
-def test_so_do_modules_and_commands(tmp_path, caplog, monkeypatch, arguments):
+def test_a_forked_program_sees_what_a_plain_one_sees(tmp_path, caplog, monkeypatch, arguments):
     package(tmp_path)
     monkeypatch.chdir(tmp_path)
     (plain, _), (forked, _) = both([sys.executable, *arguments], tmp_path, caplog)
@@ -217,7 +215,7 @@ def test_libraries_that_start_threads_when_they_are_imported_do_not_hinder_forks
     for module in modules:
         pytest.importorskip(module)
     code = "\n".join(f"import {module}; {LIBRARIES[module]}" for module in modules)
-    printed, exited = run_one([sys.executable, "-c", code], tmp_path, (*MODULES, *modules))
+    printed, exited = run_one([sys.executable, "-c", code], tmp_path, (*MODULES, *modules, "not_installed"))
     assert exited.code == 0, printed
     assert caplog.records == []
 

@@ -184,12 +184,6 @@ def test_a_module_beside_the_script_with_the_name_of_an_imported_one_is_the_scri
     assert f"{tmp_path / 'colorsys.py'} beside the program" in caplog.text
 
 
-def test_a_module_that_is_not_installed_is_left_to_the_program(tmp_path, caplog):
-    printed, _ = run_one([sys.executable, "-c", "print('ok')"], tmp_path, ["no_such_module", "numpy"])
-    assert printed == "ok\n"
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_random_ends_are_each_told_once_and_leave_nothing(tmp_path, seed):
     """Workers, their children, and the process they are forked from are killed at any moment."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from functools import partial
 
 import pytest
 from kubernetes import client
@@ -29,11 +28,11 @@ def test_contract(check, own_cluster, namespace, tmp_path):
 class Scene(Bench):
     """Places on a cluster, and the hands of somebody else in it."""
 
-    def __init__(self, cluster, namespace, work, **options):
+    def __init__(self, cluster, namespace, work):
         self.api = api_of(cluster)
         self.core = client.CoreV1Api(self.api)
         self.namespace = namespace
-        self.pods = worker_pods(cluster, namespace, work, **options)
+        self.pods = worker_pods(cluster, namespace, work)
         super().__init__(self.another)
 
     def another(self, report=None):
@@ -52,9 +51,9 @@ class Scene(Bench):
 
 
 @contextlib.asynccontextmanager
-async def on_cluster(own_cluster, namespace, tmp_path, gpus=3):
+async def on_cluster(own_cluster, namespace, tmp_path):
     """Nothing is left of it."""
-    scene = Scene(own_cluster, namespace, tmp_path, gpus=gpus)
+    scene = Scene(own_cluster, namespace, tmp_path)
     try:
         assert await scene.places.found() == ()
         yield scene
@@ -95,12 +94,6 @@ async def test_a_pod_that_somebody_deletes(scene, options):
     await scene.ask("delete_namespaced_pod", name(0), scene.namespace, **options)
     lost = await scene.loss(0)
     assert (lost.cause, lost.detail) == (ExitCause.DELETED, f"somebody deleted pod {name(0)}")
-
-
-@on(partial(on_cluster, gpus=50))
-async def test_the_reason_to_wait_is_the_schedulers(scene):
-    scene.places.want(1, frozenset())
-    await scene.until(lambda scene: any("Insufficient nvidia.com/gpu" in each.reason for each in scene.now.values()))
 
 
 @on(on_cluster)

@@ -142,9 +142,9 @@ class Yard(Played):
 
     shows = (i.LaunchWorker, i.DrainWorker, i.KillWorker)
 
-    def __init__(self, maximum=3, heartbeat_timeout=LONG, **more):
-        times = {"start_timeout": START, "stop_grace": GRACE, "progress_timeout": LONG, "join_window": 0.1}
-        super().__init__(1, maximum, heartbeat_timeout=heartbeat_timeout, **times, **more)
+    def __init__(self, maximum=3, minimum=1, **more):
+        times = {"start_timeout": START, "stop_grace": GRACE, "progress_timeout": LONG, "heartbeat_timeout": LONG}
+        super().__init__(minimum, maximum, **{**times, "join_window": 0.1, **more})
 
     def wait(self, seconds=0.0):
         """In two steps, as a master that was held up forgives everybody."""
@@ -154,15 +154,17 @@ class Yard(Played):
             out += self.post(e.Tick())
         return out
 
-    def connect(self, worker_id):
-        return self.post(e.WorkerConnected(worker_id, "h", 1))
+    def connect(self, worker_id, version=0):
+        return self.post(e.WorkerConnected(worker_id, "h", 1, version))
 
-    def join(self, worker_id, left=0):
-        return self.post(e.JoinRequested(worker_id, left, 0, has_state=left > 0))
+    def ask(self, worker_id, left=0, step=0, broken=False, reason="", **more):
+        return self.post(
+            e.JoinRequested(worker_id, left, step, **{"has_state": left > 0, **more}, broken=broken, reason=reason)
+        )
 
     def come(self, *ids):
         """They connect, and ask for a world."""
-        return [order for worker_id in ids for order in self.connect(worker_id) + self.join(worker_id)]
+        return [order for worker_id in ids for order in self.connect(worker_id) + self.ask(worker_id)]
 
     def start(self):
         """Launch all there should be, connect them, and put them into a world."""
@@ -171,7 +173,7 @@ class Yard(Played):
             self.place(worker_id)
             self.connect(worker_id)
         for worker_id in ids:
-            self.join(worker_id)
+            self.ask(worker_id)
         return ids
 
     @property

@@ -5,9 +5,7 @@ import itertools
 
 import pytest
 
-from elasticdl.master.state.events import (
-    WorkerPlaced,
-)
+from elasticdl.master.state.events import WorkerPlaced
 from elasticdl.places.base import PlaceState
 from elasticdl.places.launcher import PlaceLauncher
 from tests.contract.places_kit import FakePlaces, FakeStarter
@@ -44,19 +42,10 @@ class Timer:
 
 class Scene:
     def __init__(self, *, at_once=True, **options):
-        self.clock, self.reports = Clock(), []
-
-        def make_places(report):
-            self.places = FakePlaces(report)
-            return self.places
-
-        def make_starter(report):
-            self.starter = FakeStarter(report, self.places, at_once)
-            return self.starter
-
-        self.launcher = PlaceLauncher(
-            make_places, make_starter, self.reports.append, call_later=self.clock.call_later, **options
-        )
+        self.clock, self.reports, self.places = Clock(), [], FakePlaces()
+        self.starter = FakeStarter(self.places, at_once)
+        ports = self.places.reporting_to, self.starter.reporting_to
+        self.launcher = PlaceLauncher(*ports, self.reports.append, call_later=self.clock.call_later, **options)
 
     def launch(self, *ids, away_from=()):
         for worker_id in ids:

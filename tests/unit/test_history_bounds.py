@@ -86,13 +86,6 @@ def test_whatever_happens_the_parts_add_up_and_time_goes_on(entries, in_order):
         assert world.since <= world.until <= following.since
 
 
-@given(st.integers(0, 10_000), st.integers(1, 10))
-def test_a_journal_that_is_cut_off_anywhere_still_adds_up(cut, seed):
-    text = "\n".join(storm(worlds=6, workers=5, seed=seed))
-    history = read(text[: cut * len(text) // 10_000].split("\n"))
-    assert sum(history.spent.wall.values()) == pytest.approx(history.until - history.began, abs=1e-6)
-
-
 def test_reading_in_parts_is_reading_at_once():
     lines = storm(worlds=30, workers=10)
     history = Facts()

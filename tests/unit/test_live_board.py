@@ -6,37 +6,18 @@ import json
 import math
 import threading
 import time
+from functools import partial
 
 import pytest
 from history_kit import STARTED, disturbed
 from test_dashboard import soon
 
 from elasticdl.cli.live_board import LiveBoard, _age_drawn, with_status
-from elasticdl.cli.local.folder_job import FileFeed
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 
 MONTH = 30 * 86400.0
-
-
-class Handle:
-    """A job of this machine, as the board sees it."""
-
-    namespace, name = "", "j"
-
-    def __init__(self, path, lines, **told):
-        self.path, self.told = path, told
-        self.grow(lines)
-
-    def grow(self, lines):
-        with self.path.open("a") as file:
-            file.write("\n".join(lines) + "\n")
-
-    def feed(self):
-        return FileFeed(self.path)
-
-    def status(self):
-        return pb.JobStatus(phase="running", max_workers=2, **self.told)
+HERE, THERE = ("", "j"), ("lab", "l")
 
 
 class Feed:
@@ -56,13 +37,11 @@ class Feed:
         raise RuntimeError("can't be closed")
 
 
-class Ended:
-    """A job of a cluster that is over; each of ``journals`` is what a feed tells."""
+class Handle:
+    """A job as the board sees it; each of ``journals`` is what a feed tells."""
 
-    namespace, name = "lab", "l"
-
-    def __init__(self, *journals, **told):
-        self.journals, self.told = list(journals), told
+    def __init__(self, *journals, place=HERE, **told):
+        (self.namespace, self.name), self.journals, self.told = place, list(journals), told
 
     def feed(self):
         journal = self.journals.pop(0)
@@ -71,7 +50,7 @@ class Ended:
         return Feed(journal)
 
     def status(self):
-        return pb.JobStatus(**{"phase": "succeeded", **self.told})
+        return pb.JobStatus(**{"phase": "running", "max_workers": 2, **self.told})
 
 
 class Look:
@@ -89,7 +68,7 @@ class Look:
     def overview(self):
         return json.loads(soon(self.board.overview).body)
 
-    def page(self, condition=lambda news: True, job=("lab", "l")):
+    def page(self, condition=lambda news: True, job=THERE):
         """Its news, once they are so; and what they say."""
         news = soon(lambda: (found := self.board.job(*job)) and condition(found) and found)
         return news, json.loads(news.body)
@@ -107,29 +86,29 @@ def look(monkeypatch):
     assert not [thread for thread in threading.enumerate() if "_keep" in thread.name]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "journal.jsonl"
+Ended = partial(Handle, place=THERE, phase="succeeded")  # a job of a cluster that is over
 
 
-HERE, over = ("", "j"), lambda news: news.over
+def over(news):
+    return news.over
 
 
-def test_the_board_reads_what_is_asked_for_as_it_grows(look, path):
-    job = Handle(path, disturbed()[:10])
+def test_the_board_reads_what_is_asked_for_as_it_grows(look):
+    parts = [disturbed()[:10]]
+    job = Handle(parts)
     look.at(listed=lambda warn: warn("the cluster is away") or [job])
     overview = look.overview()
     assert (overview["content"][0]["name"], overview["notice"]) == ("j", "the cluster is away")
     assert look.page(job=HERE)[1]["content"]["phase"] == "running"
-    job.grow(disturbed()[10:])
+    parts.append(disturbed()[10:])
     assert look.facts(condition=over, job=HERE)["step"] == "800"
     with pytest.raises(KeyError):
         look.board.job("", "other")
 
 
 @pytest.mark.parametrize(("age", "seconds"), [(300.0, 2.0), (MONTH, 11.0)])
-def test_a_page_of_a_job_that_tells_nothing_new_is_drawn_anew_as_time_passes(look, path, age, seconds):
-    look.at(Handle(path, disturbed()[:10]), now=STARTED + age)
+def test_a_page_of_a_job_that_tells_nothing_new_is_drawn_anew_as_time_passes(look, age, seconds):
+    look.at(Handle([disturbed()[:10]]), now=STARTED + age)
     first, told = look.page(job=HERE)
     look.now += seconds
     _, later = look.page(lambda news: news is not first, HERE)
@@ -143,9 +122,9 @@ def test_a_page_is_not_drawn_with_every_look():
     assert len(set(drawn[3000:])) == pytest.approx(97_000 / 10, abs=2)
 
 
-def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(look, path):
+def test_a_page_tells_the_step_of_a_long_job_before_its_journal_does(look):
     told = {"step": 9_000, "loss": 0.25, "samples": 32 * 9_000, "samples_per_second": 640.0, "world_version": 1}
-    facts = look.at(Handle(path, disturbed()[:9], **told), now=STARTED + MONTH).facts(job=HERE)
+    facts = look.at(Handle([disturbed()[:9]], **told), now=STARTED + MONTH).facts(job=HERE)
     assert (facts["step"], facts["loss"], facts["samples/s"]) == ("9,000", "0.25", "640")
 
 
@@ -166,8 +145,8 @@ def test_of_journal_and_status_the_newer_one_tells_the_step(told, wanted):
     assert (found.step, found.loss, found.rate) == wanted
 
 
-def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(look, path):
-    here, there, away = Handle(path, disturbed()), Ended([disturbed()], [disturbed()]), threading.Event()
+def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_others(look):
+    here, there, away = Handle([disturbed()]), Ended([disturbed()], [disturbed()]), threading.Event()
     there.status = lambda: pb.JobStatus.FromString(b"not a status")
     jobs = [here, there]
     look.at(listed=lambda warn: (warn("away") or [here]) if away.is_set() else list(jobs))
@@ -180,7 +159,7 @@ def test_one_job_that_fails_and_a_cluster_that_is_away_take_nothing_from_the_oth
     away.clear()
     soon(lambda: not look.overview()["notice"])
     with pytest.raises(KeyError):
-        look.board.job("lab", "l")
+        look.board.job(*THERE)
     jobs.append(there)
     soon(lambda: len(look.overview()["content"]) == 2)
 
@@ -192,9 +171,9 @@ def test_a_page_waits_for_a_journal_that_has_not_begun_and_a_part_of_one_is_aske
     """Nothing is known of it, so it is not said that nothing has happened; else a part would be shown for long."""
     parts = [[], [], []]
     look.at(Ended(parts))
-    assert look.board.job("lab", "l") is None
+    assert look.board.job(*THERE) is None
     soon(lambda: not parts)
-    assert look.board.job("lab", "l") is None
+    assert look.board.job(*THERE) is None
     parts.append(disturbed()[:10])
     news, told = look.page()
     assert (news.over, told["content"]["over"], told["content"]["began"]) == (False, True, STARTED)
@@ -204,9 +183,9 @@ def test_a_page_waits_for_a_journal_that_has_not_begun_and_a_part_of_one_is_aske
 
 def test_a_journal_that_tells_nothing_is_shown_as_one_after_a_while(look):
     look.at(Ended([], elapsed=60))
-    assert look.board.job("lab", "l") is None
+    assert look.board.job(*THERE) is None
     time.sleep(0.2)
-    assert look.board.job("lab", "l") is None
+    assert look.board.job(*THERE) is None
     look.now += 6
     news, told = look.page()
     content = told["content"]
@@ -230,16 +209,15 @@ def test_a_history_without_entries_does_not_begin_in_1970(status, age):
     assert (found.began, found.until) == (STARTED - age, STARTED)
 
 
-def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(look, path):
-    parts = []
+def test_a_page_that_fails_says_so_and_takes_nothing_from_the_others(look):
+    parts, others = [], [disturbed()[:9]]
     bad = Ended([disturbed()[:10], ValueError("it is\nodd")], parts, phase="running")
-    good = Handle(path, disturbed()[:9])
-    look.at(bad, good)
+    look.at(bad, Handle(others))
     _, told = look.page(lambda news: b'"notice":""' not in news.body)
     assert told["notice"] == "This page could not be brought up to date, and is tried again: it is odd"
     assert told["content"]["worlds"], "what was shown stays"
     look.page(job=HERE)
-    good.grow(disturbed()[9:])
+    others.append(disturbed()[9:])
     look.page(over, HERE)
     look.now += 31
     soon(lambda: not bad.journals)

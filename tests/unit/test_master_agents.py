@@ -1,6 +1,8 @@
 """The master's desk for agents: what it orders and reports, by lists of what agents say; also of late and silent agents."""
 
 import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -9,9 +11,10 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.loop import Mailbox
 from elasticdl.master.shell.servicer import Servicer
 from elasticdl.master.shell.sessions import Sessions
-from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPending, WorkerPlaced
+from elasticdl.master.state.events import ExitCause, FoundWorker, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, PlaceEnding, PlaceState
 from elasticdl.proto import elasticdl_pb2 as pb
+from tests.stories import on
 
 A, B = (Place(name, f"node-{name}", state=PlaceState.READY, environment={"GPU": name}) for name in "ab")
 SEES_NOTHING = StacksFound(0, "", "the agent of its place does not answer")
@@ -20,9 +23,9 @@ SOMEBODY = {-1: ""}  # whose place is not known
 
 
 class Desk:
-    def __init__(self, find_seconds=AT_ONCE):
+    def __init__(self, find_seconds):
         self.agents = Agents(find_seconds, close_seconds=AT_ONCE, late_seconds=AT_ONCE)
-        self.reports, self.hellos = [], []
+        self.reports = []
         self.agents.reporting_to(self.reports.append)
         self.saved = True
 
@@ -41,7 +44,6 @@ class Desk:
         if running is not None:
             hello.running.CopyFrom(running)
         line = self.agents.open(hello, self.settled)
-        self.hellos.append(hello)
         if self.agents.begun.is_set():
             self.agents.greet(line, hello)
         return line
@@ -88,14 +90,9 @@ async def orders(line):
     return made
 
 
-def desk(story):
-    """Run it at a desk of its own."""
-
-    def test():
-        asyncio.run(story(Desk()))
-
-    test.__name__ = story.__name__
-    return test
+@asynccontextmanager
+async def desk(find_seconds=AT_ONCE):
+    yield Desk(find_seconds)
 
 
 def started(worker_id, pid=1):
@@ -106,22 +103,7 @@ def ended(worker_id, code=0, **fields):
     return pb.Ended(worker_id=worker_id, code=code, **fields)
 
 
-@desk
-async def test_a_worker_is_pending_while_the_agent_of_its_place_is_late(desk):
-    await desk.begin()
-    desk.agents.start(0, A)
-    assert desk.told() == [], "an agent that comes in time is no news"
-    assert await desk.told_soon() == [WorkerPending(0, "the agent of its place has not come yet", "node-a")]
-    other, line = desk.comes(B), desk.comes(A)
-    assert await orders(other) == []
-    order = line.waiting.get_nowait().start
-    assert (order.worker_id, dict(order.environment), order.processes) == (0, {"GPU": "a"}, 1)
-    for _ in range(2):
-        desk.says(line, started=started(0, 7))
-    assert desk.told() == [WorkerPlaced(0, "host-a", 7, "node-a")]
-
-
-@desk
+@on(desk)
 async def test_a_worker_that_no_agent_has_heard_of_is_taken_back(desk):
     await desk.begin()
     desk.agents.start(0, A)
@@ -130,7 +112,7 @@ async def test_a_worker_that_no_agent_has_heard_of_is_taken_back(desk):
     assert await orders(desk.comes(A)) == []
 
 
-@desk
+@on(desk)
 async def test_what_an_agent_has_not_heard_it_is_ordered_again(desk):
     line = await desk.starts(begun=False)
     desk.agents.end(0, 5.0)
@@ -141,7 +123,7 @@ async def test_what_an_agent_has_not_heard_it_is_ordered_again(desk):
     assert desk.told() == [WorkerPlaced(0, "host-a", 1, "node-a")]
 
 
-@desk
+@on(desk)
 async def test_an_end_is_reported_once_and_may_be_forgotten_when_it_is_saved(desk):
     line = await desk.starts()
     desk.saved = False
@@ -158,39 +140,20 @@ async def test_an_end_is_reported_once_and_may_be_forgotten_when_it_is_saved(des
     ("said", "cause", "detail"),
     [
         (ended(0, -9, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
+        (ended(0, 137, out_of_memory=True), ExitCause.OUT_OF_MEMORY, "memory was short"),
+        (ended(0, -15, out_of_memory=True), ExitCause.KILLED, "SIGTERM"),
         (ended(0, 3, out_of_memory=True), ExitCause.CRASHED, "exit code 3"),
         (ended(0, -9), ExitCause.KILLED, "SIGKILL"),
         (ended(0, 1, problem="/x: no such file"), ExitCause.CRASHED, "can't start it: /x: no such file"),
         (ended(0, 0), ExitCause.CLEAN, "exit code 0"),
     ],
 )
-def test_how_an_end_is_judged(said, cause, detail):
-    async def story(desk):
-        desk.says(await desk.starts(begun=False), ended=said)
-        (exited,) = desk.told()
-        assert exited.cause is cause
-        assert detail in exited.detail
-
-    asyncio.run(story(Desk()))
-
-
-@desk
-async def test_a_new_master_finds_what_agents_say_and_hears_the_rest_afterwards(desk):
-    lines = [desk.comes(A, running=started(3, 33)), desk.comes(B, ended(4, 1))]
-    assert desk.told() == []
-    found = await desk.agents.found([A, B], SOMEBODY)
-    assert found == [
-        FoundInPlace("a", FoundWorker(3, "host-a", 33, node="node-a")),
-        FoundInPlace("b", FoundWorker(4, "host-b", over=True, node="node-b")),
-    ]
-    assert not desk.agents.begun.is_set(), "nothing is reported before the caller knows what was found"
-    await asyncio.sleep(0)
-    for line, hello in zip(lines, desk.hellos, strict=True):
-        desk.agents.greet(line, hello)
-    assert desk.kinds() == [WorkerExited]
-    assert [await orders(line) for line in lines] == [[], ["end_taken"]]
-    desk.agents.end(3, None)
-    assert await orders(lines[0]) == ["end"]
+@on(desk)
+async def test_how_an_end_is_judged(desk, said, cause, detail):
+    desk.says(await desk.starts(begun=False), ended=said)
+    (exited,) = desk.told()
+    assert exited.cause is cause
+    assert detail in exited.detail
 
 
 @pytest.mark.parametrize(
@@ -201,20 +164,19 @@ async def test_a_new_master_finds_what_agents_say_and_hears_the_rest_afterwards(
         ((), {}, WorkerExited(3, ExitCause.KILLED, -9, "the agent that had started it is gone")),
     ],
 )
-def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(monkeypatch, untold, said, told):
+@on(partial(desk, NEVER))
+async def test_a_worker_whose_agent_is_late_counts_as_found_where_the_earlier_master_had_it(
+    desk, monkeypatch, untold, said, told
+):
     """So that others need not wait for an agent that perhaps never comes."""
     monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
-
-    async def story(desk):
-        found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
-        assert found == [FoundInPlace("a", FoundWorker(3, "node-a", node="node-a"))]
-        desk.comes(A, *untold, **said)
-        assert desk.told() == [told]
-
-    asyncio.run(story(Desk(find_seconds=NEVER)))
+    found = await asyncio.wait_for(desk.begin(A, B, remembered={3: "a", 4: "elsewhere"}), 20.0)
+    assert found == [FoundInPlace("a", FoundWorker(3, "node-a", node="node-a"))]
+    desk.comes(A, *untold, **said)
+    assert desk.told() == [told]
 
 
-@desk
+@on(desk)
 async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_ended(desk):
     assert await desk.begin(A) == []
     desk.agents.start(0, A)
@@ -230,7 +192,7 @@ async def test_an_earlier_masters_worker_that_comes_late_is_shown_and_can_be_end
     assert [(type(report), report.worker_id) for report in desk.told()] == [(WorkerExited, 9), (WorkerPlaced, 0)]
 
 
-@desk
+@on(desk)
 async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
     line = await desk.starts()
     desk.agents.closed(line, "a")
@@ -243,20 +205,7 @@ async def test_a_worker_ends_with_its_agent_not_with_a_stream(desk):
     assert (exited.cause, exited.worker_id) == (ExitCause.KILLED, 0)
 
 
-@desk
-async def test_of_two_agents_in_a_place_the_newer_counts(desk):
-    await desk.begin()
-    older, newer = desk.comes(A), desk.comes(A)
-    assert (await orders(older), older.replaced, newer.replaced) == (["end of stream"], True, False)
-    desk.agents.start(0, A)
-    desk.says(older, started=started(0))
-    desk.agents.closed(older, "a")
-    assert desk.told() == []
-    desk.agents.end(0, None)
-    assert await orders(newer) == ["start", "end"]
-
-
-@desk
+@on(desk)
 async def test_nothing_is_told_of_a_place_that_is_lost_and_who_shows_up_there_leaves(desk):
     line = await desk.starts(begun=False)
     desk.agents.lost("a")
@@ -267,7 +216,7 @@ async def test_nothing_is_told_of_a_place_that_is_lost_and_who_shows_up_there_le
     assert desk.told() == []
 
 
-@desk
+@on(desk)
 async def test_that_a_place_ends_is_told_before_the_end_of_its_worker(desk):
     line = await desk.starts(begun=False)
     desk.says(line, leaving=pb.Leaving(reason="it got SIGTERM"))
@@ -277,60 +226,47 @@ async def test_that_a_place_ends_is_told_before_the_end_of_its_worker(desk):
     assert desk.told() == [PlaceEnding("b", "it got SIGTERM")]
 
 
-@desk
+@on(desk)
 async def test_who_closes_kills_and_lets_nobody_wait_for_what_is_saved(desk):
     line, late = await desk.starts(begun=False), Place("c", state=PlaceState.READY)
     desk.saved = False
+    desk.agents.start(7, B)
+    other = desk.comes(B, ended(7))
+    assert await orders(other) == []
     await desk.agents.close()
-    assert await orders(line) == ["start", "end", "leave"]
+    assert [await orders(each) for each in (line, other)] == [["start", "end", "leave"], ["end_taken", "leave"]]
     desk.says(line, ended=ended(0, -9))
     assert await orders(line) == ["end_taken"]
-    assert desk.kinds() == [WorkerExited]
+    assert desk.kinds() == [WorkerExited] * 2
     desk.agents.start(1, A)
     assert await orders(desk.comes(late)) == ["leave"]
 
 
-@desk
-async def test_at_the_end_of_a_job_agents_need_not_keep_what_nobody_will_save(desk):
-    line = await desk.starts(begun=False)
-    desk.saved = False
-    desk.says(line, ended=ended(0))
-    assert await orders(line) == ["start"]
-    await desk.agents.close()
-    assert await orders(line) == ["end_taken", "leave"]
-
-
 @pytest.mark.parametrize("look", ["read_stacks", "read_log"])
-def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(monkeypatch, look):
+@on(desk)
+async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(desk, monkeypatch, look):
     """Though the other look at it was answered."""
     monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
-
-    async def story(desk):
-        line = await desk.starts()
-        desk.agents.read_stacks(0)
-        desk.agents.read_log(0)
-        desk.says(line, looked=pb.Looked(worker_id=0, text="File", printed=look == "read_stacks"))
-        assert await desk.told_soon() == [StacksFound(0, "File"), SEES_NOTHING]
-        getattr(desk.agents, look)(0)
-        assert await desk.told_soon() == [SEES_NOTHING]
-
-    asyncio.run(story(Desk()))
+    line = await desk.starts()
+    desk.agents.read_stacks(0)
+    desk.agents.read_log(0)
+    desk.says(line, looked=pb.Looked(worker_id=0, text="File", printed=look == "read_stacks"))
+    assert await desk.told_soon() == [StacksFound(0, "File"), SEES_NOTHING]
+    getattr(desk.agents, look)(0)
+    assert await desk.told_soon() == [SEES_NOTHING]
 
 
-def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(monkeypatch):
+@on(partial(desk, NEVER))
+async def test_who_may_never_come_is_not_waited_for_as_long_as_the_others(desk, monkeypatch):
     monkeypatch.setattr(module, "SOON_SECONDS", AT_ONCE)
-
-    async def story(desk):
-        finding = asyncio.ensure_future(desk.agents.found([A, Place("b", state=PlaceState.ENDING)], SOMEBODY))
-        await turns()
-        assert not finding.done()
-        desk.comes(A)
-        assert await asyncio.wait_for(finding, 20.0) == []
-
-    asyncio.run(story(Desk(find_seconds=NEVER)))
+    finding = asyncio.ensure_future(desk.agents.found([A, Place("b", state=PlaceState.ENDING)], SOMEBODY))
+    await turns()
+    assert not finding.done()
+    desk.comes(A)
+    assert await asyncio.wait_for(finding, 20.0) == []
 
 
-@desk
+@on(desk)
 async def test_who_detaches_says_nothing_to_agents_and_hears_nothing(desk):
     line = await desk.starts(begun=False)
     desk.agents.start(1, B)  # whose agent is late

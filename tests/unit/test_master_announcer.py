@@ -100,13 +100,10 @@ def announce(api):
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
-def test_what_is_left_at_the_end_is_told():
-    api = EventsTaken()
+@pytest.mark.parametrize(("failures", "taken"), [(0, ["JobStarted", "WorkerPreempted"]), (2, [])])
+def test_what_is_left_at_the_end_is_told_and_of_a_cluster_that_takes_no_events_once(caplog, failures, taken):
+    api = EventsTaken(failures)
     announce(api)
-    assert api.taken == ["JobStarted", "WorkerPreempted"]
-
-
-def test_a_cluster_that_takes_no_events_is_told_of_once(caplog):
-    api = EventsTaken(failures=2)
-    announce(api)
-    assert [record.levelname for record in caplog.records if "may not create" in record.message] == ["WARNING"]
+    assert api.taken == taken
+    told = [record.levelname for record in caplog.records if "may not create" in record.message]
+    assert told == ["WARNING"] * bool(failures)

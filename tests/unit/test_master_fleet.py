@@ -23,6 +23,7 @@ def test_a_crashed_worker_is_replaced_after_a_delay_that_doubles():
     for worker_id, delay in enumerate((0.5, 1.0)):
         assert launched(y.crash(worker_id) + y.wait(0.9 * delay)) == []
         assert launched(y.wait(0.2 * delay)) == [3 + worker_id]
+    assert [fields["replaces"] for fields in y.records("worker_launched")] == [False] * 3 + [True] * 2
 
 
 def test_crashes_in_training_have_a_budget_that_training_restores():
@@ -61,15 +62,6 @@ def test_scaling_down_lets_go_those_of_least_use_first():
     assert (y.causes, y.wait(1)) == (["drained"], [])
 
 
-def test_whoever_reads_the_journal_knows_a_replacement_from_a_further_worker():
-    y = Yard(maximum=1)
-    y.wait()
-    y.exit(0)
-    y.scale(1, 2)
-    told = [(fields["worker"], fields["replaces"]) for fields in y.records("worker_launched")]
-    assert told == [(0, False), (1, True), (2, False)]
-
-
 # ---- who is given up ----
 
 
@@ -86,17 +78,6 @@ def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_i
     y.wait(GRACE + 1)
     y.exit(3)
     assert y.causes == ["frozen"] * 2, "one that was never ready has not crashed either"
-
-
-def test_only_time_with_a_place_counts_for_getting_ready():
-    y = Yard(maximum=2)
-    y.wait()
-    y.post(e.WorkerPending(1, "no slot"))
-    y.place(0)
-    y.wait(500)
-    y.connect(0)  # does not begin anew
-    assert killed(y.wait(START - 500)) == []
-    assert killed(y.wait(3.0) + y.wait(1)) == [(0, "not ready 600 s after its start")]
 
 
 def test_the_users_own_program_has_time_from_its_first_word():
@@ -117,7 +98,7 @@ def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
     y.wait(1)
     assert killed(y.wait(1) + y.wait(1) + y.wait(1)) == []
     for worker in (0, 1):
-        y.join(worker)
+        y.ask(worker)
 
     def pass_on(*beating):
         y.post(*(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False) for worker in beating))

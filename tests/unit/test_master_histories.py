@@ -6,9 +6,14 @@ from master_kit import step
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
+from elasticdl.master.rules.suspicions import TABLE
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
+from elasticdl.master.state.records_by_state import Records
+from elasticdl.master.state.states import IN_WORLD, LIVE, WorkerState
+from elasticdl.master.state.suspicion import SuspicionKind
 from elasticdl.master.state.values import Settings
+from elasticdl.master.state.worker_record import WorkerRecord
 
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)
@@ -52,3 +57,39 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
                 version = instruction.world.version
             ended = isinstance(instruction, i.EndJob)
         job.view()
+
+
+# ---- who is in which state: what is kept of it agrees with the records, whatever was done to them ----
+
+STATES = st.sampled_from(WorkerState)
+DEEDS = st.lists(st.tuples(st.sampled_from(["put", "move", "drop", "linger", "clear"]), st.integers(0, 5), STATES))
+
+
+@given(DEEDS)
+def test_it_agrees_with_a_look_at_all(deeds):
+    records = Records()
+    for deed, worker_id, state in deeds:
+        record = records.get(worker_id)
+        if deed == "put":
+            records[worker_id] = WorkerRecord(worker_id, "", state)
+        elif deed == "clear" and worker_id == 0:
+            records.clear()
+        elif record and deed == "move":
+            records.move(record, state)
+        elif record and deed == "drop":
+            del records[worker_id]
+        elif record and deed == "linger":
+            record.waits_for_successor = record.state in IN_WORLD
+        for record in records.values():  # as the table of states has it
+            record.waits_for_successor &= record.state in IN_WORLD
+        everybody = [records[worker_id] for worker_id in sorted(records)]
+        for states in [(each,) for each in WorkerState] + [LIVE]:
+            there = [record for record in everybody if record.state in states]
+            assert records.of(*states) == there
+            assert records.count(*states) == len(there)
+        assert records.live == sum(record.live for record in everybody)
+        assert records.lingering() == [record for record in everybody if record.waits_for_successor]
+
+
+def test_there_is_a_row_for_each_kind_of_suspicion():
+    assert TABLE.keys() == set(SuspicionKind)

@@ -82,16 +82,9 @@ def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path,
         wait_until_it_sleeps(process.pid)
         found = look_at(0, process.pid, dump)
         assert (found.state, found.has_session) == (RUNS, True)
-        os.kill(process.pid, signal.SIGSTOP)
-        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-        assert look_at(0, process.pid, dump).state == "does not run: it is stopped (state T)"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(DEADLINE)
-
-
-def test_of_one_that_runs_and_has_no_session_there_is_no_more_to_say(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.places.hung_process._spy", lambda pid: "")
     with sleeper() as pid:
         found = look_at(0, pid, tmp_path / "none")
         assert (found.state, found.has_session) == (RUNS, False)

@@ -202,6 +202,7 @@ def test_each_step_and_each_word_is_in_the_journal_once_whenever_its_masters_die
     assert len(epochs) == len(set(epochs))
     ends = (entries[0]["event"], entries[-1]["event"], entries[-1]["steps"])
     assert ends == ("job_started", "job_finished", town.step)
+    assert json.loads(town.object.state.memory)["generation"] == town.masters
 
 
 def test_the_first_step_that_another_master_hears_of_is_no_first_step_of_a_world():
@@ -234,6 +235,7 @@ def test_who_reads_a_long_journal_holds_up_nobody_and_misses_nothing(tmp_path, m
         await writing
         assert read == [str(number) for number in range(21)]
         assert len(turns) > 2
+        assert len([line async for line in journal.entries(follow=True)]) == 21, "of one that is over, too"
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

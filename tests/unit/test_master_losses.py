@@ -54,11 +54,11 @@ def test_workers_that_have_been_in_a_world_are_replaced_at_once_however_often(ca
     y = Yard(maximum=2)
     y.start()
     for worker_id in range(1, 1 + 2 * CRASHES_IN_TRAINING):
-        out = y.exit(worker_id, cause, 1) + y.join(0, left=y.job.view().world_version)
+        out = y.exit(worker_id, cause, 1) + y.ask(0, left=y.job.view().world_version)
         assert launched(out + y.wait()) == [worker_id + 1]
         y.come(worker_id + 1)
         y.wait(0.2)
-        y.join(0, left=y.job.view().world_version)
+        y.ask(0, left=y.job.view().world_version)
         y.wait(2)
     assert (set(y.causes), y.end, y.reason) == ({str(cause)}, "", "")
 
@@ -125,7 +125,7 @@ def test_replacements_are_kept_off_a_node_that_loses_one_after_another_until_a_w
     y.come(0, launch.worker_id)
     y.wait(1)
     y.exit(0, ExitCause.EVICTED, node="n2")
-    y.join(launch.worker_id, left=1)
+    y.ask(launch.worker_id, left=1)
     (launch,) = y.wait()
     assert launch.away_from == ()
 

@@ -1,8 +1,6 @@
 """The master dies, and another follows: it has the last saved memory, what there is, and what workers say."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
 
 from elasticdl.job.spec import WorkerRange
@@ -37,11 +35,11 @@ def found(*ids):
 # ---- a world that nothing has happened to ----
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, SOON), min_size=4, max_size=4)), max_size=3))
-def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(absences):
+@pytest.mark.parametrize("delays", [(0, 0, 0, 0), (SOON, 0, 1, 5), (SOON, SOON, SOON, SOON)])
+def test_an_intact_world_outlives_its_masters_and_nobody_is_told_anything(delays):
     cluster = train()
     version, told = cluster.version, len(cluster.out)
-    for ticks, delays in absences:
+    for ticks in (0, 20):
         steps = [worker.step for worker in cluster.workers.values()]
         cluster.die()
         cluster.live(ticks * TICK)
@@ -97,21 +95,6 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
     assert job.view().reason != "training is complete"
 
 
-def test_until_all_are_back_the_job_says_what_it_waits_for():
-    cluster = train()
-    for worker in cluster.workers.values():
-        worker.away = 4
-    cluster.restart()
-    cluster.live(1)
-    assert cluster.phase is Phase.RUNNING
-    assert cluster.reason == "the master was started again, and waits for workers to come back"
-    cluster.live(3)
-    assert (cluster.phase, cluster.reason) == (Phase.RUNNING, "")
-    (record,) = cluster.records("master_restarted")
-    assert {**record, "seconds": 0} == {"world": cluster.version, "members": [0, 1, 2, 3], "missing": [], "seconds": 0}
-    assert [fields["phase"] for fields in cluster.records("phase")] == ["running"]
-
-
 # ---- what happened in the absence is noticed ----
 
 
@@ -135,7 +118,7 @@ def test_a_member_that_never_comes_back_is_missed_as_in_any_world_that_does_not_
         cluster.ask(cluster.workers[worker_id], broken=True)
     cluster.rise(remember)
     cluster.live(HEARTBEAT_TIMEOUT)
-    assert cluster.all(i.KillWorker) == []
+    assert (cluster.all(i.KillWorker), cluster.version) == ([], 1), "the others wait for it"
     cluster.live(1)
     assert cluster.all(i.KillWorker) == [i.KillWorker(2, "had not come back 5 s after the master was started again")]
     cluster.live(5)
@@ -150,11 +133,14 @@ def test_a_member_that_is_away_is_waited_for_as_long_as_the_world_trains_and_its
         worker.away = 0 if worker.worker_id == 4 else SOON
     cluster.restart()
     cluster.live(RECOVERY_TIMEOUT - 1)
-    assert "waits for workers" in cluster.reason
+    assert cluster.reason == "the master was started again, and waits for workers to come back"
     assert cluster.workers[4].asked
     cluster.live(10)
-    assert cluster.all(i.KillWorker) == []
+    assert (cluster.all(i.KillWorker), cluster.reason) == ([], "")
     assert cluster.members == {0, 1, 2, 3, 4}
+    (record,) = cluster.records("master_restarted")
+    assert {**record, "seconds": 0} == {"world": 1, "members": [0, 1, 2, 3], "missing": [], "seconds": 0}
+    assert [fields["phase"] for fields in cluster.records("phase")] == ["running"]
 
 
 @pytest.mark.parametrize(("doubtful", "seconds"), [((0,), HEARTBEAT_TIMEOUT), ((), RECOVERY_TIMEOUT)])
@@ -179,20 +165,6 @@ def test_a_master_that_was_held_up_while_it_listened_misses_nobody_for_it():
     cluster.live(5)
     assert cluster.all(i.KillWorker) == []
     assert cluster.members == {0, 1, 2, 3}
-
-
-def test_members_whose_world_broke_in_the_absence_wait_for_the_rest():
-    cluster = train()
-    cluster.die()
-    cluster.exit(3)
-    for worker in cluster.workers.values():
-        cluster.ask(worker, broken=True)
-    cluster.workers[2].away = 6
-    cluster.rise()
-    cluster.live(2)
-    assert cluster.version == 1
-    cluster.live(6)
-    assert cluster.members == {0, 1, 2, 4}
 
 
 def one_is_back(**times):
@@ -246,14 +218,6 @@ def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_ne
     cluster.workers[0].away = 0
     cluster.live(2)
     assert (cluster.version, cluster.members, cluster.all(i.BreakWorld)) == (1, {0, 1}, [])
-
-
-def test_where_a_worker_was_found_the_next_master_knows_though_the_one_before_had_not_saved_it():
-    memory = members_before(0, next_id=1)
-    job = Job(Settings(memory.limits), memory)
-    job.step(e.WorkersFound((e.FoundWorker(0, "host", 1, place="pod-0"),)), 0.0)
-    job.step(e.WorkerConnected(0, "host", 1), 0.1)
-    assert job.snapshot().workers[0].place == "pod-0"
 
 
 def test_one_that_left_in_the_absence_counts_as_no_crash_and_crashes_count_on():

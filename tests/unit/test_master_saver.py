@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -17,6 +19,7 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.proto import elasticdl_pb2 as pb
+from tests.stories import on
 
 AWAY = OSError("the API server is away")
 
@@ -96,6 +99,11 @@ class Desk:
         self.job._workers.rendezvous.begin(self.now, "it hangs", broken=True)
         await self.post(e.Tick())
 
+    async def leave(self):
+        self.store.gate.set()
+        self.running.cancel()
+        await asyncio.wait({self.running})
+
     def told(self):
         return [message.WhichOneof("body") for message in self.messages()]
 
@@ -107,40 +115,28 @@ class Desk:
         return [fields for name, fields in self.books.entries if name == event]
 
 
-def at_a_desk(saves=True, started=True, news_seconds=math.inf, leaves=lambda desk: None):
+@asynccontextmanager
+async def at_a_desk(saves=True, started=True, news_seconds=math.inf):
     """The loop begins with a tick of its own, so worker 0 is launched as soon as that is saved."""
-
-    def decorate(history):
-        async def run():
-            desk = Desk(news_seconds)
-            if not saves:
-                desk.store.gate.clear()
-            running = asyncio.create_task(desk.loop.run())
-            try:
-                await desk.post()
-                if started and saves:
-                    await desk.post(*START)
-                    desk.told()
-                await history(desk)
-            finally:
-                desk.store.gate.set()
-                running.cancel()
-                await asyncio.wait({running})
-            leaves(desk)
-
-        def test():
-            asyncio.run(asyncio.wait_for(run(), 30))
-
-        test.__name__ = history.__name__
-        return test
-
-    return decorate
+    desk = Desk(news_seconds)
+    if not saves:
+        desk.store.gate.clear()
+    desk.running = asyncio.create_task(desk.loop.run())
+    async with asyncio.timeout(30):
+        try:
+            await desk.post()
+            if started and saves:
+                await desk.post(*START)
+                desk.told()
+            yield desk
+        finally:
+            await desk.leave()
 
 
 START = (e.WorkerPlaced(0, "h", 1), e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 0, 0, has_state=False))
 
 
-@at_a_desk(saves=False)
+@on(partial(at_a_desk, saves=False))
 async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_saved(desk):
     settled = asyncio.create_task(desk.mailbox.settled())
     await desk.post()
@@ -158,7 +154,7 @@ async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_save
     assert desk.store.saved[-1].job.world.version == 1
 
 
-@at_a_desk()
+@on(at_a_desk)
 async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer(desk):
     desk.store.gate.clear()
     await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
@@ -169,7 +165,7 @@ async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_
     assert desk.told() == ["broken"]
 
 
-@at_a_desk(started=False)
+@on(partial(at_a_desk, started=False))
 async def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world(desk):
     desk.store.gate.clear()
     await desk.post(*START)
@@ -180,27 +176,28 @@ async def test_nobody_is_told_that_a_world_is_broken_before_he_is_told_the_world
     assert desk.told() == ["world", "broken"]
 
 
-def test_a_job_that_waits_for_its_state_to_be_saved_says_so(monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
     monkeypatch.setattr(loop_module, "SLOW_SAVE_SECONDS", 0.01)
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.01)
 
-    @at_a_desk(saves=False)
-    async def story(desk):
-        desk.store.failures = [AWAY]
-        while "saved" not in desk.job.view().reason:
-            await asyncio.sleep(0.005)
-        assert desk.job.view().reason == "waits until the job's state is saved: it takes long"
-        (warning,) = desk.noted("warning")
-        assert warning["message"] == "what was decided waits until the job's state is saved: it takes long"
-        desk.store.gate.set()
-        while "saved" in desk.job.view().reason:
-            await asyncio.sleep(0.005)
-        assert desk.launcher.launched == [0]
 
-    story()
+@pytest.mark.usefixtures("impatient")
+@on(partial(at_a_desk, saves=False))
+async def test_a_job_that_waits_for_its_state_to_be_saved_says_so(desk):
+    desk.store.failures = [AWAY]
+    while "saved" not in desk.job.view().reason:
+        await asyncio.sleep(0.005)
+    assert desk.job.view().reason == "waits until the job's state is saved: it takes long"
+    (warning,) = desk.noted("warning")
+    assert warning["message"] == "what was decided waits until the job's state is saved: it takes long"
+    desk.store.gate.set()
+    while "saved" in desk.job.view().reason:
+        await asyncio.sleep(0.005)
+    assert desk.launcher.launched == [0]
 
 
-@at_a_desk()
+@on(at_a_desk)
 async def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved(desk):
     desk.store.gate.clear()
     for number in (1, 2, 2, 1):
@@ -214,7 +211,7 @@ async def test_a_worker_is_told_what_it_need_not_say_again_once_that_is_saved(de
     assert [message.saved.number for message in desk.messages()] == [2]
 
 
-@at_a_desk()
+@on(at_a_desk)
 async def test_what_a_worker_has_said_is_saved_before_its_session_ends(desk):
     before = len(desk.store.saved)
     await desk.say(1)
@@ -224,22 +221,14 @@ async def test_what_a_worker_has_said_is_saved_before_its_session_ends(desk):
 
 
 @pytest.mark.parametrize("where", ["mailbox", "queue"])
-def test_whoever_waits_for_what_it_posted_goes_on_when_the_loop_has_ended(where):
-    async def run():
-        desk = Desk()
-        desk.store.gate.clear()
-        running = asyncio.create_task(desk.loop.run())
-        await desk.post(e.Tick())
-        late = asyncio.create_task(desk.mailbox.settled())
-        if where == "queue":
-            await desk.post()
-        running.cancel()
-        desk.store.gate.set()
-        await asyncio.wait({running})
-        await late
-        await desk.mailbox.settled()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+@on(partial(at_a_desk, saves=False))
+async def test_whoever_waits_for_what_it_posted_goes_on_when_the_loop_has_ended(desk, where):
+    late = asyncio.create_task(desk.mailbox.settled())
+    if where == "queue":
+        await desk.post()
+    await desk.leave()
+    await late
+    await desk.mailbox.settled()
 
 
 def test_what_a_store_raises_besides_oserror_ends_the_master():
@@ -253,11 +242,7 @@ def test_what_a_store_raises_besides_oserror_ends_the_master():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def require_the_last(desk):
-    assert desk.store.saved[-1].job.training.step == 101
-
-
-@at_a_desk(leaves=require_the_last)
+@on(at_a_desk)
 async def test_numbers_that_only_grow_are_saved_from_time_to_time_and_when_the_master_leaves(desk):
     before = len(desk.store.saved)
     for number in range(1, 101):
@@ -269,9 +254,11 @@ async def test_numbers_that_only_grow_are_saved_from_time_to_time_and_when_the_m
     await desk.post(e.Tick())
     await desk.step(101)
     assert desk.store.saved[-1].job.training.step <= 100
+    await desk.leave()
+    assert desk.store.saved[-1].job.training.step == 101
 
 
-@at_a_desk(news_seconds=1.0)
+@on(partial(at_a_desk, news_seconds=1.0))
 async def test_what_happens_together_is_saved_together(desk):
     desk.now += SAVE_SECONDS / 2  # nothing is due
     await desk.post(e.Tick())

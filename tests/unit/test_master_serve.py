@@ -134,25 +134,6 @@ def test_an_observer_that_raises_is_told_of_once_and_dropped(tmp_path, caplog):
     assert run.second.heard[-1] == "job_finished"
 
 
-def test_each_master_saves_its_number_before_it_serves(tmp_path):
-    saved = []
-
-    class Store(NoStore):
-        async def load(self):
-            return saved[-1] if saved else None
-
-        async def save(self, snapshot):
-            saved.append(snapshot)
-
-    for generation in (1, 2):
-        run = Run(tmp_path / str(generation))
-        run.store = Store()
-        before = len(saved)
-        run.to_the_end()
-        assert {snapshot.generation for snapshot in saved[before:]} == {generation}
-        assert saved[before].job.next_id == saved[max(0, before - 1)].job.next_id, "saved before anything else"
-
-
 def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp_path):
     (tmp_path / "file").touch()
     run = Run(tmp_path, output=str(tmp_path / "file" / "out"))

@@ -83,12 +83,6 @@ def test_of_two_alike_the_shorter_has_more_and_of_one_without_an_end_the_usual_o
     assert divide([claim("a", held=4, gains=tuple(gain * 0.5 for gain in GOOD)), claim("b", held=4)], 8)["b"] > 4
 
 
-def test_a_job_that_a_further_place_brings_nothing_says_so():
-    sharing = Sharing()
-    assert sharing.see(claim("a", held=4, gains=POOR), [], 0.0)
-    assert sharing.reason == "4 of 4 places that the jobs of its queue have: a further one would bring nothing"
-
-
 def test_a_neighbour_that_is_gone_is_not_shown_as_the_reason():
     sharing, own = Sharing(), claim("a", held=4, waiting=1, gains=FAIR)
     sharing.see(own, [claim("b", held=4, waiting=1, gains=FAIR)], 0.0)
@@ -282,39 +276,13 @@ def test_a_neighbour_that_can_take_no_place_costs_little():
     assert queue.moves < 100
 
 
-def drawn_jobs(draw, count, works, every):
-    jobs, at = {}, 0.0
-    for number in range(count):
-        jobs[f"j{number}"] = (at, draw.choice(works), draw.choice((GOOD, FAIR, POOR)))
-        at += draw.expovariate(1 / every)
-    return jobs
-
-
-def test_sharing_is_better_than_fixed_sizes_and_all_jobs_end():
-    parts = []
-    for seed in range(8):
-        jobs = drawn_jobs(random.Random(seed), 8, (60.0, 120.0, 240.0, 480.0), 25)
-        queue = PlayedQueue(8, **jobs)
-        while len(queue.done) < 8:
-            queue.tick()
-            assert queue.now < 3600
-        parts.append(sum(queue.done[name] - jobs[name][0] for name in jobs) / fixed_size(jobs, 4))
-    assert statistics.fmean(parts) < 0.9
-
-
-def fixed_size(jobs, size):
-    free_at, total = [0.0] * (8 // size), 0.0
-    for arrival, work, gains in jobs.values():
-        begin = max(arrival, min(free_at)) + 6
-        free_at[free_at.index(min(free_at))] = end = begin + work / sum(gains[:size])
-        total += end - arrival
-    return total
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_every_job_ends_whatever_their_fewest_and_whatever_becomes_of_the_places(seed):
     drawn = random.Random(seed)
-    jobs = drawn_jobs(drawn, drawn.randint(2, 9), (60.0, 120.0, 240.0), 15)
+    jobs, at = {}, 0.0
+    for number in range(drawn.randint(2, 9)):
+        jobs[f"j{number}"] = (at, drawn.choice((60.0, 120.0, 240.0)), drawn.choice((GOOD, FAIR, POOR)))
+        at += drawn.expovariate(1 / 15)
     queue = PlayedQueue(drawn.randint(4, 10), drawn, **jobs)
     queue.fewest = {name: drawn.choice((1, 1, 1, 2, 3, 4)) for name in jobs}
     queue.unfit = {name for name in jobs if drawn.random() < 0.12}

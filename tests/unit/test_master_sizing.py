@@ -118,13 +118,6 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     assert {"advice", "decision"} <= KINDS.keys()
 
 
-def test_without_the_policy_there_are_all_workers_whatever_they_bring():
-    cluster = Sized(1, 4, "all")
-    cluster.learns(4, 1.0, 0.3, 0.2, 0.1)
-    assert cluster.sizes[-1] == 4
-    assert not cluster.records("decision")
-
-
 # ---- how many workers it asks for ----
 
 
@@ -148,14 +141,6 @@ def test_what_was_learnt_of_another_number_decides_nothing():
     cluster = Sized(1, 4)
     cluster.learns(2, 1.0, 0.9, 0.9)
     assert cluster.sizes == [1]
-
-
-def test_who_is_lost_is_replaced_up_to_the_target():
-    cluster = Sized(1, 8)
-    cluster.learns(1, 1.0, 0.9, 0.3)
-    cluster.exit(max(cluster.workers), e.ExitCause.PREEMPTED)
-    cluster.live(8)
-    assert cluster.sizes == [1, 2, 1, 2]
 
 
 def test_as_long_as_there_is_no_place_it_asks_for_no_more():
@@ -188,14 +173,6 @@ def test_the_users_range_is_kept_and_a_reason_of_another_range_is_not_shown():
     assert cluster.records("decision")[-1] == {"workers": 1, "reason": "goes to 1: the job was scaled to 1"}
 
 
-def test_a_job_that_ends_gives_no_reason_for_its_number_of_workers():
-    cluster = Sized(1, 2)
-    cluster.post(learnt(1, 1.0, 0.2))
-    assert cluster.decision
-    cluster.post(e.StopRequested("enough"))
-    assert not cluster.decision
-
-
 def test_the_cost_of_a_change_is_the_median_pause():
     cluster = Sized(1, 8)
     cluster.post(*(e.NoticeReported(0, "pause", {"total": seconds}) for seconds in (700.0, 800.0, 0.1)))
@@ -223,14 +200,6 @@ def test_another_master_goes_on_with_the_target_and_what_was_learnt():
     text = Snapshot(snapshot, 0.0).to_json()
     assert Snapshot.from_json(text).job == snapshot
     assert len(text) < 20_000
-
-
-def test_members_are_told_what_a_checkpoint_is_to_hold_when_it_changes():
-    cluster = Sized(2, 2)
-    cluster.post(learnt(2, 1.0, 0.9), learnt(2, 1.0, 0.9))
-    assert cluster.told() == [((0, 1), cluster.job.learnt)]
-    (told,) = cluster.all(i.TellLearnt)
-    assert Learnt.from_json(to_message(told).learnt.json) == cluster.job.learnt
 
 
 def test_what_a_checkpoint_says_is_taken_up():
@@ -276,13 +245,14 @@ def test_a_job_that_learns_nothing_itself_keeps_what_the_last_one_has_learnt():
     assert cluster.told() == [((0, 1, 2, 3), past)]
 
 
-def test_who_can_not_be_told_now_is_told_later():
+def test_members_are_told_what_a_checkpoint_is_to_hold_as_soon_as_they_can_be():
     cluster = Cluster(1, 1, scale_policy="efficiency", min_efficiency=0.6)
     cluster.post(e.WorkersFound(()), learnt(1, 1.0, 0.9))
     cluster.live(5)
     assert not cluster.all(i.TellLearnt)
-    cluster.post(learnt(1, 1.0, 0.9))
-    assert [it.worker_ids for it in cluster.all(i.TellLearnt)] == [(0,)]
+    cluster.post(learnt(1, 1.0, 0.9), learnt(1, 1.0, 0.9))
+    (told,) = cluster.all(i.TellLearnt)  # again only when it changes
+    assert (told.worker_ids, Learnt.from_json(to_message(told).learnt.json)) == ((0,), cluster.job.learnt)
 
 
 def test_however_many_numbers_did_not_pay_the_next_master_can_read_it():

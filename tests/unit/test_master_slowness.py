@@ -4,11 +4,11 @@ import random
 import types
 
 import pytest
+from master_kit import Cluster, Worker
 
 from elasticdl.elastic.core.step_times import WINDOW
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.slowness import (
     MOST_SECONDS_BETWEEN,
     SECONDS_BETWEEN_REPLACEMENTS,
@@ -22,7 +22,6 @@ from elasticdl.master.state.speedup import Curve, Observation, Point
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
-from tests.simulation.job_invariants import check_job
 
 BEAT = 0.5
 
@@ -71,12 +70,6 @@ def test_a_slow_loader_is_named_with_its_phase():
     view = crew.records[3].view()
     assert view.remark == "slow: data 4.1x the others"
     assert not any(record.view().remark for record in crew.records[:3])
-
-
-def test_several_may_be_slow():
-    crew = Crew(*[USUAL] * 5, (0.02, 0.3, 0.01, 16.0), (0.02, 0.29, 0.01, 16.0))
-    crew.beat(SECONDS_TO_JUDGE + 1)
-    assert crew.named() == [("worker_slow", 5), ("worker_slow", 6)]
 
 
 def test_who_has_more_samples_is_not_slow_for_that():
@@ -153,73 +146,54 @@ def test_ten_hours_of_uneven_steps_raise_no_alarm():
     assert crew.news == []
 
 
-class Town:
-    """A job of workers that do what they are told, at once."""
+class Town(Cluster):
+    """Its workers tell what their steps go into. ``compute``: seconds of those that are slower than the others."""
 
     def __init__(self, workers, minimum=1, **settings):
-        self.job = Job(Settings(WorkerRange(minimum=minimum, maximum=workers), **settings))
-        self.is_full = False
-        self.now, self.step, self.story = 0.0, 0, []
-        self.compute = {}
-        self.nodes = {}
-        self.members = ()
+        super().__init__(minimum, workers, **settings)
+        self.compute, self.is_full = {}, False
+        self.live(5)
 
-    def post(self, event):
-        pending = [event]
-        while pending:
-            instructions = self.job.step(pending.pop(0), self.now)
-            check_job(self.job)
-            for each in instructions:
-                self.story.append(each)
-                match each:
-                    case i.LaunchWorker(worker_id) if self.is_full:
-                        pending.append(e.WorkerPending(worker_id, "0/3 nodes are available"))
-                    case i.LaunchWorker(worker_id):
-                        node = self.nodes.get(worker_id, "")
-                        pending += [e.WorkerPlaced(worker_id, "h", 1, node), e.WorkerConnected(worker_id, "h", 1, 0, 0)]
-                        pending.append(e.JoinRequested(worker_id, 0, 0, False, False, ""))
-                    case i.PublishWorld(world):
-                        self.version, self.members = world.version, world.worker_ids
-                    case i.DrainWorker(worker_id):
-                        pending.append(e.WorkerExited(worker_id, e.ExitCause.CLEAN, 0))
-                    case i.AnnounceChange(ids) | i.BreakWorld(ids):
-                        asked = (self.version, self.step, True, isinstance(each, i.BreakWorld), "")
-                        pending += [e.JoinRequested(worker_id, *asked) for worker_id in ids]
+    def carry_out(self, instruction):
+        super().carry_out(instruction)
+        if isinstance(instruction, i.LaunchWorker):
+            self.find_place(instruction.worker_id)
 
-    def run(self, seconds):
-        until = self.now + seconds
-        while self.now < until:
-            self.post(e.Tick())
-            self.step += 5
-            slowest = max(self.compute.get(member, 0.1) for member in self.members) if self.members else 0.0
-            for member in self.members:
-                compute = self.compute.get(member, 0.1)
-                times = StepTimes(WINDOW, 0.0, compute, slowest - compute + 0.01, 0.0, 8.0)
-                self.post(e.HeartbeatReceived(member, self.version, self.step, self.step, False, times))
-            self.now += BEAT
+    def find_place(self, worker_id):
+        if self.is_full:
+            del self.workers[worker_id]
+            self.post(e.WorkerPending(worker_id, "0/3 nodes are available"))
+        else:
+            self.place(worker_id, f"node-{worker_id}")
 
-    def entries(self, event):
-        return [each.fields for each in self.story if isinstance(each, i.Record) and each.event == event]
+    def act(self, worker):
+        super().act(worker)
+        if worker.world and not worker.asked and worker.worker_id in self.workers:
+            times = {
+                member.worker_id: self.compute.get(member.worker_id, 0.1)
+                for member in self.worlds[worker.world].members
+            }
+            mine, slowest = times[worker.worker_id], max(times.values())
+            told = StepTimes(WINDOW, 0.0, mine, slowest - mine + 0.01, 0.0, 8.0)
+            self.post(e.HeartbeatReceived(worker.worker_id, worker.world, worker.step, worker.progress, False, told))
 
 
 def slow_one(workers=3, seconds=60, **settings):
     """A job whose worker 1 becomes slow."""
     town = Town(workers, **settings)
-    town.nodes = {1: "node-b"}
-    town.run(5)
     town.compute[1] = 0.4
     town.is_full = settings.get("minimum") == workers
-    town.run(seconds)
+    town.live(seconds)
     return town
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_slow_worker_is_replaced_if_that_is_asked_for(asked):
     town = slow_one(replace_slow=asked)
-    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
-    reasons = [entry["reason"] for entry in town.entries("worker_launched")][3:]
+    assert [entry["worker"] for entry in town.records("worker_slow")] == [1]
+    reasons = [entry["reason"] for entry in town.records("worker_launched")][3:]
     assert reasons == ["in place of another: worker 1 is slow: compute 4.0x the others"] * asked
-    assert set(town.members) == ({0, 2, 3} if asked else {0, 1, 2})
+    assert town.members == ({0, 2, 3} if asked else {0, 1, 2})
 
 
 def spare():
@@ -229,42 +203,39 @@ def spare():
 def test_without_a_worker_to_spare_the_slow_one_stays_until_its_replacement_is_ready():
     town = spare()
     assert town.job.view().phase == "running"
-    assert set(town.members) == {0, 1, 2}
-    launched = [(each.worker_id, each.away_from) for each in town.story if isinstance(each, i.LaunchWorker)]
-    assert launched[3:] == [(3, ("node-b",))]
-    town.post(e.WorkerPlaced(3, "h", 1))
-    town.post(e.WorkerConnected(3, "h", 1, 0, 0))
-    town.post(e.JoinRequested(3, 0, 0, False, False, ""))
-    town.run(5)
-    assert set(town.members) == {0, 2, 3}
-    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
-    assert len(town.entries("world_formed")) == 2  # one change does both
-    town.run(600)
-    assert len(town.entries("worker_launched")) == 4
+    assert town.members == {0, 1, 2}
+    launched = [(each.worker_id, each.away_from) for each in town.out if isinstance(each, i.LaunchWorker)]
+    assert launched[3:] == [(3, ("node-1",))]
+    town.workers[3] = Worker(3)
+    town.live(5)
+    assert town.members == {0, 2, 3}
+    assert [entry["worker"] for entry in town.records("worker_left")] == [1]
+    assert len(town.records("world_formed")) == 2  # one change does both
+    town.live(600)
+    assert len(town.records("worker_launched")) == 4
 
 
 def test_one_that_is_killed_while_its_replacement_starts_has_no_second_one():
     town = spare()
-    assert len(town.entries("worker_launched")) == 4
+    assert len(town.records("worker_launched")) == 4
     town.post(e.WorkerExited(1, e.ExitCause.KILLED, -9))
-    town.run(5)
-    assert len(town.entries("worker_launched")) == 4
+    town.live(5)
+    assert len(town.records("worker_launched")) == 4
 
 
 def test_in_a_gang_the_slow_one_leaves_first():
     town = Town(3, minimum=3, replace_slow=True, gang=True)
-    town.run(5)
     town.compute[1] = 0.4
-    town.run(60)
-    assert [entry["worker"] for entry in town.entries("worker_left")] == [1]
-    assert set(town.members) == {0, 2, 3}
+    town.live(60)
+    assert [entry["worker"] for entry in town.records("worker_left")] == [1]
+    assert town.members == {0, 2, 3}
 
 
 def test_if_there_are_too_many_the_slow_one_leaves():
     town = slow_one()
     town.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
-    town.run(5)
-    assert set(town.members) == {0, 2}
+    town.live(5)
+    assert town.members == {0, 2}
 
 
 def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
@@ -272,27 +243,27 @@ def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
     points = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.9), 1))
     bad = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.4), 1))
     for workers in (1, 2):
-        town.run(3)
+        town.live(3)
         town.post(e.ScalingLearnt(workers, (Observation(workers, 64, 0.5, 50, 0.1),), Curve(points)))
-    town.run(3)
+    town.live(3)
     assert len(town.members) == 3
     town.compute[1] = 0.4
-    town.run(5)  # it is not said to be slow yet
+    town.live(5)  # it is not said to be slow yet
     town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
-    town.run(1)
+    town.live(1)
     assert len(town.members) == 3
-    town.run(20)
-    assert [entry["worker"] for entry in town.entries("worker_slow")] == [1]
+    town.live(20)
+    assert [entry["worker"] for entry in town.records("worker_slow")] == [1]
     town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
-    town.run(3)
-    assert set(town.members) == {0, 2}
+    town.live(3)
+    assert town.members == {0, 2}
 
 
 def test_one_that_recovers_before_its_replacement_is_ready_stays():
     town = spare()
     town.compute.clear()
-    town.run(60)
-    assert set(town.members) == {0, 1, 2}
+    town.live(60)
+    assert town.members == {0, 1, 2}
     assert [(worker.worker_id, worker.state) for worker in town.job.view().workers][3:] in ([], [(3, "draining")])
 
 
@@ -311,8 +282,8 @@ def test_the_less_it_helps_the_rarer_is_one_replaced():
 def test_at_the_end_nobody_is_replaced():
     town = Town(3, replace_slow=True)
     town.compute[1] = 0.4
-    town.run(5)
+    town.live(5)
     town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
-    town.run(60)
-    assert town.entries("worker_slow")
-    assert len(town.entries("worker_launched")) == 3
+    town.live(60)
+    assert town.records("worker_slow")
+    assert len(town.records("worker_launched")) == 3

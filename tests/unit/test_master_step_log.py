@@ -4,8 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticdl.job.journal import STEPS, Steps, thinned
 from elasticdl.kube.manifests import packed_state
@@ -64,14 +62,6 @@ def test_the_longer_a_job_runs_the_rarer_entries_become():
     assert sum(entry["steps"] for entry in book.told) == sum(entry["steps"] for entry in book.entries) == 100_000
 
 
-def test_the_first_step_in_a_world_counts_without_the_pause_before_it():
-    book = Book()
-    book.train(1, 2, 3)
-    book.train(4, world=2, seconds=7.0)
-    assert [(entry["world"], entry["step"]) for entry in book.entries] == [(1, 1), (1, 3), (2, 4)]
-    assert book.entries[-1]["seconds"] == pytest.approx(0.05)
-
-
 def test_steps_that_are_made_again_are_counted_also_by_another_master():
     book = Book(counted=3)
     book.train(2, 3, 4, world=2)
@@ -123,14 +113,6 @@ def test_a_damaged_line_of_a_journal_that_is_thinned_stays_as_it_is(damaged):
     entry = {**ENTRY, "event": STEPS, "time": 1}
     lines = [json.dumps(entry) + "\n", damaged + "\n", json.dumps({**entry, "time": 2, "step": 2}) + "\n"]
     assert list(thinned(lines, 8)) == lines
-
-
-@given(st.lists(st.sampled_from(["steps", "steps", "evaluation", "world_formed"]), max_size=30), st.integers(2, 9))
-def test_a_thinned_journal_is_in_the_order_of_time(events, bunch):
-    """It was not where one entry on steps stood before something else and none that it could be joined with came after."""
-    lines = [json.dumps({**ENTRY, "event": event, "time": time}) + "\n" for time, event in enumerate(events)]
-    times = [json.loads(line)["time"] for line in thinned(lines, bunch)]
-    assert times == sorted(times)
 
 
 def test_the_loss_of_two_is_their_mean_over_samples():

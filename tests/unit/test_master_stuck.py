@@ -207,14 +207,6 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
     assert r.job._workers.progress_limits.longest > GIVE_UP_FLOOR
 
 
-def test_one_that_goes_on_is_remarked_no_more():
-    r = stuck()
-    r.post(tell(2, LOAD))
-    r.waiting = set()
-    r.pass_time(1.0)
-    assert not any(worker.remark for worker in r.job.view().workers)
-
-
 def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
     r = stuck()
     r.post(tell(2, VALIDATE, moves=True))
@@ -263,9 +255,13 @@ def test_of_a_silent_worker_its_launcher_tells_before_it_is_killed():
     r.post(e.StacksFound(2, "", "does not run: it is stopped (state T)"))
     assert r.remark(2).startswith("no heartbeat for ")
     reason = "no heartbeat for 10 s, does not run: it is stopped (state T)"
-    assert i.KillWorker(2, reason) in r.pass_time(3)
+    out = r.pass_time(3)
+    assert i.KillWorker(2, reason) in out
+    assert [broken.worker_ids for broken in only(i.BreakWorld, out)] == [(0, 1)]
+    r.beats[2] = 5
+    assert killed(r.pass_time(1)) == [], "a heartbeat of a worker that was given up means nothing"
     r.exit(2)
-    assert r.records("worker_left")[0]["reason"] == reason
+    assert (r.causes, r.records("worker_left")[0]["reason"]) == (["frozen"], reason)
     assert r.records("worker_stuck")[0]["why"] == "no heartbeat"
 
 

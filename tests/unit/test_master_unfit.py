@@ -18,16 +18,16 @@ def training_with_a_place_to_fill(maximum=2):
     y.start()
     y.train(0, 1, 2)
     y.leave(1)
-    y.join(0, left=1)
+    y.ask(0, left=1)
     return y
 
 
 def fails(kind, y, worker_id):
     if kind == "in its first world":
         y.come(worker_id)
-        y.join(0, left=y.job.view().world_version)
+        y.ask(0, left=y.job.view().world_version)
         out = fail(y, worker_id)
-        return out + y.join(0, left=y.job.view().world_version)
+        return out + y.ask(0, left=y.job.view().world_version)
     return fail(y, worker_id) if kind == "before it asks for a world" else y.crash(worker_id)
 
 
@@ -54,7 +54,7 @@ def test_a_newcomer_that_cannot_start_ends_the_tries_of_its_place_and_not_the_jo
 def test_tries_come_later_and_later_and_are_those_of_one_place():
     y = training_with_a_place_to_fill(maximum=3)
     y.leave(2)
-    y.join(0, left=2)
+    y.ask(0, left=2)
     pair = [3, 4]
     for delay in (0.5, 2.0, 8.0):
         for worker_id in pair:
@@ -65,7 +65,7 @@ def test_tries_come_later_and_later_and_are_those_of_one_place():
     fail(y, pair[0])
     assert y.reason.startswith("4 workers in a row could not start")
     y.come(pair[1])
-    y.join(0, left=3)
+    y.ask(0, left=3)
     assert len([w for w in y.job.view().workers if w.state == "member"]) == 2
 
 

@@ -1,23 +1,24 @@
 """When a world is formed, of whom, in which order, and exactly what is said about it."""
 
 import pytest
-from master_kit import Played, killed
+from master_kit import LONG, Yard, killed
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld
 
 WINDOW = 0.3
-LONG = 10.0**6
+CLEAN = e.ExitCause.CLEAN
 
 
-class Meeting(Played):
-    """Its workers are never silent, late or stuck unless ``times`` say when; it shows what is said about worlds."""
+class Meeting(Yard):
+    """Its workers are never late unless ``times`` say when; it shows what is said about worlds."""
 
     shows = (AnnounceChange, BreakWorld, PublishWorld)
 
     def __init__(self, minimum=2, maximum=4, **times):
-        unlimited = dict.fromkeys(("start_timeout", "heartbeat_timeout", "progress_timeout", "stop_grace"), LONG)
-        super().__init__(minimum, maximum, join_window=WINDOW, **{**unlimited, **times})
+        super().__init__(
+            maximum, minimum, **{"start_timeout": LONG, "stop_grace": LONG, "join_window": WINDOW, **times}
+        )
         self.advance()
 
     def advance(self, seconds=0.0):
@@ -29,29 +30,15 @@ class Meeting(Played):
         self.post(e.HeartbeatReceived(worker_id, 0, 0, 0, False))
         return self.advance(seconds)
 
-    def connect(self, *ids, version=0):
-        return self.post(*(e.WorkerConnected(worker_id, "h", 1, version) for worker_id in ids))
-
     def cut(self, worker_id):
         return self.post(e.WorkerDisconnected(worker_id))
-
-    def ask(self, worker_id, step=0, left=0, has_state=None, broken=False, reason=""):
-        has_state = left > 0 if has_state is None else has_state
-        return self.post(e.JoinRequested(worker_id, left, step, has_state, broken, reason))
-
-    def newcomers(self, *ids):
-        return self.connect(*ids) + [o for worker_id in ids for o in self.ask(worker_id)]
-
-    def remove(self, worker_id, clean=False):
-        cause, code = (e.ExitCause.CLEAN, 0) if clean else (e.ExitCause.KILLED, -9)
-        return self.post(e.WorkerExited(worker_id, cause, code))
 
     def drain(self, worker_id, lingers=False):
         return self.post(e.WorkerDraining(worker_id, "told to", lingers))
 
     def world_of(self, *ids):
         """Form the first world, of these."""
-        self.newcomers(*ids)
+        self.come(*ids)
         self.advance(WINDOW)
         assert self.members == list(ids)
         return self.job.view().world_version
@@ -72,59 +59,34 @@ def published(instructions):
 
 def test_workers_that_start_together_form_one_world():
     m = Meeting()
-    assert m.newcomers(0, 1) == []
+    assert m.come(0, 1) == []
     m.advance(0.2)
-    assert m.newcomers(2) == []
+    assert m.come(2) == []
     assert m.advance(0.2) == []  # the window runs from the latest arrival
     assert published(m.advance(0.2)) == [[0, 1, 2]]
-    assert published(Meeting(maximum=2).newcomers(0, 1)) == [[0, 1]], "a full world does not wait"
+    assert published(Meeting(maximum=2).come(0, 1)) == [[0, 1]], "a full world does not wait"
 
 
 def test_steady_arrivals_are_not_waited_for_forever():
     m = Meeting(minimum=1, maximum=100)
     formed = []
     for worker_id in range(20):
-        formed += m.newcomers(worker_id) + m.advance(0.2)
+        formed += m.come(worker_id) + m.advance(0.2)
         if formed:
             break
     assert formed
     assert m.now <= 5 * WINDOW + 0.2
 
 
-def test_a_newcomer_joins_after_the_window_and_members_finish_their_step():
-    m = Meeting()
-    version = m.world_of(0, 1)
-    assert m.newcomers(2) == []
-    assert m.advance(WINDOW) == [AnnounceChange((0, 1), version, "worker 2 joins")]
-    assert m.ask(0, step=7, left=version) == []
-    assert published(m.ask(1, step=7, left=version)) == [[0, 1, 2]]
-    assert m.job.view().last_change == "worker 2 joins"
-
-
-def test_a_lost_member_breaks_the_world_at_once_and_a_standby_takes_its_place():
-    m = Meeting(maximum=5)
-    version = m.world_of(0, 1, 2)
-    m.newcomers(3)
-    assert m.remove(1) == [BreakWorld((0, 2), version, "worker 1 killed")]
-    assert m.ask(0, step=5, left=version, broken=True) == []
-    assert published(m.ask(2, step=6, left=version, broken=True)) == [[2, 0, 3]]
-
-
-def test_a_member_that_drains_is_not_waited_for():
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_member_that_drains_is_not_waited_for_and_breaks_the_world_if_it_dies_before_the_others_have_left(clean):
     m = Meeting()
     version = m.world_of(0, 1, 2)
     assert m.drain(1) == [AnnounceChange((0, 2), version, "worker 1 leaves: told to")]
-    assert m.remove(1, clean=True) == []  # it has left as it should: nothing is torn
     m.ask(0, step=5, left=version)
+    torn = [] if clean else [BreakWorld((2,), version, "worker 1 leaves: told to")]
+    assert m.exit(1, *((CLEAN, 0) if clean else ())) == torn
     assert published(m.ask(2, step=5, left=version)) == [[0, 2]]
-
-
-def test_a_draining_member_that_dies_before_the_others_have_left_breaks_their_world():
-    m = Meeting()
-    version = m.world_of(0, 1, 2)
-    m.drain(1)
-    m.ask(0, step=5, left=version)
-    assert m.remove(1) == [BreakWorld((2,), version, "worker 1 leaves: told to")]
 
 
 def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_broken():
@@ -135,8 +97,8 @@ def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_br
     assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].worker_ids == (2,)
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
     assert m.job.view().last_change == "worker 1 lost its connection"
-    m.remove(1)
-    assert m.job.view().last_change == "worker 1 killed", "which is known only now"
+    m.exit(1)
+    assert m.job.view().last_change == "worker 1 killed: detail", "which is known only now"
 
 
 def test_a_member_that_reconnects_is_told_what_it_missed():
@@ -145,28 +107,16 @@ def test_a_member_that_reconnects_is_told_what_it_missed():
     m.cut(1)
     (again,) = m.connect(1, version=version - 1)
     assert (again.world.version, again.worker_ids) == (version, (1,))
-    m.newcomers(2)
+    m.come(2)
     m.advance(WINDOW)
     m.cut(1)
     assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
 
 
-def test_a_member_cut_off_comes_back_as_a_standby_with_its_state():
-    m = Meeting()
-    version = m.world_of(0, 1, 2)
-    m.cut(2)
-    m.ask(0, step=5, left=version, broken=True)
-    m.ask(1, step=5, left=version, broken=True)
-    assert m.connect(2, version=version)[0].world_version == version
-    m.ask(2, step=4, left=version, broken=True)
-    (change,) = m.advance(WINDOW)
-    assert change.worker_ids == (0, 1)
-
-
 def test_ranks_go_by_state_then_step_then_old_rank_then_id():
     m = Meeting(maximum=6)
     version = m.world_of(0, 1, 2)
-    m.newcomers(3)
+    m.come(3)
     m.advance(WINDOW)
     m.ask(0, step=0, left=version, has_state=False)
     m.ask(2, step=8, left=version)
@@ -199,15 +149,21 @@ def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_st
     assert m.ask(0, step=9, left=version + 1, broken=True) == [BreakWorld((1,), version, "worker 0: left the world")]
     (formed,) = m.ask(1, step=5, left=version)
     assert (formed.world.version, formed.world.worker_ids) == (version + 2, (0, 1))
+    m = Meeting()
+    m.connect(0, version=41)
+    m.ask(0)
+    m.come(1)
+    m.advance(WINDOW)
+    assert m.job.view().world_version == 42, "versions continue after those that workers know"
 
 
 def test_after_a_member_has_finished_no_newcomer_is_let_in_but_survivors_form_a_world_however_few():
     m = Meeting()
     version = m.world_of(0, 1, 2)
-    m.newcomers(3)
+    m.come(3)
     m.finish(0)
     assert m.advance(100) == []
-    m.remove(1)
+    m.exit(1)
     assert published(m.ask(2, step=9, left=version, broken=True)) == [[2]]
 
 
@@ -216,7 +172,7 @@ def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
     version = m.world_of(0)
     assert m.drain(0, lingers=True) == []
     assert m.advance(100) == []
-    m.newcomers(1)
+    m.come(1)
     m.advance(WINDOW)
     assert published(m.ask(0, step=7, left=version)) == [[0, 1]]
     (change,) = m.drain(0)
@@ -227,10 +183,10 @@ def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writi
     m = Meeting(minimum=1)
     m.world_of(0)
     m.drain(0)
-    m.newcomers(1)
+    m.come(1)
     assert m.advance(100) == []
     assert "may be writing the state" in m.reason
-    assert published(m.remove(0, clean=True)) == [[1]]
+    assert published(m.exit(0, CLEAN, 0)) == [[1]]
 
 
 def test_one_that_leaves_and_is_ahead_of_all_who_are_ready_may_have_finished_and_is_waited_for():
@@ -254,31 +210,23 @@ def test_how_far_one_is_that_leaves_is_known_from_its_heartbeats(known, awaited)
     m.post(e.HeartbeatReceived(0, version, known, 1, False))
     m.drain(0)
     assert published(m.ask(1, step=5, left=version, broken=True)) == ([] if awaited else [[1]])
-    assert published(m.remove(0, clean=True)) == ([[1]] if awaited else [])
+    assert published(m.exit(0, CLEAN, 0)) == ([[1]] if awaited else [])
 
 
-def test_no_world_without_state_is_formed_before_one_that_was_cut_off_with_it_is_given_up():
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_no_world_without_state_is_formed_before_one_that_was_cut_off_with_it_is_given_up(comes_back):
     m = Meeting(minimum=1, heartbeat_timeout=2.0)
     version = m.world_of(0, 1)
-    m.newcomers(2)
+    m.come(2)
     m.cut(0)
-    assert published(m.remove(1)) == []
+    assert published(m.exit(1)) == []
     assert m.reason == "waits for a worker that was cut off: it may have the state"
-    assert published(m.beat(2, 0.9)) == []
-    m.connect(0, version=version)
-    assert published(m.ask(0, step=5, left=version, broken=True)) == [[0, 2]]
-
-
-def test_one_that_was_cut_off_with_the_state_is_not_waited_for_without_end():
-    m = Meeting(minimum=1, heartbeat_timeout=2.0)
-    m.world_of(0, 1)
-    m.newcomers(2)
-    m.cut(0)
-    formed = m.remove(1)
-    for _ in range(3):
-        formed += m.beat(2, 0.9)
-    assert published(formed) == [[2]]
-    assert m.state(0) == "killing"
+    assert published(m.beat(2, 0.9) + m.beat(2, 0.9)) == []
+    if comes_back:
+        m.connect(0, version=version)
+        assert published(m.ask(0, step=5, left=version, broken=True)) == [[0, 2]]
+    else:
+        assert (published(m.beat(2, 0.9)), m.state(0)) == ([[2]], "killing")
 
 
 def test_the_job_is_complete_when_all_that_are_left_have_finished():
@@ -287,7 +235,7 @@ def test_the_job_is_complete_when_all_that_are_left_have_finished():
     m.finish(0)
     m.finish(1)
     assert m.phase == "running"
-    m.remove(2)
+    m.exit(2)
     assert m.reason == "training is complete"
 
 
@@ -301,7 +249,7 @@ def test_one_that_is_being_killed_may_still_say_that_all_have_finished():
     m.connect(0)
     m.finish(0, together=True)
     assert m.reason == "training is complete"
-    m.newcomers(1)
+    m.come(1)
     assert m.advance(100) == []
 
 
@@ -315,21 +263,12 @@ def test_a_training_that_all_have_finished_is_complete_though_nobody_knows_their
 def test_once_all_have_finished_the_loss_of_those_who_missed_it_begins_nothing_anew():
     m = Meeting(minimum=1, maximum=3)
     version = m.world_of(0, 1, 2)
-    m.remove(2)
+    m.exit(2)
     m.ask(1, step=9, left=version, broken=True)
     assert published(m.finish(0, together=True)) == [[1]]
-    m.newcomers(3)
-    m.remove(1)
+    m.come(3)
+    m.exit(1)
     assert m.reason == "training is complete"
-
-
-def test_versions_continue_after_those_that_workers_know():
-    m = Meeting()
-    m.connect(0, version=41)
-    m.ask(0)
-    m.newcomers(1)
-    m.advance(WINDOW)
-    assert m.job.view().world_version == 42
 
 
 def test_no_deadline_runs_while_the_state_can_not_be_saved():

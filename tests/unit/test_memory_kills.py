@@ -2,8 +2,6 @@
 
 import pytest
 
-from elasticdl.master.state.events import ExitCause
-from elasticdl.places.exits import judge_end
 from elasticdl.places.memory_kills import MemoryKills
 
 TWO = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
@@ -40,14 +38,3 @@ def test_where_the_kernel_does_not_say_nothing_is_said(groups, tmp_path):
     assert not MemoryKills(tmp_path).happened()
     write(tmp_path / "proc/self/cgroup", groups)
     assert not MemoryKills(tmp_path).happened()
-
-
-def test_an_end_of_another_kind_is_what_it_is():
-    assert judge_end(-9, "", memory_was_short=True)[:2] == (
-        ExitCause.OUT_OF_MEMORY,
-        "the kernel has killed it, as memory was short",
-    )
-    assert judge_end(137, "", memory_was_short=True)[0] is ExitCause.OUT_OF_MEMORY
-    assert judge_end(-9, "")[:2] == (ExitCause.KILLED, "SIGKILL")
-    assert judge_end(-15, "", memory_was_short=True)[0] is ExitCause.KILLED
-    assert judge_end(1, "a loader's process was killed", memory_was_short=True)[0] is ExitCause.CRASHED

@@ -102,15 +102,6 @@ def test_a_worker_stays_away_from_a_node_if_there_is_another(idle):
     assert scene.starter.started[1] == "place-1"
 
 
-def test_a_place_that_is_lost_takes_its_worker_along_with_its_cause():
-    scene = Scene().placed(1)
-    scene.places.lose("place-0", "for job/other", ExitCause.PREEMPTED, 143)
-    assert scene.new() == [WorkerExited(0, ExitCause.PREEMPTED, 143, "for job/other")]
-    assert scene.starter.started == {}
-    scene.launch(1)
-    assert scene.places.in_state(WAITING) == ["place-1"]
-
-
 @pytest.mark.parametrize("by_starter", [False, True])
 @pytest.mark.parametrize(
     ("cause", "told"),
@@ -143,13 +134,18 @@ def test_a_place_that_goes_on_after_all_lets_its_worker_s_end_be_told():
     assert scene.new() == [WorkerExited(0, ExitCause.CRASHED, 3), placed(1)]
 
 
-def test_a_worker_that_can_not_be_killed_loses_its_place():
+@pytest.mark.parametrize("ends", [False, True])  # where nobody may hear the order any more
+def test_a_worker_that_can_not_be_killed_loses_its_place_and_at_once_if_that_ends(ends):
     scene = Scene(at_once=False).placed(1)
+    scene.starter.placed(0)
+    if ends:
+        scene.places.change("place-0", ENDING, "n1", "its node does not answer")
+    scene.new()
     scene.launcher.kill(0)
-    scene.clock.advance(KILL_SECONDS - 1)
-    assert (scene.starter.asked_to_end, scene.places.given_back) == ([(0, 0.0)], {})
+    scene.clock.advance(0.0 if ends else KILL_SECONDS - 1)
+    assert scene.places.given_back == ({"place-0": True} if ends else {})
     scene.clock.advance(1)
-    assert scene.places.given_back == {"place-0": True}
+    assert (scene.starter.asked_to_end, scene.places.given_back) == ([(0, 0.0)], {"place-0": True})
     scene.places.lose("place-0", "gone by force")
     assert scene.new() == [WorkerExited(0, ExitCause.KILLED, -9, "gone by force")]
 
@@ -186,16 +182,6 @@ def test_a_worker_that_does_not_start_loses_its_place():
     scene.new()
     scene.places.lose("place-1", "as told", ExitCause.KILLED)
     assert scene.new() == [WorkerExited(1, ExitCause.NODE_LOST, -9, "it was not started within 600 s")]
-
-
-def test_a_worker_that_is_killed_in_a_place_that_ends_loses_it_at_once():
-    """Nobody may hear the order there any more."""
-    scene = Scene(at_once=False).placed(1)
-    scene.starter.placed(0)
-    scene.places.change("place-0", ENDING, "n1", "its node does not answer")
-    scene.launcher.kill(0)
-    scene.clock.advance(0.0)
-    assert scene.places.given_back == {"place-0": True}
 
 
 def test_a_worker_that_nobody_has_launched_is_killed():

@@ -82,6 +82,8 @@ async def jobs(tmp_path):
 async def test_a_slot_has_gpus_of_its_own_as_far_as_there_are_any(make, count, gpus, more, want, visible, reasons):
     job = make(count, gpus, **more).want(want)
     assert (job.visible, job.reasons) == (visible, reasons)
+    told = {place.environment.get(SHARED_GPU) for place in job.in_state(PlaceState.READY)}
+    assert told == ({"1"} if visible.count("GPU-a") > 1 else {None} if visible else set()), "all, if any shares one"
     if gpus and visible:
         job.give_back(0)
         assert job.visible == [*visible[1:], visible[0]], "who waits has it next"
@@ -116,16 +118,6 @@ async def test_a_worker_with_several_gpus_has_all_of_them_or_none(make):
     one.give_back(0)
     two.slots._try_again()
     assert two.visible == ["GPU-b,GPU-c", "GPU-a,GPU-d"]
-
-
-@pytest.mark.parametrize(
-    ("count", "gpus", "shares"), [(3, GPUS, True), (0, GPUS, False), (2, GPUS, False), (1, GPUS, False), (3, [], False)]
-)
-@on(jobs)
-async def test_workers_are_told_if_any_of_them_shares_a_gpu(make, count, gpus, shares):
-    """All have to reduce in the same way, those that have one to themselves as well."""
-    places = make(count, gpus).want(3).in_state(PlaceState.READY)
-    assert {place.environment.get(SHARED_GPU) for place in places} == {"1" if shares else None}
 
 
 @on(jobs)
@@ -166,14 +158,11 @@ def test_only_gpus_that_the_user_may_see_are_used(monkeypatch, environ, found):
     assert find_gpus(environ) == found
 
 
-def test_a_machine_without_driver_has_no_gpus(monkeypatch, caplog):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert find_gpus({}) == []
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
 def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(tmp_path, monkeypatch, caplog, script, why):
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nowhere")
+        assert (find_gpus({}), caplog.records) == ([], []), "a machine without a driver has none"
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

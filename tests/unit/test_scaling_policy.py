@@ -144,12 +144,3 @@ def test_it_is_tried_again_sooner_if_it_has_become_certain_to_pay():
     assert policy.target == 2
     policy.decide(curve(1.0, 0.9, 0.8), at(2, now=early))
     assert policy.target == 3
-
-
-def test_what_an_earlier_job_rejected_is_not_tried():
-    policy = WorkerTarget(0.6, 1)
-    policy.recall([Rejection(2, 300.0, 600.0)], 0.0)
-    policy.decide(curve(1.0, 0.61), at(1, observed={1, 2}))
-    assert policy.target == 1
-    policy.decide(curve(1.0, 0.61), at(1, observed={1, 2}, now=300.0))
-    assert policy.target == 2

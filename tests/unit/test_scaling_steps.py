@@ -99,17 +99,13 @@ def test_enough_is_many_steps_or_long_ones(seconds, count, enough):
     assert world(MeasuredSteps(), 1, 1, seconds=seconds, count=count).enough is enough
 
 
-def test_each_number_has_its_own_and_ages():
-    steps = world(MeasuredSteps(), 1, 1, seconds=1.0, now=10.0)
-    world(steps, 2, 2, seconds=0.6, busy=0.5, now=100.0)
+def test_each_number_has_its_own_and_ages_and_what_is_recalled_stands_until_it_is_measured_anew():
+    steps = world(recalling(), 1, 1, seconds=1.1, now=10.0)
+    assert [(each.workers, each.seconds) for each in steps.observations(10.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
+    world(steps, 2, 2, seconds=0.7, busy=0.5, now=100.0)
     one, two = steps.observations(110.0)
-    assert (one.workers, one.seconds, one.age, one.busy) == (1, pytest.approx(1.0), 100.0, 0.0)
-    assert (two.workers, two.seconds, two.age, two.busy) == (2, pytest.approx(0.6), 10.0, 0.5)
-
-
-def test_what_is_recalled_stands_until_it_is_measured_anew():
-    steps = world(recalling(), 1, 1, seconds=1.1)
-    assert [(each.workers, each.seconds) for each in steps.observations(0.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
+    assert (one.workers, one.seconds, one.age, one.busy) == (1, pytest.approx(1.1), 100.0, 0.0)
+    assert (two.workers, two.seconds, two.age, two.busy) == (2, pytest.approx(0.7), 10.0, 0.5)
 
 
 def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_again():
@@ -132,11 +128,6 @@ def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
     steps.recall(slower, 0.0, [Forgotten(2, MOST_TIMES)])
     assert [len(known(steps, LONGEST_BELIEVED + late)) for late in (0, 1)] == [2, 1]
     assert steps.forgotten == (Forgotten(2, MOST_TIMES),), "the next master can read it"
-
-
-def test_fewer_that_were_slower_are_remembered():
-    steps = world(world(MeasuredSteps(), 1, 1, seconds=1.0), 2, 2, seconds=0.6)
-    assert known(steps, 100 * BELIEVED) == [1, 2]
 
 
 @pytest.mark.parametrize("other", [{"seconds": 2.0}, {"samples": 128}])

@@ -76,16 +76,12 @@ KILLED = "os.kill(os.getpid(), 9)"
 ENDS = "(job / 'status.json').write_text('{}')"
 
 
-def test_a_master_that_is_killed_is_followed_by_another(bench):
-    bench.job.master.write_text("of the one that is killed")
-    assert bench.keep(f"if start < 3: {KILLED}", "assert not (job / 'master.json').exists()", ENDS, "sys.exit(1)") == 1
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_master_that_is_killed_is_followed_by_another_also_in_a_folder_that_refuses_something(bench, refuses):
+    bench.job.master.mkdir() if refuses else bench.job.master.write_text("of the one that is killed")
+    left = f"assert (job / 'master.json').exists() == {refuses}"
+    assert bench.keep(f"if start < 3: {KILLED}", left, ENDS, "sys.exit(1)") == 1
     assert (bench.starts, bench.calls()) == (3, [])
-
-
-def test_a_folder_that_refuses_something_ends_no_keeper(bench):
-    bench.job.master.mkdir()
-    assert bench.keep(f"if start < 2: {KILLED}", ENDS) == 0
-    assert bench.starts == 2
 
 
 def test_a_job_whose_masters_are_killed_again_and_again_has_failed(bench):
@@ -144,19 +140,16 @@ def test_the_users_mistake_is_told_and_no_other_master_is_started(bench):
     assert bench.status()["reason"] == "its master ended with exit code 2: port 80 is taken"
 
 
-def test_a_master_that_leaves_the_job_leaves_its_workers(bench):
-    assert bench.keep(f"sys.exit({EXIT_LEFT})") == EXIT_LEFT
-    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (1, [], False)
-
-
 def test_the_workers_of_a_job_that_has_ended_are_not_left(bench):
     assert bench.keep(ENDS, KILLED) == 128 + signal.SIGKILL
     assert (bench.starts, bench.calls(), bench.job.status.read_text()) == (1, [WORKERS], "{}")
 
 
-def test_the_master_is_told_to_end(bench):
+def test_the_master_is_told_to_end_and_one_that_leaves_the_job_leaves_its_workers(bench):
     handler = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
     assert bench.keep(handler, f"os.kill(os.getppid(), {signal.SIGTERM})", "time.sleep(60)") == EXIT_LEFT
+    assert bench.keep(f"sys.exit({EXIT_LEFT})") == EXIT_LEFT
+    assert (bench.starts, bench.calls(), bench.job.status.exists()) == (2, [], False), "its workers are the next one's"
 
 
 @pytest.mark.parametrize(

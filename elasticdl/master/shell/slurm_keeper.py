@@ -110,9 +110,10 @@ class Keeper:
 
     def _tell(self) -> None:
         self._told.set()
-        if self._master is not None:
+        if self._master is not None and self._master.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._master.terminate()
+                # Not terminate(): it reaps a master that has just died, and nobody learns how.
+                os.kill(self._master.pid, signal.SIGTERM)
 
     async def _run_master(self) -> int:
         try:
