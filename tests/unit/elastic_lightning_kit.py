@@ -12,7 +12,6 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
-from elasticdl.common.errors import UserError  # noqa: E402
 from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.lightning import strategy  # noqa: E402
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
@@ -117,10 +116,3 @@ class ManualModule(Module):
 def changed(kind=Module, **functions):
     """A module of this kind with other functions."""
     return type("Changed", (kind,), functions)()
-
-
-def refused(words, use):
-    with pytest.raises(UserError, match=words) as told:
-        use()
-    assert "\n" not in str(told.value)
-    return str(told.value)

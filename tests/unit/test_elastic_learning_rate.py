@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, Trainee
-from session_kit import FakeMaster, lose_world
+from session_kit import FakeMaster
 from session_kit import enter as enter_world
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.learning_rate import LearningRate, RateControl, ramp
+from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
@@ -33,11 +32,6 @@ def walk(control, workers, first, last, version=1):
         rates.append(control.at(step, 0, world(workers, version)))
         control.made()
     return rates
-
-
-def test_a_ramp_moves_in_a_straight_line_to_its_target():
-    assert [ramp(0.5, made, steps=4) for made in (0, 2, 4, 10)] == [0.5, 0.75, 1.0, 1.0]
-    assert ramp(0.5, 0, steps=0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -166,18 +160,3 @@ def test_all_members_agree_on_the_rate_whoever_comes():
         rates = list(pool.map(lambda each: make_steps(each, 2), members, timeout=30))
     assert rates == [pytest.approx([0.125, 0.15])] * 2
     assert members[0].state.rate.state == members[1].state.rate.state
-
-
-def test_a_torn_step_in_a_larger_world_begins_the_ramp_once():
-    member = follower()
-    make_steps(member, 2)
-    before = member.state.state_dict()["rate"]
-    enter(member, 2, 2)
-    member.context.collective._board.fail = True
-    with pytest.raises(WorldBroken):
-        make_steps(member, 1)
-    lose_world(member.context)
-    assert member.state.state_dict()["rate"] == before
-    member.context.collective._board.fail = False
-    enter(member, 1, 3)
-    assert make_steps(member, 1) == [0.1]

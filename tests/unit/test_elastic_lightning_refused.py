@@ -13,13 +13,13 @@ from elastic_lightning_kit import (  # noqa: F401
     lightning,
     loader_of,
     make_strategy,
-    refused,
     trainer_with,
 )
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.data import has_len_all_ranks
+from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
 from trainers_kit import make_data

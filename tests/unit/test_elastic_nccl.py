@@ -108,39 +108,27 @@ def test_a_collective_is_waited_for_until_the_device_has_done_it(pool):
     assert group._pending == set()
 
 
-def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(group, pool):
+def test_what_is_under_way_is_kept_until_the_abort_has_ended_it(pool):
+    """PyTorch asks the device with Python's lock, and the device may answer only when the abort is over."""
+    asked_device = []
+    group = make_group(lambda work: lambda: asked_device.append(1) or work.on_device.is_set())
     group._group.may_abort.clear()
     begun = group.begin(all_to_all, torch.ones(2), [1, 1], [1, 1])
     waited = pool.submit(begun.wait)
     group.abort()  # by the session's thread
     assert isinstance(waited.exception(SOON), WorldBroken)  # though the abort is not over
-    asked = group._group.works[0].asked
+    asked = group._group.works[0].asked, len(asked_device)
     with pytest.raises(WorldBroken):
         group.begin(all_reduce, torch.ones(2))
     assert group._pending == {begun}
     assert not begun.is_completed()  # so its memory is not used again
-    assert group._group.works[0].asked == asked, "the communicator is not asked while it is aborted"
+    assert (group._group.works[0].asked, len(asked_device)) == asked, "neither of them is asked while it is aborted"
     group._group.may_abort.set()
     group.close()
     assert begun.is_completed()
     assert (group._pending, group._group.aborts) == (set(), 1)
     with pytest.raises(WorldBroken, match="world 3 is broken"):
         begun.wait()  # a kernel that ended by an abort has not done its work
-
-
-def test_the_device_is_not_asked_during_an_abort():
-    """PyTorch asks it with Python's lock, and it may answer only when the abort is over."""
-    asked = []
-    made = make_group(lambda _: lambda: asked.append(1))
-    made._group.may_abort.clear()
-    begun = made.begin(all_reduce, torch.ones(2))
-    made.abort()
-    assert not begun.is_completed()
-    assert not asked
-    made._group.may_abort.set()
-    made.close()
-    begun.is_completed()
-    assert asked
 
 
 @pytest.mark.parametrize(("error", "words"), [("remote error", "lost a member"), (None, "not done after")])

@@ -203,18 +203,6 @@ def test_weights_that_the_loop_gives_a_sampler_travel():
     require_as_others(options=options, after=reweigh)
 
 
-@pytest.mark.filterwarnings("error")  # torch warns where the optimizer's own step was not called before
-def test_a_newcomers_scheduler_does_not_miss_the_steps_that_others_have_made():
-
-    member = Member(stands=(0, 2))
-    scheduler = torch.optim.lr_scheduler.StepLR(member.optimizer, 1, gamma=0.5)
-    for x, y in member.loader:
-        member.step(plain_loss(member, x, y))
-        scheduler.step()
-        break
-    assert member.host.is_idle
-
-
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
 def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
     member = Member()

@@ -131,12 +131,6 @@ def test_order_is_a_pure_function_and_differs_between_epochs_and_seeds():
     assert (epoch_order(5, 1, 3, shuffle=False) == np.arange(5)).all()
 
 
-@given(seed=st.integers(0, 2**31), step=st.integers(0, 2**40), unit=st.integers(0, 64))
-def test_seeds_of_steps_are_valid_and_differ_between_units(seed, step, unit):
-    assert 0 <= step_seed(seed, step, unit) < 2**32
-    assert step_seed(seed, step, unit) != step_seed(seed, step, unit + 1)
-
-
 @st.composite
 def histories(draw):
     """Worlds in a row: how many workers, how many of their steps are committed, and whether one more is torn."""

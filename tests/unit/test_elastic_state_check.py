@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
@@ -148,16 +147,6 @@ def test_a_rate_that_one_worker_sets_is_named_before_it_is_used(kit):
         f"after step {at - 1} they were the same: is it set on one worker only, "
     )
     assert [member.state.step for member in members] == [at] * 3
-
-
-@KITS
-def test_a_schedule_that_differs_is_named_after_the_step_that_it_is_used_in(kit):
-    members = members_of(kit)
-    for rank, member in enumerate(members):
-        member.state.follow(LearningRate(lambda epoch, rank=rank: 0.1 if epoch == 0 or rank < 2 else 0.3))
-    (line,) = set(train(members))
-    assert f"after step {STEPS + 1} worker 2 holds another state than workers 0 and 1: optimizer." in line
-    assert "is 0.1 on worker 0 and 0.3 on worker 2; " in line
 
 
 @KITS

@@ -1,6 +1,5 @@
 """The PyTorch twin in a world of one, and with a stand-in for the sums of several workers."""
 
-import copy
 import pickle
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
@@ -117,36 +115,6 @@ def test_one_backward_pass_for_all_micro_batches():
 
 def alone(policy=None, batch_norm=False, joins=True):
     return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm, joins=joins)
-
-
-def test_a_torn_step_leaves_no_trace():
-    board = Board(2)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 4), batch_norm=True) for rank in range(2)]
-
-    def tear(member):
-        steps = iter(member.loader)
-        for _ in range(2):
-            member.make_step(next(steps))
-            member.state.commit()
-        before = copy.deepcopy(member.state.state_dict())
-        board.barrier.wait()
-        board.fail = True
-        batch = iter(next(steps))
-        inputs, labels = next(batch)
-        member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
-        inputs, labels = next(batch)
-        with pytest.raises(WorldBroken):
-            member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
-        assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
-        member.state.restore()
-        after = member.state.state_dict()
-        assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2, "samples": 32}
-        for name, value in before["model"].items():
-            assert torch.equal(after["model"][name], value), name
-        assert next(iter(member.loader)).plan.step == 3
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(tear, members, timeout=60))
 
 
 def test_the_same_random_draws_in_a_repeated_step():

@@ -252,16 +252,6 @@ def test_flush_makes_the_step_of_the_remainder():
     assert same(ours, theirs)
 
 
-def test_steps_may_change_in_between():
-    batches = make_batches((2,) * 5, updates=2)
-    ours, optimizer = make_model(), adam(5)
-    train(ours, optimizer, batches[0] + batches[1][:2])
-    optimizer.steps = 2
-    train(ours, optimizer, batches[1][2:])  # the first of these completes three, the others are two
-    theirs = plain([batches[0], batches[1][:3], batches[1][3:]])
-    assert same(ours, theirs)
-
-
 def test_discard(wanted):
     model, optimizer = make_model(), adam()
     optimizer.discard()

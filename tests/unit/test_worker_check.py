@@ -1,15 +1,12 @@
 """The check before a job: silent when all is well, else one line and 2."""
 
 import io
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from worker_kit import function, spec_maker
 
-from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,12 +101,6 @@ def test_a_last_batch_of_one_sample_is_refused_where_the_model_does_not_take_it(
     assert run(global_batch_size=38) == run(linear, global_batch_size=39) == (0, "", "")
 
 
-def test_names_the_users_line(run):
-    _, _, err = run("\ndef inner():\n    return 1 / 0\ndef custom_model():\n    return inner()\n")
-    path, line, _ = err.split(":", 2)
-    assert Path(path).read_text().splitlines()[int(line) - 1] == "    return 1 / 0"
-
-
 def test_refuses_what_horovod_cannot_bear_and_says_where_it_is_missing(run, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("HOROVOD_CYCLE_TIME", "1")
@@ -130,16 +121,3 @@ def test_refuses_a_second_history_in_one_folder(run, tmp_path):
     code, _, err = run(checkpoint_dir=str(tmp_path), resume=False)
     assert code == 2
     assert "holds checkpoints of an earlier training, up to step 7" in err
-
-
-def test_as_a_process():
-    spec = JobSpec(model_zoo=str(REPOSITORY / "model_zoo"), model_def="digits.cnn_tosch")
-    command = [sys.executable, "-m", "elasticdl.worker.check"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, input=spec.to_json(), capture_output=True, text=True, timeout=280, env=environment, cwd=REPOSITORY
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "--model_def digits.cnn_tosch: there is no model_zoo/digits/cnn_tosch.py; did you mean digits.cnn_torch?\n"
-    )

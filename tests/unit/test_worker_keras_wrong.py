@@ -3,6 +3,7 @@
 import pytest
 import worker_kit
 from data_kit import text
+from refusal_kit import refused
 from worker_keras_kit import make_job, spec_maker
 from worker_kit import function
 
@@ -16,16 +17,13 @@ def refusal(tmp_path, monkeypatch):
     make = spec_maker(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
 
-    def refused(*arguments, **options):
+    def said(*arguments, **options):
         spec = make(*arguments, **options)
-        with pytest.raises(UserError) as caught:
-            check(spec)
-        line = str(caught.value)
-        assert "\n" not in line
+        line = refused("", lambda: check(spec))
         assert "\x1b" not in line
         return line.replace(spec.model_def, "NAME")
 
-    return refused
+    return said
 
 
 OWN = "class Own(keras.Model):\n    def train_step(self, data):\n        return {}\n"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import largest_micro_batch
 from elasticdl.worker.torch_learner import warm_up
@@ -77,17 +76,3 @@ def test_cleans_up_also_when_the_users_code_raises():
 )
 def test_runs_as_many_samples_as_training_will(options, samples, expected):
     assert largest_micro_batch(JobSpec(**options), samples) == expected
-
-
-@pytest.mark.parametrize(
-    ("returned", "shown"),
-    [(lambda a, b: None, "NoneType"), (lambda a, b: b, r"a tensor of shape \(6, 1\)"), (lambda a, b: 3.0, "float")],
-)
-def test_a_loss_that_is_no_scalar_is_one_line(returned, shown):
-    def loss(labels, predictions):
-        return returned(labels, predictions)
-
-    with pytest.raises(
-        UserError, match=rf"^loss\(labels, predictions\) returned {shown}; expected a scalar tensor: .*$"
-    ):
-        warmed(Model(), loss)

@@ -105,30 +105,23 @@ def test_a_malicious_pickle_is_refused_and_not_run(resnet, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.51, 0.999])
-def test_an_archive_or_a_batch_cut_short_or_missing_is_refused(resnet, packed, keep):
+def test_an_archive_or_a_batch_cut_short_or_missing_is_refuse(resnet, packed, keep):
     whole = packed.read_bytes()
     packed.write_bytes(whole[: int(len(whole) * keep * 0.99)])
-    refused(resnet, packed, str(packed))
+    refuse(resnet, packed, str(packed))
     packed.write_bytes(whole)
     batch = next(unpack(packed).glob("*/test_batch*"))
     whole = batch.read_bytes()
     batch.write_bytes(whole[: int(len(whole) * keep)])
-    refused(resnet, batch.parent, str(batch))
+    refuse(resnet, batch.parent, str(batch))
     batch.unlink()
-    refused(resnet, batch.parent, "test_batch")
+    refuse(resnet, batch.parent, "test_batch")
 
 
-def refused(resnet, path: Path, named: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|cut short") as refusal:
-        resnet.dataset("evaluation", str(path))
-    assert named in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_other_files_and_paths_are_refused(resnet, tmp_path):
+def test_other_files_and_paths_are_refuse(resnet, tmp_path):
     (tmp_path / "notes.txt").write_text("no archive")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "notes.txt"):
-        refused(resnet, path, str(path))
+        refuse(resnet, path, str(path))
     for mode, where, words in (("evaluation", "", "--validation_data is missing"), ("test", "x", "mode 'test'")):
         with pytest.raises(ValueError, match=words):
             resnet.dataset(mode, where)
@@ -148,7 +141,7 @@ IMAGES = np.zeros((2, 3072), np.uint8)
         ([1, 2], "a dict"),
     ],
 )
-def test_a_pickle_of_something_else_is_refused(resnet, tmp_path, batch, message):
+def test_a_pickle_of_something_else_is_refuse(resnet, tmp_path, batch, message):
     write_batch(tmp_path, batch)
     with pytest.raises(ValueError, match=message):
         resnet.dataset("evaluation", str(tmp_path))
