@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from elastic_kit import Board, PlainScript, Trainee, in_threads
+from refusal_kit import refused
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -105,7 +105,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(resnet, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.51, 0.999])
-def test_an_archive_or_a_batch_cut_short_or_missing_is_refuse(resnet, packed, keep):
+def test_an_archive_or_a_batch_cut_short_or_missing_is_refused(resnet, packed, keep):
     whole = packed.read_bytes()
     packed.write_bytes(whole[: int(len(whole) * keep * 0.99)])
     refuse(resnet, packed, str(packed))
@@ -118,7 +118,11 @@ def test_an_archive_or_a_batch_cut_short_or_missing_is_refuse(resnet, packed, ke
     refuse(resnet, batch.parent, "test_batch")
 
 
-def test_other_files_and_paths_are_refuse(resnet, tmp_path):
+def refuse(resnet, path: Path, named: str) -> None:
+    assert named in refused(r"expected|cut short", lambda: resnet.dataset("evaluation", str(path)), ValueError)
+
+
+def test_other_files_and_paths_are_refused(resnet, tmp_path):
     (tmp_path / "notes.txt").write_text("no archive")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "notes.txt"):
         refuse(resnet, path, str(path))
@@ -141,7 +145,7 @@ IMAGES = np.zeros((2, 3072), np.uint8)
         ([1, 2], "a dict"),
     ],
 )
-def test_a_pickle_of_something_else_is_refuse(resnet, tmp_path, batch, message):
+def test_a_pickle_of_something_else_is_refused(resnet, tmp_path, batch, message):
     write_batch(tmp_path, batch)
     with pytest.raises(ValueError, match=message):
         resnet.dataset("evaluation", str(tmp_path))
