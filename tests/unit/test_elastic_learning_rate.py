@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, Trainee
+from refusal_kit import refused
 from session_kit import FakeMaster
 from session_kit import enter as enter_world
 
 import elasticdl.elastic.torch as elastic
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
@@ -85,8 +85,7 @@ def test_a_rate_of_zero_begins_no_ramp():
     ],
 )
 def test_rules_that_make_no_sense_are_refused(make, words):
-    with pytest.raises(UserError, match=words):
-        make()
+    refused(words, make)
 
 
 # -- on an optimizer --

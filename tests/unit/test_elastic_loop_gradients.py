@@ -299,8 +299,7 @@ def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models, 
             member.body.step()
             member.head.step()
             if number == batches:
-                with pytest.raises(UserError, match=f"^SGD steps {re.escape(named)} by the gradient of this worker's"):
-                    own.step()
+                refused(f"^SGD steps {re.escape(named)} by the gradient of this worker's", own.step)
                 break
             own.step()
         own.step()  # as it likes, behind the loop

@@ -11,8 +11,6 @@ from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.common.errors import UserError
-
 BATCH = 8
 
 
@@ -116,8 +114,7 @@ def test_to_fetch_in_another_thread_is_refused():
     thread = threading.Thread(target=lambda: [batches.put(each) for each in member.loader], daemon=True)
     thread.start()
     x, y = batches.get(timeout=30)
-    with pytest.raises(UserError, match="looped over in another thread than the one that trains, as by a background"):
-        member.train(x, y)
+    refused("looped over in another thread than the one that trains, as by a background", lambda: member.train(x, y))
     while thread.is_alive():
         with contextlib.suppress(queue.Empty):
             batches.get(timeout=0.01)
@@ -185,8 +182,7 @@ def test_a_loop_that_has_made_no_step_of_its_batches_does_not_succeed():
     for _ in member.loader:
         pass
     state = member.script.host.participant.state
-    with pytest.raises(UserError, match="training has ended without a step, though its loop was given batches"):
-        state.require_steps()
+    refused("training has ended without a step, though its loop was given batches", state.require_steps)
     for x, y in member.loader:
         member.train(x, y)
     state.require_steps()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from elastic_kit import Board, PlainScript
+from refusal_kit import refused
 from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -248,8 +249,7 @@ def test_labels_that_a_newcomer_has_made_of_another_model_are_refused(of_model):
     member = Member()
     train(member, after=relabel)
     late = late_of(member)
-    with pytest.raises(UserError, match=r"has changed its data, and in its training data .*tensors"):
-        train(late, after=relabel)
+    refused(r"has changed its data, and in its training data .*tensors", lambda: train(late, after=relabel))
 
 
 def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
@@ -258,8 +258,7 @@ def test_what_the_loop_calls_of_a_model_that_was_copied_on_the_way_is_refused():
     train(member, of_a_teacher)
     late = late_of(member)
     late.teacher = None
-    with pytest.raises(UserError, match="a copy of the model that this worker has made while it was catching up"):
-        train(late, of_a_teacher)
+    refused("a copy of the model that this worker has made while it was catching up", lambda: train(late, of_a_teacher))
     assert not late.kept, "no step was made of it"
     late.teacher(torch.zeros(1, 8))  # outside the loop
     early = late_of(member)
@@ -279,8 +278,7 @@ def test_a_hidden_state_of_the_way_is_refused():
     train(member, stateful)
     late = late_of(member, **options)
     late.hidden = None
-    with pytest.raises(UserError, match="the model is called with what it has answered to a batch before"):
-        train(late, stateful)
+    refused("the model is called with what it has answered to a batch before", lambda: train(late, stateful))
     assert not late.kept
 
 
@@ -295,8 +293,7 @@ def test_a_newcomer_that_goes_on_from_a_checkpoint_of_the_job_is_refused(begins,
     member = Member(before=begins)
     train(member)
     late = late_of(member, before=comes)
-    with pytest.raises(UserError, match="another optimizer's state than where the job began"):
-        train(late)
+    refused("another optimizer's state than where the job began", lambda: train(late))
     train(late_of(member, before=begins))
 
 
@@ -371,5 +368,4 @@ def test_another_loaders_order_that_each_worker_would_draw_by_itself_is_refused(
             member.model.train()
             member.step(loss)
 
-    with pytest.raises(UserError, match=re.escape(OTHER_ORDER)) if is_refused else contextlib.nullcontext():
-        train_it()
+    refused(re.escape(OTHER_ORDER), train_it) if is_refused else train_it()

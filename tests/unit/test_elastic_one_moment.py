@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, break_alone, make_data, make_model
+from refusal_kit import refused
 from session_kit import alone, let_break, lose_world
 from test_elastic_schedulers import SCHEDULERS
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
@@ -179,8 +179,7 @@ def test_a_batch_that_is_not_the_present_one_can_not_be_used(before, words):
         before(batch, steps, training)
         list(batch)
 
-    with pytest.raises(UserError, match=words):
-        use()
+    refused(words, use)
 
 
 def test_a_batch_that_was_not_used_up_leaves_the_samples_of_the_next_alone():

@@ -9,7 +9,6 @@ import torch
 from refusal_kit import refused
 from torch.utils.data import IterableDataset
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
@@ -239,8 +238,7 @@ def test_a_trainer_of_ones_own_is_patched(tmp_path):
     ours = patch(make(Own, tmp_path))
     assert isinstance(ours, Own)
     assert patch(ours) is ours
-    with pytest.raises(UserError, match="this is a list; expected a"):
-        patch([])
+    refused("this is a list; expected a", lambda: patch([]))
     ours.train()
     assert numbers_of(ours) == numbers_of(theirs)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import torch
 from refusal_kit import refused
 
-from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.common.errors import ArgumentError
 from elasticdl.ga.keras import optimizers
 from elasticdl.ga.torch import optim
 
@@ -103,8 +103,7 @@ def test_sizes_that_make_no_sense(framework, samples):
 
 def test_sizes_for_some_micro_batches_only(framework):
     framework.apply(4)
-    with pytest.raises(UserError, match="to every micro-batch"):
-        framework.apply()
+    refused("to every micro-batch", framework.apply)
     framework.optimizer.discard()
     framework.apply()
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
+from refusal_kit import refused
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -119,8 +120,7 @@ def test_while_rank_0_has_the_metrics_computed_the_others_wait_for_it_and_not_it
     ],
 )
 def test_outputs_that_are_not_rows_are_refused(shape, message):
-    with pytest.raises(UserError, match=message):
-        alone(model=Shaped(shape))
+    refused(message, lambda: alone(model=Shaped(shape)))
 
 
 def test_half_precision_is_widened_for_the_metrics():

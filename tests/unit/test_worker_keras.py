@@ -2,16 +2,17 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from refusal_kit import refused
 from worker_keras_kit import BreakingCollective, make_job, spec_maker
 from worker_kit import Script, function
 
 import keras  # isort: skip
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.horovod import require_horovod
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.world import Member, World
@@ -291,11 +292,10 @@ def test_checkpoints_of_something_else_are_refused_in_a_line(make_spec, tmp_path
         (adam, r"checkpoint-0000000004\.npz is of another model: .* another optimizer"),
         (wide, "is of another model: it has 9 variables, and this one has 2"),
     ):
-        with pytest.raises(UserError, match=words):
-            trained(make_spec(extra, **kept))
+        refused(words, partial(trained, make_spec(extra, **kept)))
     (tmp_path / "kept" / "checkpoint-0000000001.pt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holds checkpoints of PyTorch \(checkpoint-0000000001\.pt\), and this is a"):
-        trained(make_spec(**kept))
+    words = r"holds checkpoints of PyTorch \(checkpoint-0000000001\.pt\), and this is a"
+    refused(words, lambda: trained(make_spec(**kept)))
 
 
 # -- models --

@@ -9,11 +9,8 @@ from elastic_keras_kit import Board, SumOfThreads, run_all
 
 import keras  # isort: skip
 
-import elastic_keras_kit
-import numpy as np
-import pytest
 import tensorflow as tf
-from elastic_keras_kit import Board, Trainee, run_all
+from elastic_keras_kit import Trainee
 from worker_keras_kit import make_job, spec_maker
 from worker_kit import function
 

@@ -8,7 +8,6 @@ from refusal_kit import refused
 from worker_kit import Script, function, make_job, spec_maker
 
 from elasticdl.callbacks import Callback, LearningRateScheduler
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -259,8 +258,7 @@ def test_an_unreadable_checkpoint_is_set_aside_for_an_older_one(make_spec, tmp_p
     assert kept_by(job) == [8, 4]
     for path in (tmp_path / "kept").glob("*.pt"):
         path.write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="none of the 2 checkpoints can be read"):
-        trained(make_spec(**kept))
+    refused("none of the 2 checkpoints can be read", lambda: trained(make_spec(**kept)))
 
 
 def test_an_output_that_cannot_be_written_is_told_in_a_line(make_spec, tmp_path):
