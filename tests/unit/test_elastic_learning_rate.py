@@ -1,15 +1,12 @@
 """The learning rate: who may change it, how it moves after a change of workers, and that all members agree on it."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, Trainee
+from elastic_kit import Board, SumOfThreads
 from refusal_kit import refused
 from session_kit import FakeMaster
-from session_kit import enter as enter_world
 
 import elasticdl.elastic.torch as elastic
 from elasticdl.elastic.core.learning_rate import LearningRate, RateControl
@@ -17,8 +14,6 @@ from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-
-PER_WORKER = BatchPolicy(None, 8)
 
 
 def world(workers, version=1, rank=0):
@@ -122,40 +117,3 @@ def test_an_optimizer_from_a_checkpoint_is_not_scaled_again():
 
 
 # -- as a part of the training state --
-
-
-def follower(rank=0, board=None):
-    member = Trainee(rank, board or Board(1), PER_WORKER)
-    member.state.follow(LearningRate(scaling="linear", ramp_steps=4))
-    return member
-
-
-def make_steps(member, count):
-    rates = []
-    steps = member.steps()
-    for _ in range(count):
-        member.make_step(next(steps))
-        rates.append(member.state.learning_rate)
-        member.state.commit()
-    return rates
-
-
-def enter(member, workers, version, board=None):
-    member.context.collective.world = world(workers, version, member.context.rank)
-    if board is not None:
-        member.context.collective._board = board
-    enter_world(member.context, member.context.collective.world)
-
-
-def test_all_members_agree_on_the_rate_whoever_comes():
-    root = follower()
-    assert make_steps(root, 2) == [0.1, 0.1]
-    board = Board(2)
-    members = (root, follower(rank=1, board=board))
-    enter(root, 2, 2, board)
-    joined = World.of(2, (Member(0, "h", 2, True), Member(1, "h", 0, False)), 0)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda each: each.state.sync(replace(joined, rank=each.context.rank)), members, timeout=30))
-        rates = list(pool.map(lambda each: make_steps(each, 2), members, timeout=30))
-    assert rates == [pytest.approx([0.125, 0.15])] * 2
-    assert members[0].state.rate.state == members[1].state.rate.state

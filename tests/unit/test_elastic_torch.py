@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
+from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
@@ -196,6 +197,8 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     board = Board(2)
     root, newcomer = (Trainee(rank, board, BatchPolicy(16, None, 8)) for rank in range(2))
     solo = alone()
+    for each in (solo, root, newcomer):
+        each.state.follow(LearningRate(lambda epoch: 0.1 / (epoch + 1)))
     solo.train()
     root.state.load_state_dict(solo.state.state_dict())
     world = World.of(2, (Member(0, "h", root.state.step, True), Member(1, "h", 0, False)), 0)
@@ -204,6 +207,7 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
             pool.map(lambda each: each.state.sync(replace(world, rank=each.context.rank)), (root, newcomer), timeout=30)
         )
     assert newcomer.state.progress == root.state.progress
+    assert newcomer.state.rate.state == root.state.rate.state == solo.state.rate.state
     for mine, theirs in zip(newcomer.model.parameters(), root.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     momentum = newcomer.optimizer.state_dict()["state"][0]["momentum_buffer"]

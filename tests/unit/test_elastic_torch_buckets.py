@@ -88,25 +88,6 @@ def test_parameters_may_be_frozen_and_unfrozen():
             assert torch.equal(mine, theirs)
 
 
-def test_a_layer_may_be_added_to_the_optimizer():
-    def train(member):
-        extra = torch.nn.Linear(3, 3).requires_grad_(False)
-        torch.nn.init.eye_(extra.weight)
-        for number, batch in enumerate(member.loader):
-            if number == 1:
-                member.optimizer.add_param_group({"params": extra.requires_grad_(True).parameters()})
-            for inputs, labels in batch:
-                batch.backward(cross_entropy(extra(member.model(inputs)), labels))
-            member.optimizer.step()
-            member.state.commit()
-        return extra.weight.detach()
-
-    torch.manual_seed(7)
-    one, other = in_threads(train, trainees(2))
-    assert not torch.equal(one, torch.eye(3))
-    torch.testing.assert_close(one, other)
-
-
 def freeze(member):
     member.model[0].requires_grad_(False)
 

@@ -240,19 +240,6 @@ def test_variables_that_are_excluded_from_weight_decay():
 # When steps are made
 
 
-def test_flush_makes_the_step_of_the_remainder():
-    batches = make_batches((4, 4, 4, 4, 2), updates=2)  # the second batch of an epoch: two micro-batches, one smaller
-    halves = [half for epoch in batches for half in (epoch[:3], epoch[3:])]
-    theirs, ours = train(make_model(), plain_adam(), big(halves)), make_model()
-    optimizer = adam()
-    assert not optimizer.flush(), "nothing yet"
-    for epoch in batches:
-        train(ours, optimizer, epoch, samples=True)
-        assert optimizer.flush() is True
-        assert optimizer.flush() is False, "nothing left"
-    assert same(ours, theirs)
-
-
 def test_discard(wanted):
     model, optimizer = make_model(), adam()
     optimizer.discard()

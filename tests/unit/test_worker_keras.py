@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from refusal_kit import refused
 from worker_keras_kit import BreakingCollective, make_job, spec_maker
 from worker_kit import Script, function
@@ -178,6 +179,8 @@ def test_early_stopping_exports_the_best_weights(make_spec, tmp_path):
     # As with Keras's own history, the metrics are of the last epoch and not of the weights that were put back.
     assert dict(finished.metrics) == job.script.notices("evaluation")[-1]["metrics"]
     exported = keras.models.load_model(tmp_path / "out" / "model.keras")
+    served, inputs = tf.saved_model.load(str(tmp_path / "out" / "saved_model")), np.ones((3, 2), np.float32)
+    np.testing.assert_allclose(served.serve(inputs), exported(inputs), rtol=1e-6)
     best = trained(make_spec(num_epochs=1))
     for ours, theirs in zip(exported.weights, best.learner.state.model.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -327,17 +330,6 @@ def test_a_subclassed_model_is_built_on_the_first_sample_compiled_or_not(make_sp
     assert job.script.last_word.step == 4
     assert isinstance(job.learner.state.optimizer, keras.optimizers.SGD)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.keras", "saved_model"}
-
-
-def test_the_exported_model_says_what_the_trained_one_says(make_spec, tmp_path):
-    import tensorflow as tf
-
-    job = trained(make_spec(num_epochs=1, output=str(tmp_path / "out")))
-    inputs = np.random.default_rng(0).normal(size=(3, 2)).astype("float32")
-    expected = job.learner.state.model(inputs, training=False)
-    np.testing.assert_allclose(keras.models.load_model(tmp_path / "out" / "model.keras")(inputs), expected, rtol=1e-6)
-    served = tf.saved_model.load(str(tmp_path / "out" / "saved_model"))
-    np.testing.assert_allclose(served.serve(inputs), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
