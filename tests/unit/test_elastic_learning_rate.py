@@ -1,4 +1,4 @@
-"""The learning rate: who may change it, how it moves after a change of workers, and that all members agree on it."""
+"""The learning rate: who may change it, and how it moves after a change of workers."""
 
 import math
 
@@ -16,8 +16,8 @@ from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
-def world(workers, version=1, rank=0):
-    return World.of(version, tuple(Member(i, "h", 0, True) for i in range(workers)), rank)
+def world(workers, version=1):
+    return World.of(version, tuple(Member(i, "h", 0, True) for i in range(workers)), 0)
 
 
 def walk(control, workers, first, last, version=1):
@@ -114,6 +114,3 @@ def test_an_optimizer_from_a_checkpoint_is_not_scaled_again():
     again.load_state_dict(optimizer.state_dict())
     set_rate(again, rules, BatchPolicy(None, 20), world(2, version=2))
     assert [group["lr"] for group in again.param_groups] == pytest.approx([0.2, 0.04])
-
-
-# -- as a part of the training state --

@@ -6,15 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from elastic_lightning_kit import (  # noqa: F401
+from elastic_lightning_kit import (
     ManualModule,
     Module,
-    OwnJob,
-    keep_ranks,
     lightning,
     loader_of,
     make_strategy,
-    trainer_with,
 )
 from lightning.pytorch.callbacks import (
     EarlyStopping,
@@ -23,7 +20,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
-from trainers_kit import make_data
+from trainers_kit import OwnJob, make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.lightning import strategy
@@ -98,7 +95,9 @@ FEATURES = {
 @pytest.mark.parametrize("feature", FEATURES)
 def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
-    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
+    trainer, module = fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])
+    assert result_of(tmp_path / "ours", trainer, module) == theirs
+    assert trainer.strategy._host.job.policy.batch_size(1) == 8 * FEATURES[feature].get("accumulate_grad_batches", 1)
 
 
 def keep_states(monkeypatch, work):
@@ -164,11 +163,6 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
     states[1].load(states[0].take(at_batch=True))
     states[1].arrive()
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
-
-
-def test_the_global_batch_is_told(tmp_path):
-    trainer, _ = fit(tmp_path, make_strategy(), max_epochs=1, limit_train_batches=2, accumulate_grad_batches=2)
-    assert trainer.strategy._host.job.policy.batch_size(1) == 16
 
 
 def test_the_other_package_has_it_too():

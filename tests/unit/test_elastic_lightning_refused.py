@@ -5,11 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from elastic_lightning_kit import (  # noqa: F401
+from elastic_lightning_kit import (
     ManualModule,
     Module,
     changed,
-    keep_ranks,
     lightning,
     loader_of,
     make_strategy,
@@ -22,7 +21,7 @@ from lightning.pytorch.utilities.data import has_len_all_ranks
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
-from trainers_kit import make_data
+from trainers_kit import make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.lightning import requirements
 

@@ -1,51 +1,30 @@
 """Hugging Face's Trainer in a world of one: it is transformers' own to the bit; what can't be had is refused."""
 
 import pickle
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from refusal_kit import refused
 from torch.utils.data import IterableDataset
+from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
 from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
-
-transformers = pytest.importorskip("transformers")
-
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments  # noqa: E402
-
-from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch  # noqa: E402
-from elasticdl.elastic.transformers.decisions import FLAGS, Decisions  # noqa: E402
-from elasticdl.elastic.transformers.items import Items  # noqa: E402
-from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # noqa: E402
-
-
-class Alone:
-    """In place of what knows this process's job."""
-
-    def init_in_place(self, global_batch_size):
-        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
-
-    def train_in_place(self, finish): ...
-
-    def leave(self): ...
-
-    def rank(self):
-        return 0
+from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
+from elasticdl.elastic.transformers.decisions import FLAGS, Decisions
+from elasticdl.elastic.transformers.items import Items
+from elasticdl.elastic.transformers.writing import is_meant, to_resume_from
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(elastic_trainer, "runtime", Alone())
-    monkeypatch.setattr("sys.excepthook", sys.excepthook)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(elastic_trainer, "runtime", OwnJob())
 
 
 def make_texts(samples=37):
@@ -349,7 +328,7 @@ def test_what_cant_be_had_is_one_line(tmp_path, kind, options, given, words):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
-    monkeypatch.setattr(Alone, "rank", lambda self: rank)
+    monkeypatch.setattr(OwnJob, "rank", lambda self: rank)
     trainer = make(Trainer, tmp_path)
     assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
 
