@@ -7,11 +7,11 @@ import pytest
 import torch
 from elastic_kit import Board, PlainScript, Trainee, in_threads
 from refusal_kit import refused
+from session_kit import joins_others
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.optimizers import Optimizers
@@ -106,15 +106,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
             sent.append(copy.deepcopy(old.script.host.participant.state.state_dict()))
 
     rarely(old, note)
-    real = new.script.context.join
-
-    def join(state):
-        real(state)
-        state.load_state_dict(sent[0])
-        for part in p.SaveScope:
-            state.save(part)
-
-    new.script.context.join = join
+    joins_others(new.script.context, sent[0])
     rarely(new)
     torch.testing.assert_close(new.weights, old.weights)
 

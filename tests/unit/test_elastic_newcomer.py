@@ -11,12 +11,11 @@ import pytest
 import torch
 from elastic_kit import Board, PlainScript
 from refusal_kit import refused
-from session_kit import FakeMaster
+from session_kit import FakeMaster, receive
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_faults import OTHER_ORDER
 from elasticdl.elastic.torch.newcomer import Hints
@@ -68,9 +67,7 @@ class Member:
             self.joined_at = self.passed
             real(state)
             if join is not None:
-                state.load_state_dict(join)
-                for part in p.SaveScope:  # as when it is sent
-                    state.save(part)
+                receive(state, join)
 
         self.job.join = joined
 

@@ -5,17 +5,13 @@ import pickle
 
 import pytest
 import torch
+from elastic_kit import Board, PlainScript
+from session_kit import joins_others
 from torch.optim import lr_scheduler as s
 from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_host import LoopHost
-from elasticdl.elastic.torch.prepare import PreparedLoader, _speak_to
-from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 EPOCHS, BATCHES = 4, 4
 STEPS = EPOCHS * BATCHES
@@ -50,25 +46,15 @@ def train(make, *, per_step, told=(0, 0), state=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = make(optimizer)
     arguments = (1.0,) if isinstance(scheduler, s.ReduceLROnPlateau) else ()
-    context = ElasticContext.connect(BatchPolicy(BATCHES, None), seed=0, environ={})
-    context.session.jobs_place = lambda: told
     loader = DataLoader(DATA, batch_size=BATCHES)
-    view = LoopHost(context, model, optimizer, OwnLoader(loader), lambda: {"scheduler": scheduler}, lambda: None)
-    _speak_to(view, optimizer)
-    join = context.join
-
-    def joined(own):
-        join(own)
-        if state is not None:
-            own.load_state_dict(pickle.loads(state))
-            for part in p.SaveScope:  # as when it is sent
-                own.save(part)
-
-    context.join = joined
-    prepared = PreparedLoader(loader, view)
+    script = PlainScript(0, Board(1), model, optimizer, loader, lambda: {"scheduler": scheduler})
+    view = script.host
+    script.context.session.jobs_place = lambda: told
+    if state is not None:
+        joins_others(script.context, pickle.loads(state))
     rates, states = {}, {}
     for epoch in range(EPOCHS):
-        for number, (inputs,) in enumerate(prepared):
+        for number, (inputs,) in enumerate(script.loader):
             step = epoch * BATCHES + number
             if not view.is_idle:
                 rates[step] = optimizer.param_groups[0]["lr"]

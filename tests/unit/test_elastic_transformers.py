@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusal_kit import refused
+from session_kit import receive
 from torch.utils.data import IterableDataset
 from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
@@ -116,9 +116,7 @@ def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
 
         def join_from(self, state=states[number]):
             join(self)
-            self.state.load_state_dict(pickle.loads(state))
-            for part in p.SaveScope:  # as when it is sent
-                self.state.save(part)
+            receive(self.state, pickle.loads(state))
             self.is_catching_up = True
 
         monkeypatch.setattr(Participant, "join", join_from)

@@ -14,11 +14,9 @@ from worker_kit import Script, function
 
 import keras  # isort: skip
 
-from elasticdl.elastic.collectives.horovod import require_horovod
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.keras import driver
-from elasticdl.elastic.keras.tensorflow_adapter import TensorFlowTensors
 
 
 @pytest.fixture
@@ -201,6 +199,7 @@ DECAY = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)"
     [
         (["Halve()"], {}, {6}, [0.1, 0.05, 0.025]),  # at the end of each epoch
         (["Halve()"], {"learning_rate_scaling": "linear"}, {6}, [0.1, 0.05, 0.025]),
+        (["keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))"], {}, {5, 6}, [0.1, 0.05, 0.1 / 3]),
         # A schedule that takes the rate so far is asked once an epoch in effect.
         ([DECAY], {}, {5, 6}, [0.08, 0.064, 0.0512]),
         ([DECAY, "Halve()"], {}, (), [0.08, 0.032, 0.0128]),
@@ -210,41 +209,6 @@ def test_the_rate_that_a_callback_sets_stays_in_force(make_spec, given, options,
     spec = make_spec(callbacks(*given), minibatch_size=10, **options)
     job = trained(spec, Script(leave_after=left))
     assert rates(job) == pytest.approx([rate for rate in expected for _ in range(4)])
-
-
-AS_PRINTED = """
-import horovod.tensorflow as hvd
-from tensorflow.keras.callbacks import LearningRateScheduler
-
-
-def callbacks():
-    def _schedule(epoch):
-        LR = 0.001
-        if epoch > 80:
-            lr = LR * 0.01
-        elif epoch > 60:
-            lr = LR * 0.1
-        elif epoch > 40:
-            lr = LR * 0.2
-        elif epoch > 35:
-            lr = LR * 0.5
-        else:
-            lr = LR
-        return lr * hvd.size()
-
-    return [LearningRateScheduler(_schedule)]
-"""
-
-
-def test_the_callback_of_the_benchmark_report_runs_as_printed(make_spec, monkeypatch):
-    job = make_job(make_spec(AS_PRINTED, minibatch_size=10, num_epochs=37))
-    horovod = require_horovod(TensorFlowTensors())
-    monkeypatch.setattr(horovod, "size", lambda: 3)
-    job.trainer.run()
-    assert rates(job) == pytest.approx([0.003] * 4 * 36 + [0.0015] * 4)
-    assert job.script.notices("warning") == []
-    monkeypatch.setattr(horovod, "size", lambda: 2)
-    assert job.learner.state.rate.target(81, 2) == pytest.approx(0.00002)
 
 
 # -- members who differ --

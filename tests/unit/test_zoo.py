@@ -229,13 +229,16 @@ def test_resnet20_is_the_one_of_the_paper_and_its_twin_computes_the_same(zoo, re
     np.testing.assert_allclose(given, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_callback_multiplies_the_published_schedule_by_the_number_of_workers(resnet, monkeypatch):
+@pytest.mark.parametrize(("framework", "of_horovod"), [("torch", "torch"), ("keras", "tensorflow")])
+def test_the_callback_multiplies_the_published_schedule_by_the_number_of_workers(
+    zoo, monkeypatch, framework, of_horovod
+):
     epochs = {0: 1e-3, 35: 1e-3, 36: 5e-4, 41: 2e-4, 60: 2e-4, 61: 1e-4, 80: 1e-4, 81: 1e-5}
-    horovod = SimpleNamespace(torch=SimpleNamespace(size=lambda: 3))
-    callbacks = SimpleNamespace(LearningRateScheduler=lambda schedule: schedule)
-    for name, module in {"horovod": horovod, "horovod.torch": horovod.torch, "elasticdl.callbacks": callbacks}.items():
+    sized, callbacks = SimpleNamespace(size=lambda: 3), SimpleNamespace(LearningRateScheduler=lambda schedule: schedule)
+    horovod = SimpleNamespace(**{of_horovod: sized})
+    for name, module in {"horovod": horovod, f"horovod.{of_horovod}": sized, "elasticdl.callbacks": callbacks}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    (schedule,) = resnet.callbacks()
+    (schedule,) = zoo(f"cifar10.resnet20_{framework}").callbacks()
     assert {epoch: schedule(epoch) / 3 for epoch in epochs} == pytest.approx(epochs)
 
 
