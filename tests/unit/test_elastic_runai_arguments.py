@@ -1,10 +1,11 @@
-"""What `fit` and `init` can't use is told in one line before anything is trained."""
+"""What `fit` and `init` can't use is told in one line before anything is trained; what they can counts as with Keras."""
 
 from functools import partial
 
 import keras
 import numpy as np
 import pytest
+from elastic_fit_kit import Fitting, assert_as_plain, data_of, fit_together, numbers, plainly
 from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
@@ -188,3 +189,50 @@ def test_a_seed_that_is_none(init, seed):
     said = refused("", lambda: init(8, 4, seed=seed), ArgumentError)
     assert said == f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}"
     assert whole_number("seed", 2**64 - 1, 0, 2**64) == 2**64 - 1
+
+
+def single():
+    keras.utils.set_random_seed(1)
+    regular = {"kernel_regularizer": "l2", "activity_regularizer": keras.regularizers.L2(0.01)}
+    layers = [keras.layers.Dense(5, "relu", **regular), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    measured = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    model.compile("adam", "sparse_categorical_crossentropy", **measured, jit_compile=False)
+    return model
+
+
+def double():
+    keras.utils.set_random_seed(1)
+    first = keras.Input((6,))
+    outputs = {"a": keras.layers.Dense(3, "softmax", name="a")(first), "b": keras.layers.Dense(1, name="b")(first)}
+    model = keras.Model(first, outputs)
+    losses, metrics = {"a": "sparse_categorical_crossentropy", "b": "mse"}, {"a": ["accuracy"], "b": ["mae"]}
+    model.compile("adam", losses, metrics=metrics, jit_compile=False)
+    return model
+
+
+FEATURES = numbers(60)[0]  # of which a pass is four steps
+CLASSES, WEIGHTS = FEATURES[:, :3].argmax(1), np.linspace(0, 1, 60)
+COLUMN = CLASSES[:, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "labels", "data", "options"),
+    [
+        (single, CLASSES, {"sample_weight": WEIGHTS, "validation_split": 0.2}, {"validation_freq": [2]}),
+        (single, COLUMN, {"class_weight": {0: 2.0, 2: 0.5}, "validation_data": (FEATURES, COLUMN)}, {}),
+        (single, CLASSES, {}, {"steps_per_epoch": 3, "epochs": 5, "initial_epoch": 1}),
+        (double, {"a": CLASSES, "b": FEATURES[:, :1]}, {"validation_split": 0.2}, {}),
+    ],
+    ids=["weights", "classes", "steps", "two outputs"],
+)
+def test_fit_gives_what_keras_gives(make, labels, data, options):
+    def plateau():
+        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)]
+
+    plain = plainly(make(), FEATURES, labels, plateau(), **data, **options)
+    assert "learning_rate" in plain[0]
+    members = fit_together(
+        2, lambda rank: Fitting(make(), data_of(FEATURES, labels, **data), plateau(), most=5, **options)
+    )
+    assert_as_plain(members, plain, rtol=1e-4)
