@@ -69,14 +69,8 @@ def test_a_rate_of_zero_begins_no_ramp():
     [
         (lambda: LearningRate(scaling="cubic"), r"\(scaling='cubic'\): must be one of linear, sqrt, or None"),
         (lambda: LearningRate(ramp_steps=-1), r"LearningRate\(ramp_steps=-1\): must be at least 0"),
-        (
-            lambda: RateControl(LearningRate(scaling="linear"), 0.1, fixed_batch=True),
-            "the global batch size is fixed: leave one out",
-        ),
-        (
-            lambda: elastic.TorchState(model=None, optimizer=None, loader=object(), sampler=object()),
-            "give one of them",
-        ),
+        (lambda: RateControl(LearningRate(scaling="linear"), 0.1, fixed_batch=True), "is fixed: leave one out"),
+        (lambda: elastic.TorchState(model=None, optimizer=None, loader=object(), sampler=object()), "give one of them"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(make, words):

@@ -6,18 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from elastic_lightning_kit import (
-    ManualModule,
-    Module,
-    lightning,
-    loader_of,
-    make_strategy,
-)
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    ModelCheckpoint,
-)
+from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from trainers_kit import OwnJob, make_data, process_is_kept  # noqa: F401

@@ -5,15 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from elastic_lightning_kit import (
-    ManualModule,
-    Module,
-    changed,
-    lightning,
-    loader_of,
-    make_strategy,
-    trainer_with,
-)
+from elastic_lightning_kit import ManualModule, Module, changed, lightning, loader_of, make_strategy, trainer_with
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.tuner import Tuner
@@ -41,12 +33,7 @@ def quasi_newton():
 @pytest.mark.parametrize(
     ("module", "loader", "options", "words"),
     [
-        (
-            lambda: changed(configure_optimizers=lambda self: None),
-            None,
-            {},
-            "configure_optimizers returns no optimizer",
-        ),
+        (lambda: changed(configure_optimizers=lambda self: None), None, {}, "returns no optimizer"),
         (with_sync_batch_norm, None, {}, "layers.1 is a SyncBatchNorm"),
         (quasi_newton, None, {}, "LBFGS evaluates its closure several times"),
         (Module, None, {"devices": 2}, "devices=2; expected one"),

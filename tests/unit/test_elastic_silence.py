@@ -77,8 +77,7 @@ def test_attempts_come_more_slowly_until_one_succeeds():
     ("details", "words"),
     [  # of gRPC 1.82, and as older ones have it
         (
-            "errors resolving m.ns.svc:50001: [field:hostname lookup error:address lookup failed for m.ns.svc:50001: "
-            "Domain name not found]",
+            "errors resolving m.ns.svc:1: [field:hostname lookup error: Domain name not found]",
             "its name can't be resolved",
         ),
         ("last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused", REFUSED),

@@ -72,11 +72,8 @@ def half(epoch):
     [
         ({}, [Callback()], LearningRate()),
         ({"learning_rate_scaling": "none"}, [], LearningRate()),
-        (
-            {"learning_rate_scaling": "sqrt", "learning_rate_ramp_steps": 5},
-            [],
-            LearningRate(scaling="sqrt", ramp_steps=5),
-        ),
+        ({"learning_rate_scaling": "sqrt"}, [], LearningRate(scaling="sqrt")),
+        ({"learning_rate_ramp_steps": 5}, [], LearningRate(ramp_steps=5)),
         ({}, [LearningRateScheduler(print), Callback(), LearningRateScheduler(half)], LearningRate(half)),
     ],
 )
