@@ -278,9 +278,8 @@ def test_numpy_files_that_are_wrong(tmp_path):
 
 
 def test_unknown_parameters(tmp_path):
-    assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(
-        text(tmp_path / "a.csv", "x\n1\n"), colums=["x"]
-    )
+    path = text(tmp_path / "a.csv", "x\n1\n")
+    assert "--data_reader_params: unknown colums; expected reader_type, columns" in refusal(path, colums=["x"])
     assert "--data_reader_params: sep=3" in refusal(tmp_path, sep=3)
 
 

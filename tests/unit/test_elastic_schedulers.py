@@ -82,9 +82,8 @@ def test_rates_are_those_of_one_device_wherever_a_worker_joins(name, per_step):
         for told in (stands, stands // 2):  # the job has gone on since
             place = divmod(told, BATCHES)
             rates, _ = train(SCHEDULERS[name], per_step=per_step, told=place, state=states[stands])
-            assert rates == {step: rate for step, rate in whole.items() if step >= stands}, (
-                f"joins at {stands}, told {told}"
-            )
+            expected = {step: rate for step, rate in whole.items() if step >= stands}
+            assert rates == expected, f"joins at {stands}, told {told}"
 
 
 def test_a_scheduler_is_saved_as_what_the_script_has_made():

@@ -76,10 +76,8 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
         end=lambda state: done.append("ended"),
     )
     participant = Participant.__new__(Participant)
-    state, host = (
-        SimpleNamespace(progress=Progress(1, position, 7, 140)),
-        SimpleNamespace(left=lambda: done.append("closed")),
-    )
+    state = SimpleNamespace(progress=Progress(1, position, 7, 140))
+    host = SimpleNamespace(left=lambda: done.append("closed"))
     vars(participant).update(job=job, state=state, is_reduced=False, _ended_epoch=-1, _host=host)
     assert participant.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])

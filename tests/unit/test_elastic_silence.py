@@ -42,9 +42,8 @@ def test_it_is_told_after_ten_seconds_and_ever_more_rarely():
     silence.fail(REFUSED)
     told = lines(silence, 600)
     assert list(told) == [10, 20, 40, 80, 160, 320]
-    assert told[20] == (
-        "this worker has not reached the master at digits:50001 for 20 s: the connection is refused, as nothing listens "
-        "there; it goes on trying, and gives up after 600 s"
+    assert told[20].startswith(
+        f"this worker has not reached the master at digits:50001 for 20 s: {REFUSED}; it goes on"
     )
     assert silence.answer(600.0) == "this worker has reached the master at digits:50001 after 600 s"
     assert silence.answer(601.0) == ""

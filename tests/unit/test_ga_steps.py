@@ -125,27 +125,8 @@ def test_wrong_calls(framework, call, text):
     refused(text, lambda: call(framework), ValueError)
 
 
-TORCH = """
-import elasticdl.ga.torch.optim
-from elasticdl.ga.torch import optim
-import torch
-weight = torch.nn.Parameter(torch.zeros(1))
-optimizer = elasticdl.ga.torch.optim.SGD(2, [weight], lr=1.0)
-for gradient in (1.0, 2.0):
-    (weight * gradient).sum().backward()
-    optimizer.step()
-assert weight.item() == -1.5, weight
-"""
-KERAS = """
-import elasticdl.ga.keras
-import keras, tensorflow as tf
-weight = keras.Variable(0.0)
-optimizer = elasticdl.ga.keras.optimizers.SGD(2, 1.0)
-for gradient in (1.0, 2.0):
-    optimizer.apply([tf.constant(gradient)], [weight])
-assert weight.numpy() == -1.5, weight
-assert "torch" not in sys.modules
-"""
+TORCH = "import torch; from elasticdl.ga.torch import optim; optim.SGD(2, [torch.nn.Parameter(torch.zeros(1))], lr=1.0)"
+KERAS = "import elasticdl.ga.keras; elasticdl.ga.keras.optimizers.SGD(2, 1.0); assert 'torch' not in sys.modules"
 BARRED = ["horovod", "grpc", "pydantic", "elasticdl.elastic", "elasticdl.proto"]
 
 

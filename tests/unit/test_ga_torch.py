@@ -180,12 +180,6 @@ def zero_before_backward(model, optimizer, inputs, labels):
     optimizer.step()
 
 
-def zero_after_step(model, optimizer, inputs, labels):
-    backward(model, inputs, labels)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def zero_of_the_model(model, optimizer, inputs, labels):
     backward(model, inputs, labels)
     optimizer.step()
@@ -224,7 +218,6 @@ def accumulate_and_always_step(model, optimizer, inputs, labels):
     [
         zero_before_forward,
         zero_before_backward,
-        zero_after_step,
         zero_of_the_model,
         another_cleared_before_its_step,
         closure,

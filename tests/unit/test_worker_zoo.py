@@ -201,10 +201,8 @@ def test_a_loss_that_is_no_tensor_is_one_line_before_the_worker_joins(tmp_path, 
 
 def test_parameters_that_the_model_does_not_take(checked):
     line = checked(model_params="units=3")
-    assert line == (
-        "zoo/NAME.py has custom_model(), which fails (got an unexpected keyword argument 'units'); "
-        "expected custom_model(units=3) for --model_params"
-    )
+    assert line.startswith("zoo/NAME.py has custom_model(), which fails (got an unexpected keyword argument 'units'); ")
+    assert line.endswith("expected custom_model(units=3) for --model_params")
     assert checked(model_params="units").startswith("--model_params: 'units' is not understood; expected NAME=VALUE")
 
 
@@ -213,10 +211,10 @@ def test_a_record_that_feed_can_not_convert(checked, tmp_path):
     feed = function(
         "feed(dataset, mode, metadata)", "return dataset.map(lambda record: (tf.strings.to_number(record[0] + 'x'), 0))"
     )
+    line = checked("\nimport tensorflow as tf\n\ndel dataset\n" + feed, training_data="x.csv")
     assert (
-        "feed(dataset, 'training', metadata): record 0 of x.csv: InvalidArgumentError: StringToNumberOp could not "
-        "correctly convert string: 1x"
-    ) in checked("\nimport tensorflow as tf\n\ndel dataset\n" + feed, training_data="x.csv")
+        "feed(dataset, 'training', metadata): record 0 of x.csv: InvalidArgumentError: StringToNumberOp could" in line
+    )
 
 
 SUBCLASSED = """
