@@ -9,10 +9,10 @@ import torch
 from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from session_kit import receive
 from torch.utils.data import DataLoader
 from trainers_kit import OwnJob, make_data, process_is_kept  # noqa: F401
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.torch_kit.participant.host import Outcome
 from elasticdl.elastic.torch_kit.participant.participant import Participant
@@ -104,10 +104,7 @@ def keep_states(monkeypatch, work):
 
 
 def take(participant, state):
-    """As when it is sent."""
-    participant.state.load_state_dict(pickle.loads(state))
-    for part in (p.SaveScope.WITH_PARAMETERS, p.SaveScope.AT_COMMIT):
-        participant.state.save(part)
+    receive(participant.state, pickle.loads(state))
     participant.is_catching_up = True
 
 

@@ -273,6 +273,28 @@ class Noting:
         loss.backward(**kwargs)
 
 
+def test_what_a_script_did_is_made_again_of_other_samples():
+    model = make_model(batch_norm=True)
+    first, other = ({"pixels": torch.randn(n, 2, 4), "label": torch.arange(n) % 3} for n in (6, 9))
+
+    def script(batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(batch["pixels"].flatten(1))
+            loss = cross_entropy(output.float(), batch["label"])
+        with torch.no_grad():
+            scale = loss * 0 + 3
+        (loss * scale).backward(retain_graph=True)
+        output.square().mean().backward()
+
+    script(other)
+    expected = [each.grad.clone() for each in model.parameters()]
+    with Noting(model, first) as tape:
+        script(first)
+    model.zero_grad()
+    tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))
+    assert all(torch.equal(each.grad, gradient) for each, gradient in zip(model.parameters(), expected, strict=True))
+
+
 def script_that_branches(model, batch):
     loss = cross_entropy(model(batch[0]), batch[1])
     if loss > 0:

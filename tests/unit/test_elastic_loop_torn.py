@@ -129,19 +129,6 @@ def asks_before_the_step(member):
         member.step()
 
 
-def under_autocast(member):
-    """And the gradients of two passes are added."""
-    for x, y in member.loader:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = member.model(x)
-            loss = cross_entropy(out.float(), y)
-        with torch.no_grad():
-            scale = loss * 0 + 3
-        (loss * scale).backward(retain_graph=True)
-        out.square().mean().backward()
-        member.step()
-
-
 def fills_a_table(member):
     for number, (x, y) in enumerate(member.loader):
         member.table[number % 4] = member.table.mean(0) + 1
@@ -189,7 +176,7 @@ def labels_itself(member):
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, under_autocast, drops_a_part, labels_itself),
+        *(asks_before_the_step, drops_a_part, labels_itself),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):

@@ -27,7 +27,7 @@ def test_equal_shares_are_exact_balanced_and_within_their_bounds(batch, workers,
     shares = [sum(micro) for micro in plan]
     having = shares[: max(1, min(workers, batch // least))]
     assert (len(plan), sum(having)) == (workers, batch)
-    assert shares == sorted(shares, reverse=True) == equal_shares(batch, workers, least)
+    assert shares == sorted(shares, reverse=True) == list(equal_shares(batch, workers, least))
     assert max(having) - min(having) <= 1
     for share, micro in zip(shares, plan, strict=True):
         assert not micro or max(micro) - min(micro) <= 1
