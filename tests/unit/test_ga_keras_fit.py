@@ -199,6 +199,18 @@ def test_weights_are_exchanged_with_keras(tmp_path, recwarn):
     assert not [warning for warning in recwarn if "variable loading" in str(warning.message)]
 
 
+def test_all_variables_are_the_state():
+    stream = flat(make_batches())
+    first, second, optimizer, other = make_model(), make_model(), adam(), adam()
+    train(first, optimizer, stream[:4])
+    other.build(second.trainable_variables)
+    second.set_weights(first.get_weights())
+    other.set_weights([variable.numpy() for variable in optimizer.variables])
+    train(first, optimizer, stream[4:])
+    train(second, other, stream[4:])
+    assert same(second, first, 0.0)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
