@@ -86,8 +86,21 @@ def at_turns(member):
             member.head.zero_grad()
 
 
+def penalised(member):
+    """Gradients that `torch.autograd.grad` returns are no parameter's."""
+    for x, y in member.loader:
+        member.body.zero_grad()
+        member.head.zero_grad()
+        x.requires_grad_(True)
+        out = member.model(x) * member.scale
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (mse_loss(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
+        member.body.step()
+        member.head.step()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("loop", [rarely, rarely_and_cleared_before, never_used, at_turns])
+@pytest.mark.parametrize("loop", [rarely, rarely_and_cleared_before, never_used, at_turns, penalised])
 def test_several_optimizers_step_as_on_one_device(loop, workers):
     alone = Member()
     loop(alone)
@@ -153,13 +166,19 @@ def in_a_closure(member, x, y):
     member.body.step(closure)
 
 
+def of_a_sum(member, x, y):
+    mse_loss(member.model(x), y, reduction="sum").backward()
+
+
 OTHERWISE = "gradients were made otherwise than by loss.backward"
+OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
 
 
 @pytest.mark.parametrize(
     ("use", "words"),
     [
         (for_a_gan, "as for a GAN: a plain loop has one sum"),
+        (of_a_sum, "the loss is a sum over the samples"),
         *((each, OTHERWISE) for each in (beside, before, assigned, in_a_closure)),
     ],
 )
@@ -189,12 +208,22 @@ def assigned_before(member, batch, inputs, loss):
     batch.backward(loss)
 
 
+def a_sum(member, batch, inputs, loss):
+    batch.backward(member.model(inputs).square().sum())
+
+
 def not_the_batchs(member, batch, inputs, loss):
     loss.backward()
 
 
-@pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before, not_the_batchs])
-def test_the_librarys_loop_refuses_them_as_well(use):
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        *((each, OTHERWISE_HERE) for each in (a_term_beside, a_term_after, assigned_before, not_the_batchs)),
+        (a_sum, "the loss is a sum over the samples"),
+    ],
+)
+def test_the_librarys_loop_refuses_them_as_well(use, words):
     member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
 
     def make_step(batch):
@@ -203,29 +232,8 @@ def test_the_librarys_loop_refuses_them_as_well(use):
         member.optimizer.step()
 
     batch = next(steps := member.steps())
-    refused(r"otherwise than by batch.backward\(loss\)", lambda: make_step(batch))
+    refused(words, lambda: make_step(batch))
     steps.close()
-
-
-def test_gradients_of_gradients_are_weighed_once():
-    """As in a gradient penalty: those that `torch.autograd.grad` returns are no parameter's."""
-
-    def penalised(member):
-        for x, y in member.loader:
-            member.body.zero_grad()
-            member.head.zero_grad()
-            x.requires_grad_(True)
-            out = member.model(x) * member.scale
-            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-            (mse_loss(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
-            member.body.step()
-            member.head.step()
-        return member.weights
-
-    expected = penalised(Member())
-    board = Board(2)
-    for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypatch):

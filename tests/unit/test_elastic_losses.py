@@ -4,12 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, Trainee
 from refusal_kit import refused
 from torch.nn import functional as f
-from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.reduction.losses import LossCheck
 
 SAMPLES = 6
@@ -69,19 +66,3 @@ def test_what_may_be_a_mean_is_not_refused():
 def test_a_mean_over_something_else_than_samples_is_warned_of_once(labels, weight, words):
     (warning,) = looked_at(*(f.cross_entropy(OUT, labels, weight=weight) for _ in range(2)))
     assert warning.startswith(words)
-
-
-def test_loops_of_ones_own_refuse_a_sum():
-    member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
-    batch = next(steps := member.steps())
-    inputs, labels = next(iter(batch))
-    loss = f.cross_entropy(member.model(inputs), labels, reduction="sum")
-    refused("a sum over the samples", lambda: batch.backward(loss))
-    steps.close()
-    model = torch.nn.Linear(4, 4)
-    loader = DataLoader(TensorDataset(LIKE, LABELS), batch_size=3)
-    script = PlainScript(0, Board(1), model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-    inputs, labels = next(batches := iter(script.loader))
-    loss = f.cross_entropy(model(inputs), labels, reduction="sum")
-    refused("a sum over the samples", loss.backward)
-    batches.close()
