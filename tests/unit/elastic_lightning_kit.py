@@ -1,39 +1,11 @@
 """What tests of Lightning's strategy share: trainers of a job of this process, and modules."""
 
-import sys
-
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from trainers_kit import make_data
+from trainers_kit import OwnJob, lightning, make_data
 
-lightning = pytest.importorskip("lightning.pytorch")
-
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
-
-from elasticdl.common.errors import UserError  # noqa: E402
-from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
-from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def keep_ranks(monkeypatch):
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-class OwnJob:
-    """A job of this process, as often as one likes."""
-
-    def init_in_place(self, global_batch_size):
-        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
-
-    def train_in_place(self, finish):
-        self.finish = finish
-
-    def leave(self): ...
+from elasticdl.elastic.lightning import strategy
 
 
 def make_strategy(*, takes_part_alone=True):
@@ -117,10 +89,3 @@ class ManualModule(Module):
 def changed(kind=Module, **functions):
     """A module of this kind with other functions."""
     return type("Changed", (kind,), functions)()
-
-
-def refused(words, use):
-    with pytest.raises(UserError, match=words) as told:
-        use()
-    assert "\n" not in str(told.value)
-    return str(told.value)

@@ -85,6 +85,24 @@ def enter(context, world, between=lambda: None, *, may_break=True):
     assert [type(each) for each in orders(session)] == [p.Connect, p.Synchronize, p.Train]
 
 
+def receive(state, sent):
+    """As when it is sent."""
+    state.load_state_dict(sent)
+    for part in p.SaveScope:
+        state.save(part)
+
+
+def joins_others(context, sent):
+    """In the world that it joins others have this state."""
+    join = context.join
+
+    def joined(state):
+        join(state)
+        receive(state, sent)
+
+    context.join = joined
+
+
 def let_break(core):
     """Steps may be torn, though this worker is alone: tests break them."""
     core.synced = lambda progress: core.position.synced(progress, core.world.version, alone=False)

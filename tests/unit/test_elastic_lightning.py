@@ -6,26 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from elastic_lightning_kit import (  # noqa: F401
-    ManualModule,
-    Module,
-    OwnJob,
-    keep_ranks,
-    lightning,
-    loader_of,
-    make_strategy,
-    trainer_with,
-)
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    ModelCheckpoint,
-)
+from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from session_kit import receive
 from torch.utils.data import DataLoader
-from trainers_kit import make_data
+from trainers_kit import OwnJob, make_data, process_is_kept  # noqa: F401
 
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.lightning import strategy
 from elasticdl.elastic.torch_kit.participant.host import Outcome
 from elasticdl.elastic.torch_kit.participant.participant import Participant
@@ -98,7 +85,9 @@ FEATURES = {
 @pytest.mark.parametrize("feature", FEATURES)
 def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     theirs = result_of(tmp_path / "theirs", *fit(tmp_path / "theirs", "auto", **FEATURES[feature]))
-    assert result_of(tmp_path / "ours", *fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])) == theirs
+    trainer, module = fit(tmp_path / "ours", make_strategy(), **FEATURES[feature])
+    assert result_of(tmp_path / "ours", trainer, module) == theirs
+    assert trainer.strategy._host.job.policy.batch_size(1) == 8 * FEATURES[feature].get("accumulate_grad_batches", 1)
 
 
 def keep_states(monkeypatch, work):
@@ -115,10 +104,7 @@ def keep_states(monkeypatch, work):
 
 
 def take(participant, state):
-    """As when it is sent."""
-    participant.state.load_state_dict(pickle.loads(state))
-    for part in (p.SaveScope.WITH_PARAMETERS, p.SaveScope.AT_COMMIT):
-        participant.state.save(part)
+    receive(participant.state, pickle.loads(state))
     participant.is_catching_up = True
 
 
@@ -164,11 +150,6 @@ def test_a_newcomer_knows_which_step_was_saved_last(tmp_path):
     states[1].load(states[0].take(at_batch=True))
     states[1].arrive()
     assert other.checkpoint_callback._last_global_step_saved == whole.checkpoint_callback._last_global_step_saved == 4
-
-
-def test_the_global_batch_is_told(tmp_path):
-    trainer, _ = fit(tmp_path, make_strategy(), max_epochs=1, limit_train_batches=2, accumulate_grad_batches=2)
-    assert trainer.strategy._host.job.policy.batch_size(1) == 16
 
 
 def test_the_other_package_has_it_too():

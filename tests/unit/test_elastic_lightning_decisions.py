@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from elastic_lightning_kit import Module, changed, keep_ranks, lightning, loader_of, trainer_with  # noqa: F401
+from elastic_lightning_kit import Module, changed, lightning, loader_of, trainer_with
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
+from trainers_kit import process_is_kept  # noqa: F401
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.interruptions import WorldBroken

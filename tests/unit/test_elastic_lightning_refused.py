@@ -5,24 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from elastic_lightning_kit import (  # noqa: F401
-    ManualModule,
-    Module,
-    changed,
-    keep_ranks,
-    lightning,
-    loader_of,
-    make_strategy,
-    refused,
-    trainer_with,
-)
+from elastic_lightning_kit import ManualModule, Module, changed, lightning, loader_of, make_strategy, trainer_with
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.data import has_len_all_ranks
+from refusal_kit import refused
 from torch.nn.functional import cross_entropy
 from torch.utils.data import ChainDataset, DataLoader, DistributedSampler
-from trainers_kit import make_data
+from trainers_kit import make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.lightning import requirements
 
@@ -42,12 +33,7 @@ def quasi_newton():
 @pytest.mark.parametrize(
     ("module", "loader", "options", "words"),
     [
-        (
-            lambda: changed(configure_optimizers=lambda self: None),
-            None,
-            {},
-            "configure_optimizers returns no optimizer",
-        ),
+        (lambda: changed(configure_optimizers=lambda self: None), None, {}, "returns no optimizer"),
         (with_sync_batch_norm, None, {}, "layers.1 is a SyncBatchNorm"),
         (quasi_newton, None, {}, "LBFGS evaluates its closure several times"),
         (Module, None, {"devices": 2}, "devices=2; expected one"),

@@ -5,17 +5,17 @@ import re
 
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, SumOfThreads, Trainee, in_threads
+from elastic_kit import Board, PlainScript, Trainee, in_threads
+from refusal_kit import refused
+from session_kit import joins_others
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
-from elasticdl.elastic.torch_kit.reduction import buckets
 
 
 class Member:
@@ -86,8 +86,21 @@ def at_turns(member):
             member.head.zero_grad()
 
 
+def penalised(member):
+    """Gradients that `torch.autograd.grad` returns are no parameter's."""
+    for x, y in member.loader:
+        member.body.zero_grad()
+        member.head.zero_grad()
+        x.requires_grad_(True)
+        out = member.model(x) * member.scale
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (mse_loss(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
+        member.body.step()
+        member.head.step()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("loop", [rarely, rarely_and_cleared_before, never_used, at_turns])
+@pytest.mark.parametrize("loop", [rarely, rarely_and_cleared_before, never_used, at_turns, penalised])
 def test_several_optimizers_step_as_on_one_device(loop, workers):
     alone = Member()
     loop(alone)
@@ -106,15 +119,7 @@ def test_what_an_optimizer_has_accumulated_and_what_no_module_has_travel():
             sent.append(copy.deepcopy(old.script.host.participant.state.state_dict()))
 
     rarely(old, note)
-    real = new.script.context.join
-
-    def join(state):
-        real(state)
-        state.load_state_dict(sent[0])
-        for part in p.SaveScope:
-            state.save(part)
-
-    new.script.context.join = join
+    joins_others(new.script.context, sent[0])
     rarely(new)
     torch.testing.assert_close(new.weights, old.weights)
 
@@ -161,23 +166,27 @@ def in_a_closure(member, x, y):
     member.body.step(closure)
 
 
+def of_a_sum(member, x, y):
+    mse_loss(member.model(x), y, reduction="sum").backward()
+
+
 OTHERWISE = "gradients were made otherwise than by loss.backward"
+OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
 
 
 @pytest.mark.parametrize(
     ("use", "words"),
     [
         (for_a_gan, "as for a GAN: a plain loop has one sum"),
+        (of_a_sum, "the loss is a sum over the samples"),
         *((each, OTHERWISE) for each in (beside, before, assigned, in_a_closure)),
     ],
 )
 def test_what_can_not_be_summed_is_refused_in_one_line(use, words):
     member = Member(0, Board(1))
     x, y = next(batches := iter(member.loader))
-    with pytest.raises(UserError, match=words) as refused:
-        use(member, x, y)
+    refused(words, lambda: use(member, x, y))
     batches.close()
-    assert "\n" not in str(refused.value)
 
 
 # The loop of the library; each is called with a micro-batch and the loss that its backward pass is made of.
@@ -199,12 +208,22 @@ def assigned_before(member, batch, inputs, loss):
     batch.backward(loss)
 
 
+def a_sum(member, batch, inputs, loss):
+    batch.backward(member.model(inputs).square().sum())
+
+
 def not_the_batchs(member, batch, inputs, loss):
     loss.backward()
 
 
-@pytest.mark.parametrize("use", [a_term_beside, a_term_after, assigned_before, not_the_batchs])
-def test_the_librarys_loop_refuses_them_as_well(use):
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        *((each, OTHERWISE_HERE) for each in (a_term_beside, a_term_after, assigned_before, not_the_batchs)),
+        (a_sum, "the loss is a sum over the samples"),
+    ],
+)
+def test_the_librarys_loop_refuses_them_as_well(use, words):
     member = Trainee(0, Board(1), BatchPolicy(16, None, 6))
 
     def make_step(batch):
@@ -213,81 +232,8 @@ def test_the_librarys_loop_refuses_them_as_well(use):
         member.optimizer.step()
 
     batch = next(steps := member.steps())
-    with pytest.raises(UserError, match=r"otherwise than by batch.backward\(loss\)") as refused:
-        make_step(batch)
+    refused(words, lambda: make_step(batch))
     steps.close()
-    assert "\n" not in str(refused.value)
-
-
-def test_gradients_of_gradients_are_weighed_once():
-    """As in a gradient penalty: those that `torch.autograd.grad` returns are no parameter's."""
-
-    def penalised(member):
-        for x, y in member.loader:
-            member.body.zero_grad()
-            member.head.zero_grad()
-            x.requires_grad_(True)
-            out = member.model(x) * member.scale
-            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-            (mse_loss(out, y) + 0.1 * (slope.norm(2, dim=1) - 1).pow(2).mean()).backward()
-            member.body.step()
-            member.head.step()
-        return member.weights
-
-    expected = penalised(Member())
-    board = Board(2)
-    for found in in_threads(penalised, [Member(rank, board) for rank in range(2)]):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-class Ordered(SumOfThreads):
-    """Notes what is begun, in order."""
-
-    def __init__(self, rank, board):
-        super().__init__(rank, board)
-        self.begun = []
-
-    def sum_(self, tensors, name):
-        self.begun.append(name)
-        return super().sum_(tensors, name)
-
-    def begin_sum(self, tensor, name):
-        self.begun.append(name)
-        return super().begin_sum(tensor, name)
-
-
-@pytest.mark.parametrize("drops", [False, True])
-def test_workers_sum_in_one_order_though_some_parts_leave_parameters_out(monkeypatch, drops):
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
-
-    begin = torch.nn.ModuleList([torch.nn.Linear(3, 1), torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)])
-
-    def train(rank):
-        model = copy.deepcopy(begin)  # threads share the random numbers by which a model is made
-        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
-        script = None if rank is None else PlainScript(rank, board, model, optimizer, loader, kind=Ordered)
-        loader = loader if script is None else script.loader
-        for number, (x, y) in enumerate(loader):
-            loss = mse_loss(model[0](x) + model[1](x), y)
-            if rank == 1:  # on the other the layer's output is dropped
-                loss = loss + 0 * model[2](x).mean()
-            loss.backward()
-            mean = (loss + 1).item() if script is None else script.host.mean(loss + 1)
-            if drops and number == 4:
-                optimizer.zero_grad()
-                mse_loss(model[0](x) + model[1](x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [each.detach() for each in model.parameters()], mean, script and script.context.collective.begun
-
-    board = Board(2)
-    (ones, mean, begun), (others, other_mean, others_begun) = in_threads(train, range(2))
-    expected, expected_mean, _ = train(None)
-    torch.testing.assert_close([ones, others], [expected] * 2)
-    assert mean == other_mean == pytest.approx(expected_mean)
-    assert begun == others_begun
 
 
 def test_a_worker_that_ends_before_the_others_is_told_of_whatever_rides(monkeypatch):
@@ -353,8 +299,7 @@ def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models, 
             member.body.step()
             member.head.step()
             if number == batches:
-                with pytest.raises(UserError, match=f"^SGD steps {re.escape(named)} by the gradient of this worker's"):
-                    own.step()
+                refused(f"^SGD steps {re.escape(named)} by the gradient of this worker's", own.step)
                 break
             own.step()
         own.step()  # as it likes, behind the loop

@@ -129,13 +129,6 @@ def asks_before_the_step(member):
         member.step()
 
 
-def moves_a_buffer(member):
-    for x, y in member.loader:
-        member.model.temperature.mul_(1.1)
-        member.loss(x, y).backward()
-        member.step()
-
-
 def fills_a_table(member):
     for number, (x, y) in enumerate(member.loader):
         member.table[number % 4] = member.table.mean(0) + 1
@@ -183,7 +176,7 @@ def labels_itself(member):
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, moves_a_buffer, drops_a_part, labels_itself),
+        *(asks_before_the_step, drops_a_part, labels_itself),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):

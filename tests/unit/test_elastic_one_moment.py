@@ -1,16 +1,16 @@
 """Weights, learning rate, schedule and the user's values go back together, wherever in an epoch the world breaks."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, break_alone, make_data, make_model
+from refusal_kit import refused
 from session_kit import alone, let_break, lose_world
+from test_elastic_schedulers import SCHEDULERS
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as schedulers
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
@@ -23,29 +23,6 @@ POINTS = [
     *itertools.product(["before step", "after step", "after commit"], [0, STEPS - 1, STEPS]),
     *itertools.product(["end of epoch", "after evaluation", "after scheduler"], [0, 1]),
 ]
-
-SCHEDULERS = {
-    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda n: 0.9**n),
-    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda n: 0.9),
-    "StepLR": lambda o: schedulers.StepLR(o, 1, gamma=0.5),
-    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [1, 2], gamma=0.1),
-    "ConstantLR": lambda o: schedulers.ConstantLR(o, 0.5, total_iters=1),
-    "LinearLR": lambda o: schedulers.LinearLR(o, 0.5, total_iters=4),
-    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.5),
-    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, total_iters=20, power=2.0),
-    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 4),
-    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2),
-    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=2),
-    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.2, total_steps=20),
-    "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0),
-    "SequentialLR": lambda o: schedulers.SequentialLR(
-        o, [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.ExponentialLR(o, 0.5)], milestones=[2]
-    ),
-    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
-        [schedulers.ConstantLR(o, 0.5, total_iters=2), schedulers.ExponentialLR(o, 0.5)]
-    ),
-    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.01, anneal_epochs=3),
-}
 
 
 class Training:
@@ -183,24 +160,6 @@ def test_a_schedule_that_is_set_after_the_commit_or_not_held_is_warned_of_once(c
     assert "give it along, as in TorchState(scheduler=scheduler)" in caplog.text
 
 
-def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_left_at_it():
-    training, ends = by_epochs(), []
-
-    def train():
-        for epoch in training.loader.epochs(EPOCHS):
-            for batch in training.loader:
-                training.accumulate(batch)
-                training.optimizer.step()
-            ends.append(epoch)
-            if epoch == 1:
-                training.state._position.vote = replace(training.state.vote, leaving=True)
-            training.state.commit()
-
-    training.context.run(train, training.state)
-    assert ends == [0, 1]
-    assert (training.state.step, training.state.progress.epoch) == (EPOCHS * STEPS, EPOCHS)
-
-
 @pytest.mark.parametrize(
     ("before", "words"),
     [
@@ -208,24 +167,19 @@ def test_a_commit_after_the_last_batch_ends_the_epoch_also_where_the_world_is_le
         (lambda batch, steps, training: "labels" in [type(each) for each in batch], "loaded once"),
         (lambda batch, steps, training: next(steps), r"the batch of step 1 is over.*before the next is fetched"),
         (lambda batch, steps, training: lose_world(training.context), "the workers have changed"),
+        (lambda batch, steps, training: (next(steps), batch.backward(torch.ones(()))), "is over"),
     ],
-    ids=["gone through", "searched", "followed by a later one", "in a later world"],
+    ids=["gone through", "searched", "followed by a later one", "in a later world", "weighed later on"],
 )
 def test_a_batch_that_is_not_the_present_one_can_not_be_used(before, words):
     training = by_epochs()
     batch = next(steps := iter(training.loader))
-    before(batch, steps, training)
-    with pytest.raises(UserError, match=words):
+
+    def use():
+        before(batch, steps, training)
         list(batch)
 
-
-def test_a_batch_can_not_be_weighed_once_a_later_one_is_there():
-    training = by_epochs()
-    first = next(steps := iter(training.loader))
-    inputs, labels = next(iter(first))
-    next(steps)
-    with pytest.raises(UserError, match="is over"):
-        first.backward(cross_entropy(training.model(inputs), labels))
+    refused(words, use)
 
 
 def test_a_batch_that_was_not_used_up_leaves_the_samples_of_the_next_alone():

@@ -2,14 +2,18 @@
 
 import copy
 import io
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from elastic_kit import Board, Trainee, in_threads, train_together
+from refusal_kit import refused
 
-from elasticdl.common.errors import UserError
+from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes, holders_of_callbacks
 from elasticdl.elastic.training.pieces import Piece
 
 POLICY = BatchPolicy(20, None, 10)
@@ -78,8 +82,7 @@ def test_a_new_piece_is_compared_and_sent_with_all_others():
     members[1].state.values["average"].weights += 1
 
     def train(member):
-        with pytest.raises(UserError, match=r"average\.weights differs"):
-            member.train()
+        refused(r"average\.weights differs", member.train)
         member.state.take_over()
 
     in_threads(train, members)
@@ -113,3 +116,64 @@ def test_a_loop_whose_batches_are_its_own_goes_back_to_its_last_step():
     member.model(torch.ones(4, 8))
     state.restore()
     assert torch.equal(member.model[1].running_mean, before)
+
+
+class Writes(Callback):
+    def __init__(self, path):
+        self.path, self.file, self.steps = str(path), None, 0
+
+    def on_train_begin(self):
+        self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Two callbacks, of the first worker and of a newcomer."""
+    both = [Writes(tmp_path / name) for name in "ab"]
+    yield both
+    for each in both:
+        if each.file is not None:
+            os.close(each.file)
+
+
+def begun(callback):
+    model = torch.nn.Linear(1, 1)
+    attributes = Attributes(lambda: [model], pytest.fail)
+    attributes.add(*holders_of_callbacks([callback], ("elasticdl",), is_noted=False))
+    callback.on_train_begin()
+    attributes.begin()
+    return attributes
+
+
+def test_a_newcomer_of_torch_keeps_its_own_file(made):
+    first, newcomer = made
+    sent, received = map(begun, made)
+    first.steps = newcomer.file
+    own = newcomer.file
+    received.load(sent.dump())
+    assert newcomer.file == own != first.file
+    assert newcomer.steps == first.steps, "a count that is the number of an open file travels"
+
+
+def test_a_newcomer_of_keras_keeps_its_own_file(made):
+    pytest.importorskip("keras")
+    from elasticdl.worker.keras_learner import OwnCallbacks
+
+    first, newcomer = made
+    sent = []
+
+    def member(callback, rank):
+        world = SimpleNamespace(size=2, needs_sync=True, rank=rank, stands_with_root=lambda rank: rank == 0)
+        sends = SimpleNamespace(broadcast_bytes=lambda value, _: sent.append(value) or sent[0], world=world)
+        return OwnCallbacks([callback], sends), world
+
+    (root, its_world), (other, others_world) = member(first, 0), member(newcomer, 1)
+    first.on_train_begin()
+    root.catch_up(pytest.fail)
+    first.steps = 7
+    root.enter(its_world)
+    other.enter(others_world)
+    newcomer.on_train_begin()
+    own = newcomer.file
+    other.catch_up(lambda: None)
+    assert (newcomer.file, newcomer.steps) == (own, 7)

@@ -1,4 +1,4 @@
-"""What a worker tells its master unasked, and again when its stream is opened anew; and a session that fails."""
+"""What a worker tells its master unasked, and again when its stream is opened anew."""
 
 import threading
 
@@ -16,11 +16,8 @@ from elasticdl.elastic.core.reporting import KEPT_STEPS, Reporting
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.link import stream
 from elasticdl.elastic.link.store import Refusal
-from elasticdl.proto import elasticdl_pb2 as pb
 
-ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("t"), 3, "job.json")
 PATIENCE = 30.0
 
 
@@ -183,44 +180,7 @@ def test_what_is_to_be_done_for_a_broken_world_is_done_without_the_lock(session)
         session.store.get(("scope", "missing"), timeout=0)
 
 
-class Session:
-    """A listener that can not bear what the master says."""
-
-    has_last_word = False
-
-    def __init__(self):
-        self.told, self.reason = threading.Event(), ""
-
-    def greet(self, unsent):
-        return [m.Hello(0, 0)]
-
-    def receive(self, message):
-        raise KeyError("not among the members")
-
-    def lost(self, reason):
-        self.reason = reason
-        self.told.set()
-
-
-def test_an_unexpected_error_ends_no_session_without_a_word(monkeypatch, caplog):
-    class Stub:
-        def __init__(self, channel): ...
-
-        def Session(self, messages, metadata):
-            next(messages)
-            return iter([pb.MasterMessage()])
-
-    monkeypatch.setattr(stream.pb_grpc, "MasterStub", Stub)
-    listener = Session()
-    opened = stream.MasterStream(ENVIRONMENT)
-    opened.open(listener)
-    assert listener.told.wait(PATIENCE)
-    opened.close()
-    assert listener.reason == "the session with the master has failed: KeyError: 'not among the members'"
-    assert "Traceback" in caplog.text
-
-
-def test_nor_does_one_of_the_heartbeat(session, monkeypatch):
+def test_an_unexpected_error_of_the_heartbeat_ends_no_session_without_a_word(session, monkeypatch):
     real_step = session.core.step
 
     def step(event, now):

@@ -1,11 +1,15 @@
-"""What `fit` and `init` can't use is told in one line before anything is trained."""
+"""What `fit` and `init` can't use is told in one line before anything is trained; what they can counts as with Keras."""
+
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
+from elastic_fit_kit import Fitting, assert_as_plain, data_of, fit_together, numbers, plainly
+from refusal_kit import refused
 
 import elasticdl.elastic.torch as elastic_torch
-from elasticdl.common.errors import ArgumentError, UserError
+from elasticdl.common.errors import ArgumentError
 from elasticdl.elastic.keras.fit_arguments import FitOptions, bounded
 from elasticdl.elastic.keras.fit_data import FitData, check_weights
 from elasticdl.elastic.keras.keras_job import own
@@ -14,12 +18,6 @@ from elasticdl.elastic.training.batch_shape import whole_number
 
 X, Y = np.ones((6, 2), "float32"), np.zeros((6, 1), "float32")
 TEXTS = np.array(["cat", "dog"] * 3)
-
-
-def told(error):
-    text = str(error.value)
-    assert "\n" not in text
-    return text
 
 
 class Batches(keras.utils.PyDataset):
@@ -62,9 +60,8 @@ GOOD = {"epochs": 2, "initial_epoch": 0, "verbose": 0, "shuffle": True, "validat
     ],
 )
 def test_an_option_that_cannot_be_right(name, value, right):
-    with pytest.raises(ArgumentError) as error:
-        FitOptions(**{**GOOD, name: value})
-    assert told(error).startswith(f"fit({name}={value!r}): must be {right}")
+    said = refused("", lambda: FitOptions(**{**GOOD, name: value}), ArgumentError)
+    assert said.startswith(f"fit({name}={value!r}): must be {right}")
 
 
 @pytest.mark.parametrize(
@@ -106,9 +103,7 @@ def test_the_epochs_that_are_validated(frequency, wanted):
     ],
 )
 def test_data_that_cannot_be_used(given, words):
-    with pytest.raises(UserError) as error:
-        FitData.of(**{"x": X, "y": Y, **given})
-    assert told(error).startswith(words)
+    assert refused("", lambda: FitData.of(**{"x": X, "y": Y, **given})).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -139,16 +134,13 @@ def test_there_is_one_weight_for_each_sample(shape, fits):
     if fits:
         FitData.of(x, y, weights).check(model_of(2))
         return
-    expected = (
-        f"sample weights of shape (samples, {', '.join(map(str, shape))}) don't fit the loss; expected (samples,)"
-    )
+    shown = f"(samples, {', '.join(map(str, shape))})"
+    expected = f"sample weights of shape {shown} don't fit the loss; expected (samples,)"
     for data, where in (
         (FitData.of(x, y, weights), "fit(x, y)"),
         (FitData.of(x, y, validation_data=(x, y, weights)), "fit(validation_data=)"),
     ):
-        with pytest.raises(UserError) as error:
-            data.check(model_of(2))
-        assert told(error) == f"{where}: {expected}"
+        assert refused("", partial(data.check, model_of(2))) == f"{where}: {expected}"
 
 
 def test_weights_of_time_steps_fit_a_model_that_has_them():
@@ -156,20 +148,15 @@ def test_weights_of_time_steps_fit_a_model_that_has_them():
     check_weights("fit(x, y)", np.ones(5), model_of(None, 2))
     # What a loss of one's own is multiplied by is not known.
     check_weights("fit(x, y)", np.ones(3), model_of(2, loss=lambda labels, outputs: (labels - outputs) ** 2))
-    with pytest.raises(UserError, match=r"expected \(samples,\) or \(samples, 5\)"):
-        check_weights("fit(x, y)", np.ones(4), model_of(5, 2))
+    refused(r"expected \(samples,\) or \(samples, 5\)", lambda: check_weights("fit(x, y)", np.ones(4), model_of(5, 2)))
 
 
 @pytest.mark.parametrize("returned", [None, "0.1", True, [0.1], {}])
 def test_a_schedule_that_gives_no_rate(returned):
     rate = KerasRate(keras.optimizers.SGD(0.1))
     rate.follow(lambda epoch: returned, may_take_rate=True)
-    with pytest.raises(UserError) as error:
-        rate(3)
-    assert told(error) == (
-        f"LearningRateScheduler: its function gave {returned!r} for epoch 3, counted from 0; it must return the learning "
-        "rate, a number"
-    )
+    said = refused("must return the learning rate, a number", lambda: rate(3))
+    assert said.startswith(f"LearningRateScheduler: its function gave {returned!r} for epoch 3, counted from 0; ")
 
 
 def test_a_schedule_is_asked_once_an_epoch():
@@ -196,8 +183,53 @@ def test_a_schedule_is_asked_once_an_epoch():
 @pytest.mark.parametrize("init", [own.init, elastic_torch.init], ids=["keras", "torch"])
 @pytest.mark.parametrize("seed", ["a", -1, 1.5, True, None, 2**64])
 def test_a_seed_that_is_none(init, seed):
-    with pytest.raises(ArgumentError) as error:
-        init(8, 4, seed=seed)
-    wanted = "seed must be a whole number of at least 0 and below 2**64"
-    assert told(error) == f"elastic.init: {wanted}, not {seed!r}"
+    said = refused("", lambda: init(8, 4, seed=seed), ArgumentError)
+    assert said == f"elastic.init: seed must be a whole number of at least 0 and below 2**64, not {seed!r}"
     assert whole_number("seed", 2**64 - 1, 0, 2**64) == 2**64 - 1
+
+
+def single():
+    keras.utils.set_random_seed(1)
+    regular = {"kernel_regularizer": "l2", "activity_regularizer": keras.regularizers.L2(0.01)}
+    layers = [keras.layers.Dense(5, "relu", **regular), keras.layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    measured = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    model.compile("adam", "sparse_categorical_crossentropy", **measured, jit_compile=False)
+    return model
+
+
+def double():
+    keras.utils.set_random_seed(1)
+    first = keras.Input((6,))
+    outputs = {"a": keras.layers.Dense(3, "softmax", name="a")(first), "b": keras.layers.Dense(1, name="b")(first)}
+    model = keras.Model(first, outputs)
+    losses, metrics = {"a": "sparse_categorical_crossentropy", "b": "mse"}, {"a": ["accuracy"], "b": ["mae"]}
+    model.compile("adam", losses, metrics=metrics, jit_compile=False)
+    return model
+
+
+FEATURES = numbers(60)[0]  # of which a pass is four steps
+CLASSES, WEIGHTS = FEATURES[:, :3].argmax(1), np.linspace(0, 1, 60)
+COLUMN = CLASSES[:, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "labels", "data", "options"),
+    [
+        (single, CLASSES, {"sample_weight": WEIGHTS, "validation_split": 0.2}, {"validation_freq": [2]}),
+        (single, COLUMN, {"class_weight": {0: 2.0, 2: 0.5}, "validation_data": (FEATURES, COLUMN)}, {}),
+        (single, CLASSES, {}, {"steps_per_epoch": 3, "epochs": 5, "initial_epoch": 1}),
+        (double, {"a": CLASSES, "b": FEATURES[:, :1]}, {"validation_split": 0.2}, {}),
+    ],
+    ids=["weights", "classes", "steps", "two outputs"],
+)
+def test_fit_gives_what_keras_gives(make, labels, data, options):
+    def plateau():
+        return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5)]
+
+    plain = plainly(make(), FEATURES, labels, plateau(), **data, **options)
+    assert "learning_rate" in plain[0]
+    members = fit_together(
+        2, lambda rank: Fitting(make(), data_of(FEATURES, labels, **data), plateau(), most=5, **options)
+    )
+    assert_as_plain(members, plain, rtol=1e-4)

@@ -31,6 +31,7 @@ def test_workers_draw_alike_and_their_children_do_not():
     assert drawn(EXEC, DRAWS) == expected  # as a launcher that becomes the script
     assert drawn(CHILD, DRAWS) != drawn(CHILD, DRAWS)
     assert drawn(DRAWS, ELASTICDL_CONNECTED="127.0.0.1:1") != expected  # a child of a worker
+    assert drawn(DRAWS, ELASTICDL_MASTER="") != expected  # without a job
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,6 @@ def test_workers_draw_alike_from_their_framework(framework, seed, draw):
     """As `random_split` does, on which data each of them trains."""
     program = f"import {framework} as f; first = f.{draw}; f.{seed}({SEED}); print(first == f.{draw})"
     assert drawn(program) == "True\n"
-
-
-def test_without_a_job_nothing_is_seeded():
-    assert drawn(DRAWS, ELASTICDL_MASTER="") != drawn(DRAWS, ELASTICDL_MASTER="")
 
 
 @pytest.fixture

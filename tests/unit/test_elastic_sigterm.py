@@ -14,13 +14,6 @@ from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.training.sigterm import Sigterm
 
 
-@pytest.fixture(autouse=True)
-def _keep_handler():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -83,14 +76,9 @@ def test_a_script_that_ends_early_as_it_was_told_leaves_and_the_others_go_on(cam
         end=lambda state: done.append("ended"),
     )
     participant = Participant.__new__(Participant)
-    participant.job, participant.state, participant.is_reduced, participant._ended_epoch = (
-        job,
-        SimpleNamespace(),
-        False,
-        -1,
-    )
-    participant.state.progress = Progress(1, position, 7, 140)
-    participant._host = SimpleNamespace(left=lambda: done.append("closed"))
+    state = SimpleNamespace(progress=Progress(1, position, 7, 140))
+    host = SimpleNamespace(left=lambda: done.append("closed"))
+    vars(participant).update(job=job, state=state, is_reduced=False, _ended_epoch=-1, _host=host)
     assert participant.end() is not leaves
     assert done == (["left", "closed"] if leaves else ["ended"])
     assert bool(session.posted) == (leaves and stopping is None)

@@ -26,34 +26,29 @@ except (http.client.HTTPException, OSError) as error:
 """
 
 
-class TestKvStore:
-    def make(self):
-        published = []
-        store = KvStore(lambda world, key, value: published.append((world, key, value)))
-        return store, published
+def test_what_comes_before_its_world_holds_for_it_and_a_late_entry_is_dropped():
+    store = KvStore(lambda *_: None)
+    store.open_world(1, {})
+    store.receive(2, ("global", "1"), b"early")
+    store.open_world(2, {("rank_and_size", "h:0"): b"0,1,0,1,0,1"})
+    store.receive(1, ("global", "1"), b"late")
+    assert store.get(("global", "1"), timeout=0) == b"early"
+    assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
+    store.break_world(3)
+    store.open_world(3, {})
+    with pytest.raises(Refusal):
+        store.get(("global", "1"), timeout=0)
 
-    def test_what_comes_before_its_world_holds_for_it_and_a_late_entry_is_dropped(self):
-        store, _ = self.make()
-        store.open_world(1, {})
-        store.receive(2, ("global", "1"), b"early")
-        store.open_world(2, {("rank_and_size", "h:0"): b"0,1,0,1,0,1"})
-        store.receive(1, ("global", "1"), b"late")
-        assert store.get(("global", "1"), timeout=0) == b"early"
-        assert store.get(("rank_and_size", "h:0"), timeout=0) is not None
-        store.break_world(3)
-        store.open_world(3, {})
-        with pytest.raises(Refusal):
-            store.get(("global", "1"), timeout=0)
 
-    def test_a_waiting_request_is_answered_by_what_comes(self):
-        store, _ = self.make()
-        store.open_world(1, {})
-        got = []
-        waiter = threading.Thread(target=lambda: got.append(store.get(("global", "1"), timeout=10)))
-        waiter.start()
-        store.receive(1, ("global", "1"), b"there")
-        waiter.join(10)
-        assert got == [b"there"]
+def test_a_waiting_request_is_answered_by_what_comes():
+    store = KvStore(lambda *_: None)
+    store.open_world(1, {})
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(store.get(("global", "1"), timeout=10)))
+    waiter.start()
+    store.receive(1, ("global", "1"), b"there")
+    waiter.join(10)
+    assert got == [b"there"]
 
 
 @pytest.fixture

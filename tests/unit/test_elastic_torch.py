@@ -1,6 +1,5 @@
-"""The PyTorch twin in a world of one, and with a stand-in for the sums of several workers."""
+"""The PyTorch twin in a world of one, and with a stand-in for the sums of several workers; gradients in several buckets."""
 
-import copy
 import pickle
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -9,18 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, Trainee, in_threads, make_data, plain_losses, train_together
+from refusal_kit import refused
 from session_kit import enter, lose_world
 from torch.nn.functional import cross_entropy
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.transfer import put_tensors, take_tensors
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.learning_rate import LearningRate
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import epoch_order
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader
 from elasticdl.elastic.torch_kit.pieces.torch_state import TorchState
+from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
@@ -67,8 +68,7 @@ def test_a_mean_of_some_of_the_micro_batches_is_refused():
     member = Trainee(0, Board(2), BatchPolicy(16, None, 4))
     batch = next(iter(member.loader))
     next(iter(batch))
-    with pytest.raises(UserError, match="call it after the loop over micro-batches"):
-        member.state.mean(1.0)
+    refused("call it after the loop over micro-batches", lambda: member.state.mean(1.0))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -117,36 +117,6 @@ def test_one_backward_pass_for_all_micro_batches():
 
 def alone(policy=None, batch_norm=False, joins=True):
     return Trainee(0, Board(1), policy or BatchPolicy(16, None, 8), batch_norm=batch_norm, joins=joins)
-
-
-def test_a_torn_step_leaves_no_trace():
-    board = Board(2)
-    members = [Trainee(rank, board, BatchPolicy(16, None, 4), batch_norm=True) for rank in range(2)]
-
-    def tear(member):
-        steps = iter(member.loader)
-        for _ in range(2):
-            member.make_step(next(steps))
-            member.state.commit()
-        before = copy.deepcopy(member.state.state_dict())
-        board.barrier.wait()
-        board.fail = True
-        batch = iter(next(steps))
-        inputs, labels = next(batch)
-        member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
-        inputs, labels = next(batch)
-        with pytest.raises(WorldBroken):
-            member.sampler.current.backward(cross_entropy(member.model(inputs), labels))
-        assert not torch.equal(member.model[1].running_mean, before["model"]["1.running_mean"])
-        member.state.restore()
-        after = member.state.state_dict()
-        assert after["progress"] == before["progress"] == {"epoch": 0, "position": 32, "step": 2, "samples": 32}
-        for name, value in before["model"].items():
-            assert torch.equal(after["model"][name], value), name
-        assert next(iter(member.loader)).plan.step == 3
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(tear, members, timeout=60))
 
 
 def test_the_same_random_draws_in_a_repeated_step():
@@ -228,6 +198,8 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     board = Board(2)
     root, newcomer = (Trainee(rank, board, BatchPolicy(16, None, 8)) for rank in range(2))
     solo = alone()
+    for each in (solo, root, newcomer):
+        each.state.follow(LearningRate(lambda epoch: 0.1 / (epoch + 1)))
     solo.train()
     root.state.load_state_dict(solo.state.state_dict())
     world = World.of(2, (Member(0, "h", root.state.step, True), Member(1, "h", 0, False)), 0)
@@ -236,6 +208,7 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
             pool.map(lambda each: each.state.sync(replace(world, rank=each.context.rank)), (root, newcomer), timeout=30)
         )
     assert newcomer.state.progress == root.state.progress
+    assert newcomer.state.rate.state == root.state.rate.state == solo.state.rate.state
     for mine, theirs in zip(newcomer.model.parameters(), root.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     momentum = newcomer.optimizer.state_dict()["state"][0]["momentum_buffer"]
@@ -251,3 +224,109 @@ def test_a_world_that_breaks_while_others_are_sent_what_was_loaded_takes_no_part
     for mine, its in zip(loader.model.state_dict().values(), ahead.model.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, its)
     assert loader.state.progress == ahead.state.progress
+
+
+POLICY = BatchPolicy(16, None, 4)
+
+
+def trainees(workers, kind=Trainee):
+    board = Board(workers)
+    return [kind(rank, board, POLICY) for rank in range(workers)]
+
+
+def test_a_sparse_gradient_becomes_a_dense_one():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1, 1])).sum().backward()
+    Buckets([table.weight], [], SumOfThreads(0, Board(1))).finish(1.0)
+    assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 1, 2, 2).contiguous(memory_format=torch.channels_last),
+        torch.randn(3, 5).T,
+        torch.randn(3, 5)[:, ::2],  # with gaps: torch makes a contiguous gradient
+        torch.randn(3, 5),
+    ],
+)
+def test_a_gradient_lies_in_memory_as_torch_has_made_it(weight, fused):
+    """A fused optimizer takes the elements of both one after the other, as they lie there."""
+    alone, summed = (torch.nn.Parameter(weight.detach().clone(memory_format=torch.preserve_format)) for _ in range(2))
+    factor = torch.randn(weight.shape)
+    for each in (alone, summed):
+        (each * factor).sum().backward()
+    Buckets([summed], [], SumOfThreads(0, Board(1))).finish(1.0)
+    assert summed.grad.stride() == alone.grad.stride()
+    for each in (alone, summed):
+        torch.optim.SGD([each], lr=0.5, fused=fused and each is summed).step()
+    torch.testing.assert_close(summed, alone)
+
+
+def test_gradients_are_those_of_the_global_batch_before_the_step():
+    def gradients(member):
+        for inputs, labels in (batch := next(iter(member.loader))):
+            batch.backward(cross_entropy(member.model(inputs), labels))
+        norm = torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1.0)
+        member.optimizer.step()
+        return norm
+
+    one, other = in_threads(gradients, trainees(2))
+    (alone,) = in_threads(gradients, trainees(1))
+    assert one == other
+    torch.testing.assert_close(one, alone)
+
+
+class Freezing(Trainee):
+    """Trains the last layer alone, then all, then the first alone, which was never given to the optimizer at first."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.schedule = {0: (False, True), 2: (True, True), 4: (True, False)}
+
+    def make_step(self, batch):
+        for layer, trained in zip(
+            (self.model[0], self.model[-1]), self.schedule.get(self.state.step, ()), strict=False
+        ):
+            layer.requires_grad_(trained)
+        super().make_step(batch)
+
+
+def test_parameters_may_be_frozen_and_unfrozen():
+    (alone,) = trainees(1, Freezing)
+    alone.train(2)
+    members = trainees(3, Freezing)
+    in_threads(lambda member: member.train(2), members)
+    for member in members:
+        torch.testing.assert_close(member.losses, alone.losses, rtol=2e-5, atol=1e-6)
+        for mine, theirs in zip(member.model.parameters(), members[0].model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def freeze(member):
+    member.model[0].requires_grad_(False)
+
+
+def transpose(member):
+    weight = member.model[0].weight
+    weight.data = weight.data.T.contiguous().T
+
+
+@pytest.mark.parametrize(("plant", "step"), [(freeze, 0), (freeze, 1), (transpose, 0)])
+def test_workers_that_train_different_parameters_are_told(plant, step):
+    """Or one in another memory format."""
+
+    def train(member):
+        for batch in member.loader:
+            if (member.context.rank, member.state.step) == (1, step):
+                plant(member)
+            member.make_step(batch)
+            member.state.commit()
+
+    def told(member):
+        refused(r"train different parameters, of which this one has \d: freeze", lambda: train(member))
+        return member.state.step
+
+    assert in_threads(told, trainees(2)) == [step] * 2

@@ -22,36 +22,42 @@ DEADLINE = 30.0
 LATER = "dump_traceback_later"
 
 
-def told_by(witness):
-    """What it tells, once it does."""
-    fields, told = [], threading.Event()
+def told_of(work):
+    """What a witness tells of a thread that does this."""
+    begun, over, told, fields = threading.Event(), threading.Event(), threading.Event(), []
+    training = threading.Thread(target=work, args=(begun, over))
+    training.start()
+    begun.wait(DEADLINE)
+    witness = Witness()
+    witness.thread, witness.operations = training.ident, lambda: Operations(7, ("gradients.0",))
     witness.look(lambda each: (fields.append(each), told.set()))
     assert told.wait(DEADLINE)
+    over.set()
+    training.join()
     for thread in threading.enumerate():
         if thread.name == "elasticdl-witness":  # it prints after it has told
             thread.join(DEADLINE)
     return fields[0]
 
 
-def test_it_tells_the_line_that_the_training_thread_stands_at():
-    release, stands = threading.Event(), threading.Event()
+def stand_here(begun, over):
+    begun.set()
+    over.wait(DEADLINE)
 
-    def stand_here():
-        stands.set()
-        release.wait(DEADLINE)
 
-    training = threading.Thread(target=stand_here)
-    training.start()
-    stands.wait(DEADLINE)
-    witness = Witness()
-    witness.thread, witness.operations = training.ident, lambda: Operations(7, ("gradients.0",))
-    told = told_by(witness)
-    release.set()
-    training.join()
+def compute(begun, over):
+    begun.set()
+    while not over.is_set():
+        hashlib.pbkdf2_hmac("sha256", b"of C", b"without Python's lock", 3_000_000)
+
+
+def test_it_tells_the_line_that_the_training_thread_stands_at_and_whether_it_moves():
+    told = told_of(stand_here)
     assert told["where"].endswith("in stand_here")
     assert told["stack"][0] == told["where"]
     assert (told["moves"], told["collectives"], told["last_collectives"]) == (False, 7, ["gradients.0"])
     json.dumps(told)
+    assert told_of(compute)["moves"], "also in a call of C"
 
 
 def stack(number, function="dataset", path="zoo/slow.py"):
@@ -78,23 +84,6 @@ def test_the_master_hears_of_a_worker_that_is_not_ready_yet(monkeypatch):
     session.post(p.Trigger.READY)
     session._look_at_start()
     assert len(master.notices("worker_waits")) == 1
-
-
-def test_one_that_computes_in_a_call_of_c_is_seen_to_move():
-    over = threading.Event()
-
-    def compute():
-        while not over.is_set():
-            hashlib.pbkdf2_hmac("sha256", b"of C", b"without Python's lock", 3_000_000)
-
-    training = threading.Thread(target=compute)
-    training.start()
-    witness = Witness()
-    witness.thread = training.ident
-    told = told_by(witness)
-    over.set()
-    training.join()
-    assert told["moves"]
 
 
 def test_the_master_that_asks_gets_a_notice(capfd):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from refusal_kit import refused
 
 from elasticdl.common.errors import UserError
 from elasticdl.ga.keras import optimizers
@@ -131,23 +132,19 @@ def test_embeddings_whose_gradients_are_rows(name, twice):
     assert np.allclose(run(getattr(optimizers, name)(STEPS), flat(batches)), theirs, rtol=1e-12, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_variables_without_gradient_in_some_or_all_micro_batches():
     def run(optimizer, batches):
         weights = [keras.Variable(np.ones(2), dtype="float64", name=name) for name in "abc"]
-        for used in batches:
-            optimizer.apply([weights[i] * 2 / len(used) if i in used else None for i in range(3)], weights)
+        for factors in batches:
+            given = [factor and weight * factor for factor, weight in zip(factors, weights, strict=True)]
+            optimizer.apply(given, weights)
         return [weight.numpy().tolist() for weight in weights]
 
     options = {"learning_rate": 0.1, "weight_decay": 0.1, "momentum": 0.9}
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        ours = run(optimizers.SGD(2, **options), [[0], [0], [1], [0, 1]])
-    plain = keras.optimizers.SGD(**options)
-    weights = [keras.Variable(np.ones(2), dtype="float64", name=name) for name in "abc"]
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        plain.apply([weights[0] * 2, None, None], weights)
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        plain.apply([weights[0] * 0.5, weights[1] * 1.5, None], weights)
-    assert np.allclose(ours, [weight.numpy() for weight in weights], rtol=1e-12, atol=0)
+    ours = run(optimizers.SGD(2, **options), [(2, None, None)] * 2 + [(None, 2, None), (1, 1, None)])
+    theirs = run(keras.optimizers.SGD(**options), [(2, None, None), (0.5, 1.5, None)])
+    assert np.allclose(ours, theirs, rtol=1e-12, atol=0)
     assert ours[2] == [1.0, 1.0], "no gradient at all: not even weight decay"
 
 
@@ -239,29 +236,6 @@ def test_variables_that_are_excluded_from_weight_decay():
 # When steps are made
 
 
-def test_flush_makes_the_step_of_the_remainder():
-    batches = make_batches((4, 4, 4, 4, 2), updates=2)  # the second batch of an epoch: two micro-batches, one smaller
-    halves = [half for epoch in batches for half in (epoch[:3], epoch[3:])]
-    theirs, ours = train(make_model(), plain_adam(), big(halves)), make_model()
-    optimizer = adam()
-    assert not optimizer.flush(), "nothing yet"
-    for epoch in batches:
-        train(ours, optimizer, epoch, samples=True)
-        assert optimizer.flush() is True
-        assert optimizer.flush() is False, "nothing left"
-    assert same(ours, theirs)
-
-
-def test_steps_may_change_in_between():
-    batches = make_batches((2,) * 5, updates=2)
-    ours, optimizer = make_model(), adam(5)
-    train(ours, optimizer, batches[0] + batches[1][:2])
-    optimizer.steps = 2
-    train(ours, optimizer, batches[1][2:])  # the first of these completes three, the others are two
-    theirs = plain([batches[0], batches[1][:3], batches[1][3:]])
-    assert same(ours, theirs)
-
-
 def test_discard(wanted):
     model, optimizer = make_model(), adam()
     optimizer.discard()
@@ -303,13 +277,11 @@ def test_flush_within_a_traced_function():
 
 def test_variables_that_the_optimizer_does_not_know():
     optimizer = adam()
-    with pytest.raises(UserError, match="call build"):
-        optimizer.apply([1.0])
+    refused("call build", lambda: optimizer.apply([1.0]))
     optimizer.build([keras.Variable(1.0)])
     with pytest.raises(UserError, match="not built with the variable 'other'"):
         optimizer.apply([tf.constant(1.0)], [keras.Variable(1.0, name="other")])
-    with pytest.raises(UserError, match="no gradient"):
-        optimizer.apply([None])
+    refused("no gradient", lambda: optimizer.apply([None]))
 
 
 def test_a_gradient_that_a_traced_update_would_leave_out():
@@ -317,8 +289,7 @@ def test_a_gradient_that_a_traced_update_would_leave_out():
     optimizer.build(weights)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         tf.function(lambda: optimizer.apply([tf.constant(1.0)], weights[:1]))()
-    with pytest.raises(UserError, match="'second' had no gradient when"):
-        optimizer.apply([tf.constant(1.0)], weights[1:])
+    refused("'second' had no gradient when", lambda: optimizer.apply([tf.constant(1.0)], weights[1:]))
 
 
 def test_where_it_does_not_work(monkeypatch):
@@ -328,8 +299,6 @@ def test_where_it_does_not_work(monkeypatch):
     made = plain_adam()
     with monkeypatch.context() as patch:
         patch.setattr(tf.distribute, "get_strategy", Strategy)
-        with pytest.raises(UserError, match=r"without tf\.distribute"):
-            optimizers.Optimizer(made, 2)
+        refused(r"without tf\.distribute", lambda: optimizers.Optimizer(made, 2))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(UserError, match="on TensorFlow, not on jax"):
-        optimizers.Optimizer(made, 2)
+    refused("on TensorFlow, not on jax", lambda: optimizers.Optimizer(made, 2))

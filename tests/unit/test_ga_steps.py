@@ -13,8 +13,9 @@ import keras
 import pytest
 import tensorflow as tf
 import torch
+from refusal_kit import refused
 
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ArgumentError
 from elasticdl.ga.keras import optimizers
 from elasticdl.ga.torch import optim
 
@@ -90,10 +91,7 @@ def test_steps_that_make_no_sense(framework, steps, text):
         lambda: framework.ours(steps=steps, **framework.given),
         lambda: setattr(framework.optimizer, "steps", steps),
     ):
-        with pytest.raises(UserError, match=re.escape(text)) as error:
-            call()
-        assert isinstance(error.value, ValueError)
-        assert "\n" not in str(error.value)
+        refused(re.escape(text), call, ArgumentError)
     assert framework.optimizer.steps == STEPS
 
 
@@ -105,8 +103,7 @@ def test_sizes_that_make_no_sense(framework, samples):
 
 def test_sizes_for_some_micro_batches_only(framework):
     framework.apply(4)
-    with pytest.raises(UserError, match="to every micro-batch"):
-        framework.apply()
+    refused("to every micro-batch", framework.apply)
     framework.optimizer.discard()
     framework.apply()
 
@@ -119,47 +116,17 @@ def test_sizes_for_some_micro_batches_only(framework):
         (lambda framework: framework.plain(framework.optimizer, 2), "over 3 micro-batches: wrap it once"),
         (lambda _: optim.SGD([torch.ones(1)], lr=0.1), "not a list"),
         (lambda _: optim.Optimizer(torch.optim.LBFGS([torch.ones(1)]), 2), "inside the closure"),
-        (
-            lambda _: optimizers.Adam(2, gradient_accumulation_steps=4),
-            "over 4 micro-batches: leave out gradient_accumulation_steps",
-        ),
-        (
-            lambda _: optimizers.Optimizer(keras.optimizers.LossScaleOptimizer(optimizers.Adam(2)), 2),
-            "wrap it once",
-        ),
-        (
-            lambda _: optimizers.SGD(2).apply([1.0, 2.0], [keras.Variable(1.0)]),
-            "2 gradients were given for 1 variables",
-        ),
+        (lambda _: optimizers.Adam(2, gradient_accumulation_steps=4), "leave out gradient_accumulation_steps"),
+        (lambda _: optimizers.Optimizer(keras.optimizers.LossScaleOptimizer(optimizers.Adam(2)), 2), "wrap it once"),
+        (lambda _: optimizers.SGD(2).apply([1.0, 2.0], [keras.Variable(1.0)]), "2 gradients were given for 1 v"),
     ],
 )
 def test_wrong_calls(framework, call, text):
-    with pytest.raises(ValueError, match=text) as error:
-        call(framework)
-    assert "\n" not in str(error.value)
+    refused(text, lambda: call(framework), ValueError)
 
 
-TORCH = """
-import elasticdl.ga.torch.optim
-from elasticdl.ga.torch import optim
-import torch
-weight = torch.nn.Parameter(torch.zeros(1))
-optimizer = elasticdl.ga.torch.optim.SGD(2, [weight], lr=1.0)
-for gradient in (1.0, 2.0):
-    (weight * gradient).sum().backward()
-    optimizer.step()
-assert weight.item() == -1.5, weight
-"""
-KERAS = """
-import elasticdl.ga.keras
-import keras, tensorflow as tf
-weight = keras.Variable(0.0)
-optimizer = elasticdl.ga.keras.optimizers.SGD(2, 1.0)
-for gradient in (1.0, 2.0):
-    optimizer.apply([tf.constant(gradient)], [weight])
-assert weight.numpy() == -1.5, weight
-assert "torch" not in sys.modules
-"""
+TORCH = "import torch; from elasticdl.ga.torch import optim; optim.SGD(2, [torch.nn.Parameter(torch.zeros(1))], lr=1.0)"
+KERAS = "import elasticdl.ga.keras; elasticdl.ga.keras.optimizers.SGD(2, 1.0); assert 'torch' not in sys.modules"
 BARRED = ["horovod", "grpc", "pydantic", "elasticdl.elastic", "elasticdl.proto"]
 
 

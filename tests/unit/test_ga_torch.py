@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from refusal_kit import refused
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
 
-from elasticdl.common.errors import UserError
 from elasticdl.ga.torch import optim
 
 SHIPPED = sorted(set(optim.__all__) - {"Optimizer"})
@@ -180,12 +180,6 @@ def zero_before_backward(model, optimizer, inputs, labels):
     optimizer.step()
 
 
-def zero_after_step(model, optimizer, inputs, labels):
-    backward(model, inputs, labels)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def zero_of_the_model(model, optimizer, inputs, labels):
     backward(model, inputs, labels)
     optimizer.step()
@@ -224,7 +218,6 @@ def accumulate_and_always_step(model, optimizer, inputs, labels):
     [
         zero_before_forward,
         zero_before_backward,
-        zero_after_step,
         zero_of_the_model,
         another_cleared_before_its_step,
         closure,
@@ -320,10 +313,8 @@ def test_the_mean_gradient_must_be_used_or_dropped(wanted):
     model, optimizer = ours(1)
     backward(model, *make_batches()[1][0])
     assert optimizer.accumulate()
-    with pytest.raises(UserError, match="call step"):
-        optimizer.accumulate()
-    with pytest.raises(UserError, match="closure"):
-        optimizer.step(lambda: backward(model, *make_batches()[1][1]))
+    refused("call step", optimizer.accumulate)
+    refused("closure", lambda: optimizer.step(lambda: backward(model, *make_batches()[1][1])))
     optimizer.zero_grad()
     optimizer.steps = STEPS
     assert same(train(model, optimizer, flat(make_batches())), wanted)
@@ -376,5 +367,4 @@ def test_accumulating_scaled_gradients_is_an_error(steps):
     (model, optimizer), scaler = ours(steps), scaler_of()
     scaler.scale(mse_loss(model(inputs), labels)).backward()
     optimizer.accumulate()
-    with pytest.raises(UserError, match="unscale_"):
-        scaler.step(optimizer)
+    refused("unscale_", lambda: scaler.step(optimizer))

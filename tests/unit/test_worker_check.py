@@ -1,18 +1,18 @@
-"""The check before a job: silent when all is well, else one line and 2."""
+"""The check before a job: silent when all is well, else one line and 2; and the warm-up pass, which leaves nothing behind."""
 
 import io
-import os
-import subprocess
+import random
 import sys
-from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from worker_kit import function, spec_maker
 
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker import check
-
-REPOSITORY = Path(__file__).parents[2]
+from elasticdl.worker.batch_sizes import largest_micro_batch
+from elasticdl.worker.torch_learner import warm_up
 
 
 @pytest.fixture
@@ -73,8 +73,6 @@ FIRST = "given the first samples of dataset('training', '') (features float32 (4
         (function("custom_model()", "return {}['width']"), "custom_model() raised KeyError: 'width'"),
         (function("custom_model()", "return 3"), "custom_model() returned int; expected a torch.nn.Module or a keras.Model"),
         (function("optimizer(parameters)", "return 3"), "optimizer(parameters) returned int; expected a torch.optim.Optimizer"),
-        (function("callbacks()", "return 3"), "callbacks() raised TypeError: 'int' object is not iterable"),
-        (function("eval_metrics_fn()", "return [1]"), "eval_metrics_fn() returned list; expected a dict of functions"),
         (function("dataset(mode, path)", "raise ValueError('no such file: ' + path)"), "dataset('training', ''): no such file:"),
         (function("custom_model()", "return torch.nn.Linear(5, 1)"), FIRST + "RuntimeError: mat1 and mat2 shapes cannot be"),
         (of_loss("torch.nn.functional.nll_loss(predictions, labels)"), "given labels float32 (40, 1) and predictions float32 (40, 1), raised"),
@@ -104,12 +102,6 @@ def test_a_last_batch_of_one_sample_is_refused_where_the_model_does_not_take_it(
     assert run(global_batch_size=38) == run(linear, global_batch_size=39) == (0, "", "")
 
 
-def test_names_the_users_line(run):
-    _, _, err = run("\ndef inner():\n    return 1 / 0\ndef custom_model():\n    return inner()\n")
-    path, line, _ = err.split(":", 2)
-    assert Path(path).read_text().splitlines()[int(line) - 1] == "    return 1 / 0"
-
-
 def test_refuses_what_horovod_cannot_bear_and_says_where_it_is_missing(run, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("HOROVOD_CYCLE_TIME", "1")
@@ -132,14 +124,68 @@ def test_refuses_a_second_history_in_one_folder(run, tmp_path):
     assert "holds checkpoints of an earlier training, up to step 7" in err
 
 
-def test_as_a_process():
-    spec = JobSpec(model_zoo=str(REPOSITORY / "model_zoo"), model_def="digits.cnn_tosch")
-    command = [sys.executable, "-m", "elasticdl.worker.check"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, input=spec.to_json(), capture_output=True, text=True, timeout=280, env=environment, cwd=REPOSITORY
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "--model_def digits.cnn_tosch: there is no model_zoo/digits/cnn_tosch.py; did you mean digits.cnn_torch?\n"
-    )
+class Samples:
+    """Draws from every global generator, as augmentation does."""
+
+    def __getitem__(self, index):
+        return torch.rand(3) + np.random.rand() + random.random(), torch.tensor([1.0])
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+        self.register_buffer("calls", torch.tensor(0))
+        self.seen = []
+
+    def forward(self, inputs):
+        self.calls += 1
+        self.seen.append(inputs.shape)
+        return self.layers(inputs).sum(dim=1, keepdim=True)
+
+
+def draws():
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    yield
+    yield random.random(), np.random.rand(), torch.rand(1).item()
+
+
+def warmed(model, loss):
+    warm_up(model, loss, Samples(), 6, torch.device("cpu"))
+
+
+def test_leaves_no_trace():
+    model, gradients = Model(), []
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, expected = draws()
+    model.layers[0].weight.register_hook(gradients.append)
+    next(drawn := draws())
+    warmed(model, torch.nn.functional.mse_loss)
+    assert next(drawn) == expected
+    assert model.seen == [(6, 3)]
+    assert len(gradients) == 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_cleans_up_also_when_the_users_code_raises():
+    model = Model()
+    with pytest.raises(KeyError):
+        warmed(model, lambda labels, predictions: {}["no"])
+    assert int(model.calls) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "expected"),
+    [
+        ({"global_batch_size": 100, "max_worker_batch_size": 30}, 1000, 30),
+        ({"global_batch_size": 100, "num_workers": "3-4"}, 1000, 34),
+        ({"minibatch_size": 20}, 1000, 20),
+        ({"minibatch_size": 20, "max_worker_batch_size": 8}, 1000, 8),
+        ({}, 1000, 64),
+        ({}, 10, 10),
+    ],
+)
+def test_runs_as_many_samples_as_training_will(options, samples, expected):
+    assert largest_micro_batch(JobSpec(**options), samples) == expected

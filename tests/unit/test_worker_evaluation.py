@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
+from refusal_kit import refused
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -94,22 +95,6 @@ def test_batches_are_no_larger_than_asked_and_each_counts_as_progress():
     assert beats.count(Activity.ALIVE) >= 3
 
 
-def test_while_rank_0_has_the_metrics_computed_the_others_wait_for_it_and_not_it_for_them():
-    board, said, meanwhile = Board(2), ([], []), []
-
-    def slow(labels, outputs):
-        meanwhile.extend(said[0][-1:])
-        return 0.0
-
-    def evaluate(rank):
-        told = {"metrics": {"slow": slow}, "advance": said[rank].append}
-        make_evaluator(SumOfThreads(rank, board), data(6), **told).evaluate()
-
-    in_threads(evaluate, range(2))
-    assert meanwhile == [Activity.ALIVE]
-    assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 2
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -119,8 +104,7 @@ def test_while_rank_0_has_the_metrics_computed_the_others_wait_for_it_and_not_it
     ],
 )
 def test_outputs_that_are_not_rows_are_refused(shape, message):
-    with pytest.raises(UserError, match=message):
-        alone(model=Shaped(shape))
+    refused(message, lambda: alone(model=Shaped(shape)))
 
 
 def test_half_precision_is_widened_for_the_metrics():
@@ -129,8 +113,8 @@ def test_half_precision_is_widened_for_the_metrics():
     assert seen == [torch.float32]
 
 
-def test_only_rank_0_receives_the_outputs_of_others_and_computes_the_metrics():
-    board, received, computed = Board(3), [0] * 3, []
+def test_only_rank_0_receives_the_outputs_of_others_and_computes_the_metrics_and_waits_for_nobody():
+    board, received, said, computed = Board(3), [0] * 3, ([], [], []), []
 
     def evaluate(rank):
         collective = SumOfThreads(rank, board)
@@ -141,13 +125,18 @@ def test_only_rank_0_receives_the_outputs_of_others_and_computes_the_metrics():
             received[rank] = sum(len(part) for part in parts)
             return parts
 
+        def metric(labels, outputs):
+            computed.append((rank, said[0][-1]))
+            return float(len(labels))
+
         collective.gather = counted
-        metrics = {"rank": lambda labels, outputs: computed.append(rank) or float(len(labels))}
-        return make_evaluator(collective, data(100), metrics=metrics).evaluate()
+        told = {"metrics": {"rank": metric}, "advance": said[rank].append}
+        return make_evaluator(collective, data(100), **told).evaluate()
 
     results = in_threads(evaluate, range(3))
     assert [result.metrics["rank"] for result in results] == [100.0] * 3
-    assert computed == [0]
+    assert computed == [(0, Activity.ALIVE)]
+    assert [each[-2:] for each in said] == [[Activity.WAIT, Activity.ALIVE]] * 3
     assert received[0] > 0
     assert received[1:] == [0, 0]
 

@@ -26,6 +26,7 @@ from elasticdl.places.worker_process import Spawner, WorkerRun
 from elasticdl.worker import main
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.torch_learner import TorchLearner
+from elasticdl.worker.user_code import users_traceback
 
 
 @pytest.fixture
@@ -84,22 +85,27 @@ BOOM = """
 calls = [0]
 
 
-def loss(labels, predictions):
-    calls[0] += 1
-    if calls[0] == 3:
-        raise KeyError("boom")
-    return torch.nn.functional.mse_loss(predictions, labels)
+class Boom(torch.nn.Linear):
+    def forward(self, inputs):
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyError("boom")
+        return super().forward(inputs)
+
+
+def custom_model():
+    return Boom(2, 1)
 """
 
 
 def test_what_the_users_code_raised_reaches_the_master(failure):
     failed = failure(BOOM)
     assert failed.users
-    assert re.fullmatch(r"zoo/zoo_\w+\.py:33: KeyError: 'boom'", failed.message)
+    assert re.fullmatch(r"zoo/zoo_\w+\.py:34: KeyError: 'boom'", failed.message)
     first, frame, *_ = failed.traceback.splitlines()
     assert first.startswith("Traceback")
     assert "/zoo/zoo_" in frame
-    assert frame.endswith("in loss")
+    assert frame.endswith("in forward"), "and not where torch calls it"
 
 
 def raising(error):
@@ -173,3 +179,15 @@ def test_a_worker_that_can_not_be_waited_for_does_not_run_on_in_its_place(tmp_pa
     with pytest.raises(OSError, match="Too many open files"):
         asyncio.run(run.to_its_end(spawner, {"PATH": "/usr/bin:/bin"}, pids.append))
     assert not psutil.pid_exists(*pids)
+
+
+def raised(call):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
+        call()
+    return caught.value
+
+
+def test_a_traceback_without_the_user_is_whole_but_for_this_package(tmp_path):
+    text = users_traceback(raised(lambda: int("x")), tmp_path / "elsewhere")
+    assert "in raised" in text
+    assert "invalid literal" in text

@@ -19,14 +19,10 @@ FIXED = "the gang in --queue {} was submitted with 4 workers, which can't be cha
 WHOLE = "--gang trains with all workers or none: give one number of workers, not 2-8"
 
 
-class RefusedError(Exception):
-    """What a call is answered with."""
-
-
 class Context:
     async def abort(self, code, text):
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        raise RefusedError(text)
+        raise grpc.aio.AbortError(text)
 
 
 class Mailbox(list):
@@ -58,7 +54,7 @@ def test_a_job_is_scaled_to_what_it_could_be_submitted_with(options, workers, re
         asyncio.run(asked)
         assert mailbox == [ScaleRequested(WorkerRange(minimum=low, maximum=high))]
         return
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(grpc.aio.AbortError) as refused:
         asyncio.run(asked)
     assert (str(refused.value), mailbox) == (refusal, [])
 
@@ -72,11 +68,8 @@ def half(epoch):
     [
         ({}, [Callback()], LearningRate()),
         ({"learning_rate_scaling": "none"}, [], LearningRate()),
-        (
-            {"learning_rate_scaling": "sqrt", "learning_rate_ramp_steps": 5},
-            [],
-            LearningRate(scaling="sqrt", ramp_steps=5),
-        ),
+        ({"learning_rate_scaling": "sqrt"}, [], LearningRate(scaling="sqrt")),
+        ({"learning_rate_ramp_steps": 5}, [], LearningRate(ramp_steps=5)),
         ({}, [LearningRateScheduler(print), Callback(), LearningRateScheduler(half)], LearningRate(half)),
     ],
 )

@@ -30,7 +30,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 from elasticdl.elastic.transformers import elastic_trainer  # noqa: E402
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def process_is_kept(monkeypatch):
     """What trainers change of their process is put back."""
     monkeypatch.setattr(rank_zero_only, "rank", 0)
@@ -43,8 +43,23 @@ def make_data(samples):
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
 
 
+class OwnJob:
+    """In place of what knows this process's job: a job of this worker alone, as often as one likes."""
+
+    def init_in_place(self, global_batch_size):
+        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
+
+    def train_in_place(self, finish):
+        self.finish = finish
+
+    def leave(self): ...
+
+    def rank(self):
+        return 0
+
+
 class JobOfThreads:
-    """In place of what knows this process's job: each thread is a worker of a world of so many."""
+    """The same, where each thread is a worker of a world of so many."""
 
     def __init__(self, workers):
         self._board = Board(workers)

@@ -1,15 +1,118 @@
-"""Gradients that Lightning's and Hugging Face's trainers don't make themselves: right among several workers, or refused in one line."""
+"""What differs between the workers of Lightning's and Hugging Face's trainers, and gradients that these trainers don't make."""
+
+import re
 
 import pytest
 import torch
-from trainers_kit import Module, Net, lightning, process_is_kept  # noqa: F401
-from trainers_kit import run_trainers as run
+import torchmetrics
+from trainers_kit import Module, Net, lightning, process_is_kept, run_trainers, transformers  # noqa: F401
 
-torchmetrics = pytest.importorskip("torchmetrics")
+from elasticdl.elastic.transformers import Trainer
 
-from elasticdl.elastic.transformers import Trainer  # noqa: E402
+pytestmark = pytest.mark.filterwarnings("ignore")
+STEPS = 3  # of an epoch
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("process_is_kept")]
+
+class Fitted(Module):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Lightnings(lightning.Callback):
+    """``plant`` is done after the first step of the second epoch."""
+
+    def __init__(self, plant):
+        self.plant, self.wait = plant, 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (1, 0):
+            optimizer, scheduler = trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler
+            self.plant(module.net, optimizer, scheduler, self)
+
+    def state_dict(self):
+        return {"wait": self.wait}
+
+
+class HuggingFaces(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+    """The same."""
+
+    def __init__(self, plant):
+        self.plant, self.wait = plant, 0
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
+        if state.global_step == STEPS + 1:
+            state.best_metric = 0.2 if self.plant is best_metric else None
+            self.plant(model, getattr(optimizer, "optimizer", optimizer), lr_scheduler, self)
+
+    def state(self):
+        return {"args": {}, "attributes": {"wait": self.wait}}
+
+
+def rate(model, optimizer, scheduler, callback):
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def scheduler(model, optimizer, scheduler, callback):
+    scheduler._step_count += 1
+
+
+def weight(model, optimizer, scheduler, callback):
+    with torch.no_grad():
+        model.first.weight *= 1.01
+
+
+def wait(model, optimizer, scheduler, callback):
+    callback.wait = 7
+
+
+def best_metric(model, optimizer, scheduler, callback): ...
+
+
+def nothing(model, optimizer, scheduler, callback): ...
+
+
+def run_planted(kind, plant, folder, monkeypatch):
+    callback = Lightnings if kind is Fitted else HuggingFaces
+    callbacks = [[callback(nothing)], [callback(plant)]]
+    said, _, told = run_trainers(kind, folder, monkeypatch, callbacks=callbacks.__getitem__, epochs=3)
+    # The random streams of the two threads are those of one process, and may differ as well.
+    told = [re.sub(r"random\.[^;:]*(; )?", "", line).replace("; :", ":") for line in told]
+    return said, [line for line in told if not re.match(r"after step \d+ :", line)]
+
+
+@pytest.mark.parametrize("kind", [Fitted, Trainer])
+@pytest.mark.parametrize(
+    ("plant", "step", "named"),
+    [
+        (rate, STEPS + 1, "optimizer.param_groups.0.lr is 0."),
+        (scheduler, 2 * STEPS, "scheduler._step_count is "),
+        (weight, 2 * STEPS, "first.weight differs by 0.0"),
+    ],
+)
+def test_what_makes_two_models_ends_the_job(tmp_path, monkeypatch, kind, plant, step, named):
+    said, told = run_planted(kind, plant, tmp_path, monkeypatch)
+    (line,) = set(map(str, said))
+    assert line.startswith(f"after step {step} worker 0 and worker 1 hold different states: "), line
+    assert named in line
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "plant", "named"),
+    [
+        (Fitted, wait, "callbacks.Lightnings.wait is 0 on worker 0 and 7 on worker 1"),
+        (Trainer, wait, "callbacks.HuggingFaces.wait is 0 on worker 0 and 7 on worker 1"),
+        (Trainer, best_metric, "trainer.best_metric is None on worker 0 and 0.2 on worker 1"),
+    ],
+)
+def test_what_does_not_is_told_once(tmp_path, monkeypatch, kind, plant, named):
+    said, (line,) = run_planted(kind, plant, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert line.startswith(f"after step {2 * STEPS} {named}: ")
+
+
+# -- gradients --
 
 
 class ModuleLeavesOut(Module):
@@ -80,9 +183,9 @@ class TrainerClips(Trainer):
 def test_a_batch_that_one_worker_leaves_out_is_left_out_by_all(tmp_path, monkeypatch, batches):
     options = {"batches": batches, "samples": 64}
     monkeypatch.setattr(lightning.Trainer, "world_is_one", True, raising=False)
-    _, ((alone, expected),), _ = run(ModuleLeavesOut, tmp_path, monkeypatch, 1, **options)
+    _, ((alone, expected),), _ = run_trainers(ModuleLeavesOut, tmp_path, monkeypatch, 1, **options)
     monkeypatch.setattr(lightning.Trainer, "world_is_one", False)
-    said, made, _ = run(ModuleLeavesOut, tmp_path, monkeypatch, **options)
+    said, made, _ = run_trainers(ModuleLeavesOut, tmp_path, monkeypatch, **options)
     assert said == (None, None)
     for trainer, net in made:
         torch.testing.assert_close(list(net.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
@@ -91,14 +194,14 @@ def test_a_batch_that_one_worker_leaves_out_is_left_out_by_all(tmp_path, monkeyp
 
 @pytest.mark.parametrize("kind", [ModuleWithBeside, TrainerWithBeside])
 def test_an_optimizer_beside_the_trainers_is_refused(tmp_path, monkeypatch, kind):
-    said, _, _ = run(kind, tmp_path, monkeypatch)
+    said, _, _ = run_trainers(kind, tmp_path, monkeypatch)
     (line,) = set(map(str, said))
     assert line.startswith("SGD steps `"), line
     assert "aside.weight` by the gradient of this worker's part" in line, line
 
 
 def test_one_of_copies_that_a_batch_has_is_not(tmp_path, monkeypatch):
-    said, _, _ = run(TrainerWithCopies, tmp_path, monkeypatch)
+    said, _, _ = run_trainers(TrainerWithCopies, tmp_path, monkeypatch)
     assert said == (None, None)
 
 
@@ -107,7 +210,7 @@ def test_one_of_copies_that_a_batch_has_is_not(tmp_path, monkeypatch):
     [(ModuleClips, 2, "on_before_optimizer_step"), (TrainerClips, 1, "on_pre_optimizer_step"), (ModuleClips, 1, "")],
 )
 def test_gradients_that_are_changed_before_they_are_summed_are_refused(tmp_path, monkeypatch, kind, batches, where):
-    said, _, _ = run(kind, tmp_path, monkeypatch, batches=batches, samples=16)
+    said, _, _ = run_trainers(kind, tmp_path, monkeypatch, batches=batches, samples=16)
     if not where:
         assert said == (None, None)
         return
@@ -139,10 +242,10 @@ class ModuleInTurn(Module):
 
 
 def test_gradients_of_one_network_are_not_summed_with_those_of_another(tmp_path, monkeypatch):
-    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch)
+    said, _, _ = run_trainers(ModuleInTurn, tmp_path, monkeypatch)
     (line,) = set(map(str, said))
     assert line.startswith("the workers made gradients of different parameters in one manual_backward"), line
-    said, _, _ = run(ModuleInTurn, tmp_path, monkeypatch, samples=16)
+    said, _, _ = run_trainers(ModuleInTurn, tmp_path, monkeypatch, samples=16)
     assert said == (None, None)
 
 
@@ -160,8 +263,8 @@ class TwoPasses(Trainer):
 @pytest.mark.parametrize("batches", [1, 2])
 def test_what_training_step_returns_is_logged_and_everybody_logs_the_first_evaluation(tmp_path, monkeypatch, batches):
     options = {"batches": batches, "samples": 20, "eval_on_start": True}
-    _, ((alone, _),), _ = run(TwoPasses, tmp_path, monkeypatch, 1, **options)
-    said, made, _ = run(TwoPasses, tmp_path, monkeypatch, **options)
+    _, ((alone, _),), _ = run_trainers(TwoPasses, tmp_path, monkeypatch, 1, **options)
+    said, made, _ = run_trainers(TwoPasses, tmp_path, monkeypatch, **options)
     assert said == (None, None)
     names, values = history(alone)
     assert names[0] == "eval_loss"
@@ -202,7 +305,7 @@ class ModuleCountsBetween(ModuleCounts):
 
 @pytest.mark.parametrize(("kind", "warnings"), [(ModuleCounts, 2), (ModuleCountsBetween, 0)])
 def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
-    said, _, told = run(kind, tmp_path, monkeypatch)
+    said, _, told = run_trainers(kind, tmp_path, monkeypatch)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
 
@@ -223,15 +326,15 @@ class SkipsByStep(SkipsByPart):
 
 
 def test_workers_that_skip_a_batch_by_their_parts_of_it_are_refused(tmp_path, monkeypatch):
-    said, _, _ = run(SkipsByPart, tmp_path, monkeypatch)
+    said, _, _ = run_trainers(SkipsByPart, tmp_path, monkeypatch)
     (line,) = set(map(str, said))
     assert line.startswith("training_step made gradients of a batch on some workers and none on others"), line
 
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, batches):
-    _, ((alone, expected),), _ = run(SkipsByStep, tmp_path, monkeypatch, 1, batches=batches, samples=40)
-    said, made, _ = run(SkipsByStep, tmp_path, monkeypatch, batches=batches, samples=40)
+    _, ((alone, expected),), _ = run_trainers(SkipsByStep, tmp_path, monkeypatch, 1, batches=batches, samples=40)
+    said, made, _ = run_trainers(SkipsByStep, tmp_path, monkeypatch, batches=batches, samples=40)
     assert said == (None, None)
     for trainer, model in made:
         assert history(trainer)[1] == pytest.approx(history(alone)[1], rel=1e-5)

@@ -1,0 +1,309 @@
+"""What is around the training of a Keras module: devices, features by name, mixed precision, and the evaluation."""
+
+from types import SimpleNamespace
+
+import elastic_keras_kit
+import numpy as np
+import pytest
+from elastic_keras_kit import Board, SumOfThreads, run_all
+
+import keras  # isort: skip
+
+import tensorflow as tf
+from elastic_keras_kit import Trainee
+from worker_keras_kit import make_job, spec_maker
+from worker_kit import function
+
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.plan import BatchPolicy
+from elasticdl.elastic.keras.backend import prepare_devices
+from elasticdl.worker.check import check
+from elasticdl.worker.frameworks import build_model, set_defaults
+from elasticdl.worker.keras_learner import KerasEvaluator, OneFeature, name_metrics, one_feature
+from elasticdl.worker.zoo import Datasets, load_module
+
+
+class Two(elastic_keras_kit.Samples):
+    """Inputs by name, labels that are numbered."""
+
+    def __getitem__(self, index):
+        return {"a": self.inputs[index], "b": self.inputs[index][:1]}, index
+
+
+def two_outputs():
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((8,), name="a"), keras.Input((1,), name="b")
+    return keras.Model({"a": a, "b": b}, {"sum": keras.layers.Dense(1)(a), "same": keras.layers.Identity()(b)})
+
+
+def evaluator(rank, board, metrics, data):
+    return KerasEvaluator(
+        model=two_outputs(),
+        dataset=data,
+        loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
+        metrics=name_metrics(metrics),
+        batch_size=3,
+        context=SimpleNamespace(collective=SumOfThreads(rank, board), advance=lambda activity: None),
+    )
+
+
+def evaluated(workers, data, metrics):
+    """Of each member its model, what it has found, and what it has told of its batches."""
+    board = Board(workers)
+    members = [evaluator(rank, board, metrics, data) for rank in range(workers)]
+
+    def evaluate(member):
+        told = []
+        result = member.evaluate(lambda hook, batch, logs: told.append((hook[14:], batch, *logs.values())))
+        return result, told
+
+    results, told = zip(*run_all(members, evaluate), strict=True)
+    assert all(result == results[0] for result in results)
+    return members[0].model, results[0], told
+
+
+@pytest.mark.parametrize(("workers", "samples"), [(1, 7), (3, 2), (5, 17)])
+def test_each_sample_counts_once_on_any_number_of_members(workers, samples):
+    data = Two(samples)
+    metrics = {
+        "in_order": lambda labels, outputs: np.array_equal(labels, np.arange(samples)),
+        "same": {"first": lambda labels, outputs: outputs[:, 0], "mae": keras.metrics.MeanAbsoluteError},
+    }
+    model, result, _ = evaluated(workers, data, metrics)
+    expected = np.array(model({"a": data.inputs, "b": data.inputs[:, :1]})["sum"])[:, 0]
+    assert result.samples == samples
+    assert result.metrics == {
+        "in_order": 1.0,
+        "loss": pytest.approx(float(np.mean((expected - np.arange(samples)) ** 2)), rel=1e-5),
+        "same_first": pytest.approx(float(data.inputs[:, 0].mean()), abs=1e-6),
+        "same_mae": pytest.approx(float(np.abs(data.inputs[:, 0] - np.arange(samples)).mean()), rel=1e-5),
+    }
+
+
+def fails(labels, outputs):
+    raise KeyError("a mistake in the metric")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "words"),
+    [
+        ({"other": {"a": len}}, UserError, r"eval_metrics_fn\(\): there is no output 'other'; the model has sum, same"),
+        ({"odd": lambda labels, outputs: "x"}, UserError, r"eval_metrics_fn\(\): odd is no number but str"),
+        ({"odd": fails}, KeyError, "a mistake in the metric"),
+    ],
+)
+def test_metrics_that_cannot_be_told_apart_or_are_no_numbers_are_refused(metrics, error, words):
+    with pytest.raises(error, match=words):
+        evaluated(1, Two(4), metrics)
+
+
+def test_a_keras_metric_starts_anew_with_each_evaluation():
+    member = evaluator(0, Board(1), {"same": {"mae": keras.metrics.MeanAbsoluteError}}, Two(9))
+    first, second = (member.evaluate(lambda *_: None) for _ in range(2))
+    assert first == second
+
+
+def test_each_member_tells_of_its_own_batches_and_of_no_others():
+    _, result, told = evaluated(2, Two(11), {})  # shares of 6 and 5 samples, by threes
+    for each in told:
+        assert [hook[:2] for hook in each] == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1)]
+    ends = [each[-1][2] for each in told]  # the mean over all of the member's samples
+    assert (ends[0] * 6 + ends[1] * 5) / 11 == pytest.approx(result.metrics["loss"], rel=1e-6)
+    _, _, told = evaluated(2, Two(1), {})
+    assert [len(each) for each in told] == [2, 0]  # without samples nothing
+
+
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+
+
+class Devices:
+    """A listing of two GPUs, which can be set up until one has been used."""
+
+    def __init__(self):
+        self.growth = dict.fromkeys(("GPU:0", "GPU:1"))
+        self.used = False
+        self.happened = []
+
+    def set_growth(self, gpu, enable):
+        if self.used:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        self.growth[gpu] = enable
+        self.happened.append(f"growth of {gpu}")
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    made = Devices()
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(made.growth))
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", made.growth.get)
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", made.set_growth)
+    return made
+
+
+@pytest.fixture
+def make_spec(tmp_path, monkeypatch):
+    return spec_maker(tmp_path, monkeypatch)
+
+
+def test_before_a_module_that_imports_it_builds_its_model(devices, make_spec):
+    module = load_module(make_spec(function("custom_model()", "return happened.append('model')")))
+    module.custom_model.__globals__["happened"] = devices.happened
+    build_model(module, 0)
+    assert devices.happened == ["growth of GPU:0", "growth of GPU:1", "model"]
+
+
+@pytest.mark.parametrize("told_before", [True, False])
+def test_devices_that_are_used_already_are_left_alone(devices, told_before):
+    if told_before:
+        prepare_devices()
+    devices.used = True
+    prepare_devices()
+    assert devices.happened == ["growth of GPU:0", "growth of GPU:1"] * told_before
+
+
+def test_the_environment_says_so_before_anything_of_the_module_is_imported(make_spec, monkeypatch):
+    monkeypatch.delenv(GROWTH, raising=False)
+    tell = f"\nimport os\ntold = os.environ.get('{GROWTH}')\n"
+    with pytest.raises(UserError, match="told: true"):
+        check(make_spec(tell + function("custom_model()", "raise ValueError(f'told: {told}')")))
+
+
+def test_what_the_user_has_set_stays():
+    environ = {GROWTH: "false"}
+    set_defaults(environ)
+    assert (environ[GROWTH], environ["KERAS_BACKEND"]) == ("false", "tensorflow")
+
+
+DICTS = """
+
+plain = dataset
+
+
+class Named(Samples):
+    def __getitem__(self, index):
+        inputs, labels = super().__getitem__(index)
+        return {"image": inputs}, labels
+
+
+def dataset(mode, path):
+    return Named(40, 1) if mode == "training" else Named(10, 2)
+
+
+def custom_model():
+    inputs = keras.Input((2,), name="x")
+    return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+"""
+
+
+def test_trains_and_evaluates_as_without_the_dict(tmp_path, monkeypatch):
+    make_spec, results = spec_maker(tmp_path, monkeypatch), []
+    for extra in (DICTS, DICTS + "\n\ndataset = plain\n"):
+        spec = make_spec(extra, num_epochs=1)
+        check(spec)
+        job = make_job(spec)
+        job.trainer.run()
+        results.append(([report.loss for report in job.script.reports], job.learner.evaluate().metrics))
+    assert results[0] == results[1]
+    assert results[0][0]
+
+
+class Own(keras.Model):
+    def call(self, features):
+        return features["a"]
+
+
+def functional(inputs):
+    return keras.Model(inputs, keras.ops.add(*(keras.tree.flatten(inputs) * 2)[:2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "features", "one"),
+    [
+        (lambda: functional(keras.Input((2,))), {"a": 5}, True),
+        (lambda: functional([keras.Input((2,))]), {"a": 5}, True),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), {"a": 5}, True),
+        (lambda: functional({"a": keras.Input((2,), name="a")}), {"a": 5}, False),
+        (lambda: functional([keras.Input((2,)), keras.Input((2,))]), {"a": 5}, False),
+        (Own, {"a": 5}, False),
+        (keras.Sequential, np.ones(2), False),
+        (keras.Sequential, {"a": 5, "b": 6}, False),
+        (keras.Sequential, (5,), False),
+    ],
+)
+def test_only_for_a_model_of_one_input_without_a_name_and_a_dict_of_one(make, features, one):
+    given = [(features, 1)]
+    data = one_feature(make(), Datasets(given, None))
+    assert data.evaluation is None
+    if one:
+        assert data.training[0] == (5, 1)
+    else:
+        assert data.training is given
+
+
+def test_whole_batches():
+    class Many(list):
+        def __getitems__(self, indices):
+            return {"a": np.array(indices)}, np.array(indices)
+
+    (inputs, labels) = OneFeature(Many()).__getitems__([3, 1])
+    assert (inputs.tolist(), labels.tolist()) == ([3, 1], [3, 1])
+    assert OneFeature([({"a": 5}, 0), ({"a": 6}, 1)]).__getitems__([1, 0]) == [(6, 1), (5, 0)]
+
+
+@pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
+def policy(request):
+    before = keras.config.dtype_policy()
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy(before)
+
+
+def trainees(workers, initial_scale):
+    board = Board(workers)
+
+    def make(rank):
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale, 5)
+        return Trainee(rank, board, BatchPolicy(16, None, None), elastic_keras_kit.make_model(), optimizer)
+
+    members = [make(rank) for rank in range(workers)]
+    run_all(members, lambda member: member.train(epochs=6))
+    return members
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_a_step_that_overflows_is_skipped_by_all_members(policy):
+    one, other = trainees(2, 2.0**24)  # no gradient in half precision of a loss that is scaled by so much is finite
+    assert one.state.step == 24
+    assert 0 < int(one.optimizer.iterations) < 24
+    assert all(map(np.array_equal, one.weights(), other.weights()))
+    assert all(np.isfinite(value).all() for value in one.weights())
+    assert not np.array_equal(one.model.get_weights()[0], elastic_keras_kit.make_model().get_weights()[0])
+
+
+def test_the_number_of_members_shows_only_as_rounding_does(policy):
+    alone, (member, _) = trainees(1, 2.0**10)[0], trainees(2, 2.0**10)
+    assert int(alone.optimizer.iterations) == int(member.optimizer.iterations) == 24
+    np.testing.assert_allclose(alone.losses, member.losses, rtol=0.02)
+    assert alone.model.compute_dtype == policy.removeprefix("mixed_")
+
+
+def test_a_module_that_sets_a_policy_is_trained_with_it(policy, tmp_path, monkeypatch):
+    spec = spec_maker(tmp_path, monkeypatch)(f"\nkeras.mixed_precision.set_global_policy({policy!r})\n")
+
+    def trained(**options):
+        job = make_job(spec.model_copy(update=options))
+        job.trainer.run()
+        return job
+
+    kept = {"checkpoint_dir": str(tmp_path / "kept")}
+    job = trained(num_epochs=2, output=str(tmp_path / "out"), **kept)
+    optimizer = job.learner.state.optimizer
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    assert [report.learning_rate for report in job.script.reports] == pytest.approx([0.1] * 8)
+    assert all(np.isfinite(report.loss) for report in job.script.reports)
+    assert keras.models.load_model(tmp_path / "out" / "model.keras").compute_dtype == policy.removeprefix("mixed_")
+    resumed, whole = trained(**kept), trained()
+    assert resumed.script.notices("resumed")[0]["step"] == 8
+    ours, theirs = (each.learner.state.optimizer.variables for each in (resumed, whole))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)  # the scale's own state among them
