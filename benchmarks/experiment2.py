@@ -32,10 +32,10 @@ from benchmarks.experiments.options import (
 from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
-from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
+from benchmarks.experiments.serving.deployment import APP, deployed, save_logs
 from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
-from benchmarks.experiments.serving.service import Load, Records, Service
+from benchmarks.experiments.serving.service import Records, Service
 from benchmarks.experiments.training import STEP_COLUMNS, Followed, Training, step_rows
 from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of
@@ -54,7 +54,6 @@ START_SECONDS = 600.0
 # Workers that are more than there are cores may be silent for longer than the default without being frozen.
 HEARTBEAT_SECONDS = 15.0
 SETTLE_SECONDS = 120.0
-LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
 SHORTEST_EVERY = 1.0
@@ -159,9 +158,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         records = Records()
         history = stack.enter_context(PodTimes(lab.core, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
-        deployment = stack.enter_context(
-            deployed(Deployment(lab, setting.request_seconds, setting.serving_model), setting.replicas)
-        )
+        scale = stack.enter_context(deployed(lab, setting.replicas, setting.request_seconds, setting.serving_model))
         try:
             followed = begin(setting, lab, processes)
             service.wait_for_replicas(setting.replicas, START_SECONDS, followed.raise_if_over)
@@ -170,8 +167,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
             with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")) as series:
                 records.clock = series.now
                 autoscaler = Autoscaler(setting.rule, setting.replicas)
-                load = Load(setting.plan, autoscaler, deployment.scale, series.now)
-                service.play(load, followed.raise_if_over, LOOK_SECONDS)
+                service.play(setting.plan, autoscaler, scale, followed.raise_if_over)
                 replicas = [setting.replicas, *(each.replicas for each in records.scalings)]
                 settle(followed, setting.gpus - replicas[-1])
             followed.stop()

@@ -125,12 +125,12 @@ class Lab:
     def close(self) -> None:
         """Remove what was made in a cluster that stays; says what could not be removed."""
         for job in self._jobs:
-            with _said(f"job {job}"):
+            with removing(f"job {job}"):
                 client.BatchV1Api(self.core.api_client).delete_namespaced_job(
                     master_name(job), self.namespace, propagation_policy="Background"
                 )
         for name in self._classes:
-            with _said(f"PriorityClass {name}"):
+            with removing(f"PriorityClass {name}"):
                 client.SchedulingV1Api(self.core.api_client).delete_priority_class(name)
 
 
@@ -266,7 +266,7 @@ def refusals(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def removing(what: str) -> Iterator[None]:
     """Removing goes on with the next, whatever it was that could not be removed."""
     try:
         yield

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.processes import Failed
+from benchmarks.processes import wait_until
 from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
 from benchmarks.storm.schedule import Disturbance, Kind, Moment
 from benchmarks.storm.surroundings import MASTER, Disk, Network
@@ -23,7 +23,6 @@ from elasticdl.cli.commands.jobs import parse_workers
 
 # What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
 RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]
-POLL = 0.02
 RECOVERY_SECONDS = 180.0  # nothing takes as long, also on a machine that has much else to do
 # How long each lasts, at least and at most.
 LENGTHS = {
@@ -48,24 +47,16 @@ class Brought:
     recovery: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Of the storm's own story."""
-
-    time: float
-    text: str
-
-
 @dataclass(slots=True)
 class Story:
-    """What was done, as it is done; whoever shows progress reads it."""
+    """What was done, and when, as it is done; whoever shows progress reads it."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[tuple[float, str]] = field(default_factory=list)
     counts: Counter[Kind] = field(default_factory=Counter)
     brought: list[Brought] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        self.lines.append(Line(time.time(), text))
+        self.lines.append((time.time(), text))
 
 
 class Driver:
@@ -214,7 +205,9 @@ class Driver:
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         began, patient = time.monotonic(), True
-        while True:
+
+        def meanwhile() -> None:
+            nonlocal patient
             self._job.raise_if_over()
             now = time.monotonic()
             if patient and now - began > LONG_SECONDS:
@@ -224,12 +217,9 @@ class Driver:
             for each in [each for each in self._ends if each[0] <= now]:
                 self._ends.remove(each)
                 each[1]()
-            if condition():
-                return
-            if now - began > RECOVERY_SECONDS:
-                raise Failed(f"{what}: not within {RECOVERY_SECONDS:g} s")
             self._show()
-            time.sleep(POLL)
+
+        wait_until(condition, RECOVERY_SECONDS, what, meanwhile)
 
     def _set_pace(self, seconds_left: float) -> None:
         """So that training lasts as long as the storm does."""

@@ -20,11 +20,11 @@ import psutil
 
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.driver import RANGES, Brought, Driver, Line, Story
+from benchmarks.storm.driver import RANGES, Brought, Driver, Story
 from benchmarks.storm.job import LastingJob
 from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.surroundings import MASTER, Disk, Network
-from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, Wrong, check_journal, compare
+from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, check_journal, compare
 from elasticdl.job.journal import Entry, dump_entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
@@ -59,7 +59,7 @@ class Run:
                     self._disturb(job, network, disk)
                     _check_checkpoints(checkpoints, job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
-                except (Failed, Wrong) as failure:
+                except Failed as failure:
                     self._tell(failure, job)
                     return False
                 finally:
@@ -89,7 +89,7 @@ class Run:
     def _check(self, job: LastingJob, network: Network, processes: Processes, seconds: float) -> None:
         """
         Raises:
-            Failed, Wrong: what does not hold.
+            Failed: what does not hold.
         """
         journal = job.journal.read()
         check_journal(journal)
@@ -113,7 +113,7 @@ class Run:
         )
         print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
 
-    def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
+    def _tell(self, failure: Failed, job: LastingJob) -> None:
         keep = self._results.path.parent / f"failed-storm-{self._seed}-{time.time():.0f}"
         for name in filter(lambda each: (self._folder / each).exists(), KEPT):
             ignored = shutil.ignore_patterns("*.tmp", "tls")
@@ -166,9 +166,8 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
 
 def write_story(path: Path, story: Story, journal: Iterable[Entry]) -> None:
     """What was done beside what the job says happened, in the order of time."""
-    lines = [*story.lines, *(Line(entry["time"], f"    {dump_entry(entry)}") for entry in journal)]
-    ordered = sorted(lines, key=lambda line: line.time)
-    path.write_text("".join(f"{line.time - ordered[0].time:9.3f} s  {line.text}\n" for line in ordered))
+    lines = sorted([*story.lines, *((entry["time"], f"    {dump_entry(entry)}") for entry in journal)])
+    path.write_text("".join(f"{time - lines[0][0]:9.3f} s  {text}\n" for time, text in lines))
 
 
 def _check_checkpoints(folder: Path, last: int) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.job import COMMAND, Journal
-from benchmarks.processes import Failed, Processes
-from benchmarks.storm.lasting_master import Host, agents_of, write_hosts
+from benchmarks.processes import Failed, Growing, Processes, wait_until
+from benchmarks.storm.lasting_master import Host, agents_of, hosts_of
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
@@ -62,7 +62,8 @@ class LastingJob:
         self._slow = folder / "slow"
         self._address = f"{master.address}:{PORT}"
         self._master: subprocess.Popen[bytes] | None = None
-        self._read: dict[int, tuple[int, int]] = {}  # by worker: bytes of its losses that were read, and the last step
+        self._losses: dict[int, Growing] = {}
+        self._last_steps: dict[int, int] = {}  # by worker
         options = {
             "job_name": NAME,
             "num_workers": str(workers),
@@ -78,7 +79,7 @@ class LastingJob:
         }
         spec = JobSpec.model_validate(options)
         self.dir.spec.write_text(spec.to_json())
-        write_hosts(self.dir, hosts)
+        hosts_of(self.dir).write_text(json.dumps(hosts))
         for role, files in issue(NAME, datetime.now(UTC)).items():
             files.write(self.dir.tls / role)
 
@@ -133,14 +134,10 @@ class LastingJob:
         write_aside(self._slow, f"{seconds:.4f}")
 
     def _last_step(self, worker: int) -> int:
-        offset, step = self._read.get(worker, (0, 0))
-        with contextlib.suppress(FileNotFoundError), (self.losses / str(worker)).open("rb") as file:
-            file.seek(offset)
-            text = file.read().rpartition(b"\n")[0]
-            if text:
-                offset, step = offset + len(text) + 1, int(text.rpartition(b"\n")[2].split()[0])
-        self._read[worker] = offset, step
-        return step
+        losses = self._losses.setdefault(worker, Growing(self.losses / str(worker)))
+        for line in losses.new_lines()[-1:]:
+            self._last_steps[worker] = int(line.split()[0])
+        return self._last_steps.get(worker, 0)
 
     # ---- the end ----
 
@@ -151,11 +148,10 @@ class LastingJob:
             Failed: it does not end well, or not in time.
         """
         self._slow.unlink()
-        deadline = time.monotonic() + END_SECONDS + 0.1 * (self.steps - self.step())
-        while self._master is not None and self._master.poll() is None:
-            if time.monotonic() > deadline:
-                raise Failed(f"the job did not end; it stands at step {self.step()} of {self.steps}")
-            time.sleep(0.1)
+        master, step = self._master, self.step()
+        assert master is not None
+        seconds, what = END_SECONDS + 0.1 * (self.steps - step), f"the end of the job, from step {step} of {self.steps}"
+        wait_until(lambda: master.poll() is not None, seconds, what)
         end = self.journal.read()[-1]
         if (end["event"], end.get("phase"), end.get("steps")) != ("job_finished", "succeeded", self.steps):
             raise Failed(f"the job did not succeed: {end}")

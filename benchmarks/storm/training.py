@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.processes import Failed
 from benchmarks.sample_records import consumed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.progress import epoch_order
@@ -19,7 +20,7 @@ STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH
 ROUNDING = 1e-4  # of a loss, relative
 
 
-class Wrong(Exception):
+class Wrong(Failed):
     """The training is not what it would have been."""
 
 
