@@ -179,10 +179,7 @@ def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefac
     arrivals = dict(zip(JOBS, (0.0, plan.second_after), strict=True))
     jobs = [Submission(f"{mode}-{job}", after, flags) for job, after in arrivals.items()]
     ended, changes = run_jobs(mode, jobs, lab, artefacts, patience)
-    runs = [
-        job_run(each.name, each.submitted, each.epoch, each.journal, list(logged_steps(lab.logs(each.name))))
-        for each in ended
-    ]
+    runs = [job_run(each, logged_steps(lab.logs(each.name))) for each in ended]
     rows = [row for job in runs for row in step_rows(job.name, job.steps)]
     artefacts.table(f"steps-{mode}", STEP_COLUMNS, rows)
     return Outcome(changes, runs)

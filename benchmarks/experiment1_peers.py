@@ -17,22 +17,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.options import not_negative, positive, run, writable
+from benchmarks.experiments.options import not_negative, positive
 from benchmarks.experiments.zoo.pace import VARIABLE
-from benchmarks.harness import Parser, Results, busy_cores, names, show_table
+from benchmarks.harness import Parser, Results, add_out, busy_cores, names, show_table
 from benchmarks.models import RESNET20, TORCH_MODELS, worker_batch
 from benchmarks.peers.run import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, PeerRun, Planned, rate, schedule, summary
-from benchmarks.peers.systems import SYSTEMS, Peer
+from benchmarks.peers.systems import SYSTEMS
 from benchmarks.processes import Failed, scratch
-from benchmarks.steps import Step
-from elasticdl.common.errors import UserError
 
 SECONDS_PER_SAMPLE = 0.1
 RECOVERED_STEPS = 3
@@ -46,27 +41,9 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What all systems have in common."""
-
-    model: str
-    workers: int
-    period: float
-    plan: Sequence[Planned]
-    seconds_per_sample: float
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    return run(parser, lambda: experiment(args))
-
-
-def make_parser() -> Parser:
+def main() -> int:
     parser = Parser("experiment1_peers", __doc__)
-    known = ",".join(SYSTEMS)
-    parser.add_argument("--systems", type=names, default=list(SYSTEMS), help=f"in this order ({known})")
+    parser.add_argument("--systems", type=names, default=list(SYSTEMS), help=f"in this order ({','.join(SYSTEMS)})")
     parser.add_argument("--cycles", type=int, default=3, help="of four events each (3)")
     parser.add_argument("--workers", type=int, default=4, help="before the first event (4)")
     parser.add_argument("--period", type=positive, default=20.0, help="seconds from one event to the next (20)")
@@ -74,86 +51,71 @@ def make_parser() -> Parser:
     pace = f"of a simulated GPU; 0: none ({SECONDS_PER_SAMPLE:g})"
     parser.add_argument("--seconds_per_sample", type=not_negative, default=SECONDS_PER_SAMPLE, help=pace)
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the events (0)")
-    out = Path("out") / "experiment1_peers"
-    parser.add_argument("--out", type=Path, default=out, help=f"folder for the results ({out})")
-    return parser
-
-
-def experiment(args: argparse.Namespace) -> None:
-    """Raises:
-    UserError: something is wrong with the command line.
-    """
-    if unknown := set(args.systems) - set(SYSTEMS):
-        raise UserError(f"--systems {','.join(sorted(unknown))}: not one of {', '.join(SYSTEMS)}")
+    add_out(parser)
+    args = parser.parse_args()
+    parser.require_known(args, systems=SYSTEMS)
     if args.cycles < 1 or args.workers < 2:
-        raise UserError(f"--cycles {args.cycles} --workers {args.workers}: at least 1, and 2, as one is taken away")
-    folder = writable(args.out)
-    with Artefacts(folder).claimed():
-        conduct(args, folder)
-
-
-def conduct(args: argparse.Namespace, folder: Path) -> None:
-    Artefacts(folder).discard("peers.jsonl")
-    results = Results("experiment1_peers", folder / "peers.jsonl")
-    plan = schedule(args.cycles, args.period, args.seed)
-    setting = Setting(args.model, args.workers, args.period, plan, args.seconds_per_sample)
-    measured = {name: measure(name, setting, results) for name in args.systems}
-    numbers = {name: of_system for name, of_system in measured.items() if of_system}
-    show_table(f"The same disturbance, {args.workers} workers", COLUMNS, [row(*each) for each in numbers.items()])
+        parser.error(f"--cycles {args.cycles} --workers {args.workers}: at least 1, and 2, as one is taken away")
+    results, rows = Results("experiment1_peers", args.out), []
+    for name in args.systems:
+        if numbers := measure(name, args, results):
+            rows.append(row(name, numbers))
+    show_table(f"The same disturbance, {args.workers} workers", COLUMNS, rows)
     print(NOTE.format(batch=worker_batch(args.model)))
     print(f"results: {results.path}")
+    return 0
 
 
-def measure(name: str, setting: Setting, results: Results) -> dict[str, Any] | None:
-    """One system's numbers; None if there are none."""
+def measure(name: str, args: argparse.Namespace, results: Results) -> dict[str, Any] | None:
+    """One system's numbers; None if there are none, as it never came to be disturbed."""
     peer, busy = SYSTEMS[name](), busy_cores(BUSY_SECONDS)
     if reason := peer.missing():
         print(f"{name}: left out: {reason}", flush=True)
         results.add("missing", system=name, reason=reason)
         return None
     print(f"{name} {peer.versions()}; busy before: {busy} cores", flush=True)
-    course = follow(name, peer, setting, results)
-    if course is None:
+    course = Course(args.workers, worker_batch(args.model))
+    kept = results.path.parent / f"failed-{name}-{time.time():.0f}"
+    try:
+        with scratch(kept, {VARIABLE: f"{args.seconds_per_sample:g}"}) as processes:
+            follow(name, PeerRun(peer, processes), course, args, results)
+    except Failed as failure:
+        course.failures = 1
+        results.add("failure", system=name, reason=str(failure))
+        print(f"{name}: FAILED: {failure}", flush=True)
+    if not course.begin:
         return None
-    numbers = summary(course)
-    facts = {"versions": peer.versions(), "busy_cores_before": busy}
-    results.add("summary", system=name, **facts, **asdict(setting), **numbers)
+    numbers, facts = summary(course), {"versions": peer.versions(), "busy_cores_before": busy}
+    setting = {each: getattr(args, each) for each in ("model", "workers", "period", "seconds_per_sample")}
+    results.add("summary", system=name, **facts, **setting, plan=plan_of(args), **numbers)
     return numbers
 
 
-def follow(name: str, peer: Peer, setting: Setting, results: Results) -> Course | None:
-    """Measure it undisturbed, then disturb it; None if it never came to be disturbed.
+def plan_of(args: argparse.Namespace) -> list[Planned]:
+    return schedule(args.cycles, args.period, args.seed)
+
+
+def follow(name: str, run: PeerRun, course: Course, args: argparse.Namespace, results: Results) -> None:
+    """Measure it undisturbed, then disturb it.
 
     Where a system does not come through an event its run ends, and its logs are kept; the time that it was waited for counts.
     """
-    happened, steps, failures = list[Happened](), list[Step](), 0
-    undisturbed = begin = end = 0.0
-    batch = worker_batch(setting.model)
-    kept = results.path.parent / f"failed-{name}-{time.time():.0f}"
     try:
-        with scratch(kept, {VARIABLE: f"{setting.seconds_per_sample:g}"}) as processes:
-            run = PeerRun(peer, processes)
-            try:
-                run.start(setting.model, setting.workers)
-                run.settle(RECOVERED_STEPS)
-                since = time.monotonic()
-                made = run.settle(RECOVERED_STEPS, setting.period)
-                undisturbed = rate([step for step in made if step.time > since], batch)
-                begin = before = time.monotonic()
-                for planned in setting.plan:
-                    happened.append(disturb(run, planned, before))
-                    before = happened[-1].at
-                    tell(name, planned, happened[-1], results)
-                time.sleep(max(0.0, before + setting.period - time.monotonic()))
-                run.logs.read()
-            finally:
-                end = time.monotonic()
-                steps += chain.from_iterable(run.logs.steps.values())
-    except Failed as failure:
-        failures = 1
-        results.add("failure", system=name, reason=str(failure))
-        print(f"{name}: FAILED: {failure}", flush=True)
-    return Course(setting.workers, batch, undisturbed, begin, end, happened, steps, failures) if begin else None
+        run.start(args.model, args.workers)
+        run.settle(RECOVERED_STEPS)
+        since = time.monotonic()
+        made = run.settle(RECOVERED_STEPS, args.period)
+        course.undisturbed = rate([step for step in made if step.time > since], course.batch)
+        course.begin = before = time.monotonic()
+        for planned in plan_of(args):
+            course.happened.append(disturb(run, planned, before))
+            before = course.happened[-1].at
+            tell(name, planned, course.happened[-1], results)
+        time.sleep(max(0.0, before + args.period - time.monotonic()))
+        run.logs.read()
+    finally:
+        course.end = time.monotonic()
+        course.steps += chain.from_iterable(run.logs.steps.values())
 
 
 def disturb(run: PeerRun, planned: Planned, before: float) -> Happened:

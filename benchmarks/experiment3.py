@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Course, Shared
+from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import COLUMNS, Curve, panels, rows, summarise, tables, targets
 from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
 from benchmarks.experiments.convergence.settings import Data, Policy
@@ -56,7 +56,7 @@ class Experiment:
         self._curves: dict[str, Curve] = {}
         self._lock = threading.Lock()
 
-    def run(self, lab: Lab, shared: Shared, at_once: int) -> None:
+    def run(self, lab: Lab, shared: Path, at_once: int) -> None:
         """Raises:
         Failed: a job did; the others are given up.
         """
@@ -124,8 +124,7 @@ def _run(options: Options, args: argparse.Namespace) -> None:
     with conducted(options, MOST * args.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
         experiment = Experiment(jobs, recipe, artefacts)
         with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
-            shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
-            experiment.run(lab, shared, args.at_once)
+            experiment.run(lab, args.shared or lab.folder, args.at_once)
         experiment.show()
 
 

@@ -24,10 +24,10 @@ from benchmarks.experiments.measures import Change, gpu_seconds
 from benchmarks.experiments.options import Options, make_parser, read, require_gpus, run
 from benchmarks.experiments.sharing.policies import POLICIES, Policy, Scheduler
 from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob, draw_jobs
-from benchmarks.experiments.training import NOBODY, Ended, Submission, run_jobs
+from benchmarks.experiments.training import Ended, Submission, run_jobs
 from benchmarks.experiments.zoo.scaling import VARIABLE
 from benchmarks.harness import show_numbers, show_targets
-from benchmarks.job import flags_of
+from benchmarks.job import flags_of, success_of
 from benchmarks.processes import Failed
 from elasticdl.common.errors import UserError
 
@@ -131,9 +131,8 @@ def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) ->
     jobs = [Submission(name, job.arrival, flags_for(policy, job, lab, setting)) for name, job in names.items()]
     with ExitStack() as stack:
         scheduler = stack.enter_context(Scheduler(lab, setting.gpus)) if policy.scheduled else None
-        ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, scheduler or NOBODY)
-        if scheduler and scheduler.failure:
-            print(f"warning: {scheduler.failure}", file=sys.stderr)
+        tell = scheduler.run_these if scheduler else lambda running: None
+        ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, tell)
         completed = [collect(names[each.name], each, lab, artefacts) for each in ended]
     for name in names:
         lab.delete(name)
@@ -160,11 +159,13 @@ def collect(job: PlannedJob, ended: Ended, lab: Lab, artefacts: Artefacts) -> Co
     """Raises:
     Failed: the job has not succeeded.
     """
-    end = next((entry for entry in reversed(ended.journal) if entry["event"] == "job_finished"), None)
-    if end is None or end["phase"] != "succeeded" or end["steps"] != job.steps:
+    try:
+        end = success_of(ended.name, ended.journal)
+        if end["steps"] != job.steps:
+            raise Failed(f"job {ended.name} was to make {job.steps} steps, and has made {end['steps']}")
+    except Failed:
         lab.keep_traces([ended.name], artefacts)
-        said = f"{end['phase']} after {end['steps']} steps: {end['reason']}" if end else "without an end"
-        raise Failed(f"job {ended.name} was to make {job.steps} steps, and is {said}")
+        raise
     worlds = sum(entry["event"] == "world_formed" for entry in ended.journal)
     return Completed(job, ended.submitted, end["time"] - ended.epoch, worlds)
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,10 +112,10 @@ class Results:
             lines.write(json.dumps(entry, default=_plain) + "\n")
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     if isinstance(value, Summary):
         return {name: round(number, 6) for name, number in asdict(value).items()}
-    return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

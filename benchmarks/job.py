@@ -22,6 +22,18 @@ def flags_of(options: Mapping[str, object]) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
+def success_of(name: str, journal: Sequence[Entry]) -> Entry:
+    """The last entry of a job.
+
+    Raises:
+        Failed: it has not succeeded.
+    """
+    ends = [entry for entry in journal if entry["event"] == "job_finished"]
+    if not ends or ends[-1]["phase"] != "succeeded":
+        raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
+    return ends[-1]
+
+
 class Journal:
     """Follows a journal; every entry is kept."""
 

@@ -53,13 +53,11 @@ class Lab:
     folder: Path  # on tier 1 the pods see it under the same path
     env: Mapping[str, str]  # with which commands find the cluster
     _jobs: list[str] = field(default_factory=list)
-    _classes: list[str] = field(default_factory=list)
 
     @property
     def place_flags(self) -> list[str]:
         """By which a command finds the namespace."""
-        context = self.options.kube_context
-        return ["--namespace", self.namespace, *(["--kube_context", context] if context else [])]
+        return ["--namespace", self.namespace]
 
     def elasticdl(self, command: str, *arguments: str) -> str:
         """Run a command as a user does; what it prints.
@@ -113,25 +111,13 @@ class Lab:
 
         return str(generate(self.folder / "data", "binary", samples, self.options.seed))
 
-    def make_priority_class(self, name: str, value: int) -> str:
-        """Its name, which is made the lab's own, as such classes belong to the whole cluster."""
-        own = f"{name}-{self.namespace}"
-        api = client.SchedulingV1Api(self.core.api_client)
-        with refusals("make a PriorityClass"):
-            api.create_priority_class(client.V1PriorityClass(metadata=client.V1ObjectMeta(name=own), value=value))
-        self._classes.append(own)
-        return own
-
     def close(self) -> None:
-        """Remove what was made in a cluster that stays; says what could not be removed."""
+        """Remove the jobs from a cluster that stays; says what could not be removed."""
         for job in self._jobs:
             with removing(f"job {job}"):
                 client.BatchV1Api(self.core.api_client).delete_namespaced_job(
                     master_name(job), self.namespace, propagation_policy="Background"
                 )
-        for name in self._classes:
-            with removing(f"PriorityClass {name}"):
-                client.SchedulingV1Api(self.core.api_client).delete_priority_class(name)
 
 
 def job_is_over(pods: Pods, job: str) -> bool:
@@ -176,7 +162,7 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
         size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
         nodes = {f"n{number}": size for number in range(gpus // size)}
         kubeconfig = stack.enter_context(_tier1(nodes)) if options.cluster is ClusterKind.TIER1 else None
-        core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
+        core = client.CoreV1Api(connect(ClusterTarget(file=str(kubeconfig or ""))).api)
         with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
         with refusals("make a namespace (or give one with --namespace)"):

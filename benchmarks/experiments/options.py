@@ -20,7 +20,7 @@ OWN_QUEUE = "own"
 NO_QUEUE = "none"
 SHORTEST_PACE = 1e-6
 HOST_IMAGE = "local/host"  # on tier 1 any name does
-OF_A_GIVEN_CLUSTER = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
+OF_A_GIVEN_CLUSTER = ("namespace", "image", "volume", "training_data", "queue")
 
 
 class ClusterKind(StrEnum):
@@ -34,7 +34,6 @@ class Options:
 
     cluster: ClusterKind
     namespace: str
-    kube_context: str
     image: str
     repository: str
     volume: str
@@ -63,7 +62,6 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
     given = parser.add_argument_group("with --cluster kubeconfig")
     given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
-    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
     given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
     given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
     given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")

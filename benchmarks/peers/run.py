@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
 
@@ -128,18 +128,18 @@ class Happened:
     change: PeerChange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Course:
     """One system's run. ``undisturbed``: samples a second of all workers; the disturbed time is from ``begin`` to ``end``."""
 
     workers: int
     batch: int
-    undisturbed: float
-    begin: float
-    end: float
-    happened: Sequence[Happened]
-    steps: Sequence[Step]
-    failures: int
+    undisturbed: float = 0.0
+    begin: float = 0.0
+    end: float = 0.0
+    happened: list[Happened] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    failures: int = 0
 
 
 def schedule(cycles: int, period: float, seed: int) -> list[Planned]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.job import COMMAND, Journal
+from benchmarks.job import COMMAND, Journal, success_of
 from benchmarks.processes import Failed, Growing, Processes, wait_until
 from benchmarks.storm.lasting_master import Host, agents_of, hosts_of
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
@@ -152,9 +152,8 @@ class LastingJob:
         assert master is not None
         seconds, what = END_SECONDS + 0.1 * (self.steps - step), f"the end of the job, from step {step} of {self.steps}"
         wait_until(lambda: master.poll() is not None, seconds, what)
-        end = self.journal.read()[-1]
-        if (end["event"], end.get("phase"), end.get("steps")) != ("job_finished", "succeeded", self.steps):
-            raise Failed(f"the job did not succeed: {end}")
+        if (steps := success_of(NAME, self.journal.read())["steps"]) != self.steps:
+            raise Failed(f"the job was over after {steps} steps of {self.steps}")
 
     def close(self) -> None:
         """Kill whatever still runs."""

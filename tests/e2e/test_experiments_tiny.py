@@ -21,7 +21,7 @@ from kubernetes import client
 
 from benchmarks import experiment4
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Course, Shared
+from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import Curve, difference
 from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind
 from benchmarks.experiments.convergence.settings import Policy
@@ -163,7 +163,7 @@ def test_in_the_third_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_pat
         Job(Policy.BATCH, Kind.ELASTIC, 0, epochs=1, changes=(Change(2, 4),)),
         Job(Policy.BATCH, Kind.TWO, 0, epochs=1),
     ]
-    course = Course(lab("experiment3", 0), tiny, Shared.on_host(tmp_path), threading.Event())
+    course = Course(lab("experiment3", 0), tiny, tmp_path, threading.Event())
     with ThreadPoolExecutor() as lanes:
         elastic, fixed = (Curve.of(result) for result in lanes.map(course.run, jobs))
     assert (elastic.workers, fixed.workers) == ((2, 2, 4, 4), (2, 2, 2, 2))

@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from benchmarks.processes import Growing
+
 VARIABLE = "EXPERIMENT_FOLDER"
 _SETTINGS, _STEPS = "settings.json", "steps.jsonl"
 
@@ -42,9 +46,7 @@ class Settings:
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
         """In a worker."""
-        found = json.loads((shared_folder(environ) / _SETTINGS).read_text())
-        policy, data, holds = Policy(found.pop("policy")), Data(found.pop("data")), tuple(found.pop("holds"))
-        return cls(policy=policy, data=data, holds=holds, **found)
+        return TypeAdapter(cls).validate_json((shared_folder(environ) / _SETTINGS).read_text())
 
 
 def shared_folder(environ: Mapping[str, str]) -> Path:
@@ -73,10 +75,7 @@ class Step:
 
 def read_steps(folder: Path) -> Iterator[Step]:
     """Those made so far."""
-    path = folder / _STEPS
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
-            yield Step(**json.loads(line))
+    return (Step(**json.loads(line)) for line in Growing(folder / _STEPS).new_lines())
 
 
 def held_file(folder: Path, step: int) -> Path:

@@ -35,6 +35,7 @@ def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Ca
         ElasticDLError, Failed: the cluster refused, or does not answer.
     """
     api: Any = client.AppsV1Api(lab.core.api_client)
+    classes, priority = client.SchedulingV1Api(lab.core.api_client), f"{APP}-{lab.namespace}"
 
     def scale(replicas: int) -> None:
         change = {"spec": {"replicas": replicas}}
@@ -43,17 +44,22 @@ def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Ca
 
     # The nodes of tier 1 see what is here.
     model = model or (str(lab.folder / "model") if lab.options.cluster is ClusterKind.TIER1 else "/tmp/serving/model")
-    manifest = _manifest(lab, replicas, seconds, model)
-    with refusals(f"make Deployment {APP}"):
-        api.create_namespaced_deployment(lab.namespace, manifest, _request_timeout=30.0)
+    with refusals(f"make PriorityClass {priority}"):
+        metadata = client.V1ObjectMeta(name=priority)
+        classes.create_priority_class(client.V1PriorityClass(metadata=metadata, value=PRIORITY))
     try:
+        manifest = _manifest(lab, replicas, seconds, model, priority)
+        with refusals(f"make Deployment {APP}"):
+            api.create_namespaced_deployment(lab.namespace, manifest, _request_timeout=30.0)
         yield scale
     finally:
         with removing(f"Deployment {APP}"):  # its pods go with it
             api.delete_namespaced_deployment(APP, lab.namespace, propagation_policy="Foreground")
+        with removing(f"PriorityClass {priority}"):
+            classes.delete_priority_class(priority)
 
 
-def _manifest(lab: Lab, replicas: int, seconds: float, model: str) -> dict[str, Any]:
+def _manifest(lab: Lab, replicas: int, seconds: float, model: str, priority: str) -> dict[str, Any]:
     labels = {"app": APP}
     options = {"model": model, "seed": lab.options.seed, "seconds": f"{seconds:g}"}
     threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS") if seconds else ()
@@ -71,7 +77,7 @@ def _manifest(lab: Lab, replicas: int, seconds: float, model: str) -> dict[str, 
         "resources": {"limits": {GPU: "1"}},
     }
     spec = {
-        "priorityClassName": lab.make_priority_class(APP, PRIORITY),
+        "priorityClassName": priority,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [container],
     }

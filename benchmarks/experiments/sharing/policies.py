@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from benchmarks.experiments.lab import Lab, queue_flags
-from benchmarks.experiments.training import Witness
 from benchmarks.processes import Failed
 from elasticdl.job.journal import Entry
 from elasticdl.kube.manifests.names import journal_name, state_name
@@ -87,57 +87,44 @@ def allocate(candidates: Sequence[Candidate], places: int) -> dict[str, int]:
     return {each.name: workers for each, workers in zip(candidates, shares, strict=True)}
 
 
-@dataclass(slots=True)
-class Scheduler(Witness):
+class Scheduler:
     """Looks at all jobs now and then, and scales them by AdaptDL's rule, while its context lasts."""
 
-    lab: Lab
-    gpus: int
-    failure: str = ""
-    _running: dict[str, None] = field(default_factory=dict)
-    _workers: dict[str, int] = field(default_factory=dict)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _over: bool = False
-    _thread: threading.Thread = field(init=False)
+    def __init__(self, lab: Lab, gpus: int) -> None:
+        self._lab = lab
+        self._gpus = gpus
+        self._running: list[str] = []
+        self._workers: dict[str, int] = {}
+        self._news, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adaptdl-rule", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, name="adaptdl-rule", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._over.set()
+        self._news.set()
         self._thread.join()
 
-    def began(self, job: str) -> None:
-        with self._changed:
-            self._running[job] = None
-            self._changed.notify_all()
-
-    def ended(self, job: str) -> None:
-        with self._changed:
-            self._running.pop(job, None)
-            self._changed.notify_all()
+    def run_these(self, jobs: list[str]) -> None:
+        self._running = jobs
+        self._news.set()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait(LOOK_SECONDS)
-                if self._over:
-                    return
-                jobs = list(self._running)
+        while not self._over.is_set():
+            self._news.wait(LOOK_SECONDS)
+            self._news.clear()
             try:
-                self._look(jobs)
+                self._look(self._running)
             except Failed as error:  # a job may have ended meanwhile
-                self.failure = str(error)
+                print(f"warning: {error}", file=sys.stderr)
 
     def _look(self, jobs: Sequence[str]) -> None:
         candidates = [self._candidate(job) for job in jobs]
-        for job, workers in allocate(candidates, self.gpus).items():
+        for job, workers in allocate(candidates, self._gpus).items():
             if workers and workers != self._workers.get(job, 1):
-                self.lab.elasticdl("scale", job, f"1-{workers}" if workers > 1 else "1")
+                self._lab.elasticdl("scale", job, f"1-{workers}" if workers > 1 else "1")
                 self._workers[job] = workers
 
     def _candidate(self, job: str) -> Candidate:
@@ -146,7 +133,7 @@ class Scheduler(Witness):
         return candidate(job, entries, self._workers.get(job, 1))
 
     def _config_map(self, name: str) -> Mapping[str, Any]:
-        found = self.lab.core.read_namespaced_config_map(name, self.lab.namespace, _preload_content=False)
+        found = self._lab.core.read_namespaced_config_map(name, self._lab.namespace, _preload_content=False)
         content: Mapping[str, Any] = json.loads(cast(Any, found).data)
         return content
 
