@@ -57,7 +57,7 @@ class Journal:
         """A place in the journal to search from: its end now."""
         return len(self.read())
 
-    def wait(self, wanted: Callable[[Entry], bool], start: int, seconds: float, what: str) -> Entry:
+    def wait(self, wanted: Callable[[Entry], object], start: int, seconds: float, what: str) -> Entry:
         """The first such entry at or after ``start``.
 
         Raises:

@@ -18,21 +18,12 @@ import random
 import signal
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-from benchmarks.harness import (
-    Parser,
-    Results,
-    add_out,
-    busy_cores,
-    names,
-    numbers,
-    show_table,
-    summarise,
-)
+from benchmarks.harness import Parser, Results, add_out, busy_cores, names, numbers, show_table, summarise
 from benchmarks.job import ElasticJob, flags_of
 from benchmarks.loops.records import traces_path
 from benchmarks.models import LAYERS
@@ -139,7 +130,7 @@ class ElasticRun:
 
     def _wait_for_world(self, mark: int, size: int, seconds: float) -> Entry:
         def formed(entry: Entry) -> bool:
-            return bool(entry["event"] == "world_formed" and len(entry["members"]) == size)
+            return entry["event"] == "world_formed" and len(entry["members"]) == size
 
         return self._job.journal.wait(formed, mark, seconds, f"a world of {size}")
 
@@ -147,7 +138,6 @@ class ElasticRun:
         """Wait until the newest world has this size and has trained for a while; then for a random part of a step."""
 
         def steady() -> bool:
-            self._job.raise_if_over()
             world = self._job.world()
             if len(world["members"]) != size or time.time() - world["time"] < seconds:
                 return False
@@ -155,7 +145,7 @@ class ElasticRun:
             pids = [self._job.pid_of(worker) for worker in world["members"]]
             return all(self._logs.count(pid, str(world["world"])) >= SETTLED_STEPS for pid in pids)
 
-        wait_until(steady, START_SECONDS, f"steady training with {size} workers")
+        wait_until(steady, START_SECONDS, f"steady training with {size} workers", self._job.raise_if_over)
         world = self._job.world()
         steps = self._logs.steps[self._job.pid_of(world["members"][0])]
         time.sleep(rng.random() * (steps[-1].time - steps[-2].time))
@@ -167,10 +157,8 @@ class ElasticRun:
         pauses = [self._pause_of(worker, new["world"], mark) for worker in survivors]
         pids = [self._job.pid_of(worker) for worker in survivors]
         wait_until(lambda: self._has_stepped(pids, old["world"]), EVENT_SECONDS, "a step after the change")
-        halves = []
-        for pid in pids:
-            steps = self._logs.steps[pid]
-            halves.append(split_at(steps, since, [int(step.world) > old["world"] for step in steps]))
+        own = [self._logs.steps[pid] for pid in pids]
+        halves = [split_at(steps, since, [int(step.world) > old["world"] for step in steps]) for steps in own]
         files = [path for pid in pids if (path := traces_path(self._folder, pid)).exists()]
         traced: list[dict[str, int]] = [json.loads(path.read_text()) for path in files]
         return Change(
@@ -182,12 +170,12 @@ class ElasticRun:
             torn=max(pause["steps_torn"] for pause in pauses),
             worlds=max(pause["world"] for pause in pauses) - old["world"],
             traces={name: max(counts[name] for counts in traced) for name in (traced[0] if traced else ())},
-            worlds_seen=max(len({step.world for step in self._logs.steps[pid]}) for pid in pids),
+            worlds_seen=max(len({step.world for step in steps}) for steps in own),
         )
 
     def _pause_of(self, worker: int, world: int, mark: int) -> Entry:
-        def wanted(entry: Entry) -> bool:
-            return bool(entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world)
+        def wanted(entry: Entry) -> object:
+            return entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world
 
         return self._job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
 
@@ -200,10 +188,14 @@ def main() -> int:
     args = parse()
     results = Results("rescale", args.out)
     changes: dict[Key, list[Change]] = defaultdict(list)
-    failures: dict[Key, int] = defaultdict(int)
-    measured = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
-    for each in measured:
-        measure(Key(*each), args, results, changes, failures)
+    failures: Counter[Key] = Counter()
+    for each in itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives):
+        key = Key(*each)
+        for change in measure(key, args, results):
+            if change:
+                changes[replace(key, event=change.event)].append(change)
+            else:
+                failures[key] += 1
     report(changes, failures, results)
     print(f"results: {results.path}")
     return 0
@@ -219,7 +211,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
     parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments within a step at which events come")
     add_out(parser)
     args = parser.parse_args()
     known = {"events": EVENTS, "models": LAYERS, "frameworks": PROGRAMS, "collectives": COLLECTIVES}
@@ -229,43 +220,35 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def measure(
-    key: Key,
-    args: argparse.Namespace,
-    results: Results,
-    changes: dict[Key, list[Change]],
-    failures: dict[Key, int],
-) -> None:
-    """All repetitions of one event in one job; a job that fails is recorded, and a new one goes on in its place."""
-    rng, number = random.Random(args.seed), 0
+def measure(key: Key, args: argparse.Namespace, results: Results) -> Iterator[Change | None]:
+    """All repetitions of one event in one job; None for one that failed: then a new job goes on."""
+    rng, left = random.Random(0), iter(range(args.repetitions))
     options = {"collective": key.collective}
     if key.event == "sigstop":
         options["heartbeat_timeout"] = str(args.heartbeat_timeout)
-    while number < args.repetitions:
+    for first in left:
         keep = results.path.parent / f"failed-{'-'.join(map(str, asdict(key).values()))}-{time.time():.0f}"
         try:
             with scratch(keep) as processes:
                 run = ElasticRun(key.framework, key.model, key.workers, processes, options)
                 run.start()
-                while number < args.repetitions:
+                for number in itertools.chain([first], left):
                     before = busy_cores(0.2)
                     for change in run.repeat(key.event, number, args.settle, rng):
-                        changed = replace(key, event=change.event)
-                        changes[changed].append(change)
                         fields = {"repetition": number, "provoked": key.event, "busy_cores_before": before}
                         results.add("change", **{**asdict(key), **asdict(change)}, **fields)
-                        pauses = ", ".join(_ms(pause) for pause in change.gap.pauses)
-                        print(
-                            f"{changed} #{number + 1}: pauses {pauses} ms, step {_ms(change.gap.ordinary)} ms",
-                            flush=True,
-                        )
-                    number += 1
+                        tell(replace(key, event=change.event), number, change)
+                        yield change
                 run.stop()
         except Failed as failure:
-            failures[key] += 1
             results.add("failure", **asdict(key), reason=str(failure))
             print(f"{key}: FAILED: {failure}", flush=True)
-            number += 1
+            yield None
+
+
+def tell(key: Key, number: int, change: Change) -> None:
+    pauses = ", ".join(map(_ms, change.gap.pauses))
+    print(f"{key} #{number + 1}: pauses {pauses} ms, step {_ms(change.gap.ordinary)} ms", flush=True)
 
 
 def report(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int], results: Results) -> None:

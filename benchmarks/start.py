@@ -8,6 +8,7 @@ jobs of ten epochs on digits: from typing `elasticdl train` to the first world, 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -16,17 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import (
-    Parser,
-    Results,
-    add_out,
-    names,
-    show_summaries,
-    summarise_fields,
-)
+from benchmarks.harness import Parser, Results, add_out, names, show_summaries, summarise_fields
 from benchmarks.job import COMMAND, ElasticJob, flags_of
 from benchmarks.processes import ROOT, Failed, Processes, scratch, wait_until
 from benchmarks.rescale import PROGRAMS
@@ -56,54 +51,37 @@ class Job:
     cpu: float
 
 
-class OneWorker:
-    """A job whose only worker is killed again and again."""
+def starts(framework: str, method: str, processes: Processes) -> Iterator[Start]:
+    """Of a job's only worker, which is killed once it has made its first step, and of those that take its place."""
+    program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "start"]
+    program += flags_of({"model": "1m", "samples": 1024, "folder": processes.folder})
+    # Two slots: on a machine with one GPU the jobs share it, and one does not wait for the other's end.
+    options = {"start_method": method, "slots": "2"}
+    job = ElasticJob(f"{framework}-{method}", "1", program, options, processes)
+    job.start()
+    for worker in itertools.count():
 
-    def __init__(self, framework: str, method: str, processes: Processes) -> None:
-        program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "start", "--model", "1m"]
-        program += ["--samples", "1024", "--folder", str(processes.folder)]
-        self._folder = processes.folder
-        # Two slots: on a machine with one GPU the jobs share it, and one does not wait for the other's end.
-        options = {"start_method": method, "slots": "2"}
-        self._job = ElasticJob(f"{framework}-{method}", "1", program, options, processes)
-        self._job.start()
-        self._worker = -1
-        self.measure_next()
+        def wait(event: str, worker: int = worker) -> Entry:
+            def wanted(entry: Entry) -> object:
+                return entry["event"] == event and entry["worker"] == worker
 
-    def kill(self) -> None:
-        os.kill(self._job.pid_of(self._worker), signal.SIGKILL)
+            return job.journal.wait(wanted, 0, START_SECONDS, f"{event} of worker {worker}")
 
-    def measure_next(self) -> Start:
-        """Of the worker that comes next, once it has made its first step."""
-
-        def of_next(event: str) -> Entry:
-            def wanted(entry: Entry) -> bool:
-                return bool(entry["event"] == event and entry["worker"] == self._worker + 1)
-
-            return self._job.journal.wait(wanted, 0, START_SECONDS, f"{event} of worker {self._worker + 1}")
-
-        asked, pid = of_next("worker_launched")["time"], of_next("worker_started")["pid"]
-        path = self._folder / f"{pid}.json"
-        wait_until(path.exists, START_SECONDS, "the first step")
+        asked, pid = wait("worker_launched")["time"], int(wait("worker_started")["pid"])
+        path = processes.folder / f"{pid}.json"
+        wait_until(path.exists, START_SECONDS, "the first step", job.raise_if_over)
         told = json.loads(path.read_text())
-        self._worker += 1
-        return Start(told["began"] - asked, told["stepped"] - asked, told["cpu"])
-
-    def stop(self) -> None:
-        self._job.stop()
+        yield Start(told["began"] - asked, told["stepped"] - asked, told["cpu"])
+        os.kill(pid, signal.SIGKILL)
 
 
 def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
     with scratch() as processes:
-        jobs = {method: OneWorker(framework, method, processes) for method in METHODS}
-        starts: dict[str, list[Start]] = {method: [] for method in METHODS}
-        for _ in range(repetitions):
-            for method, job in jobs.items():
-                job.kill()
-                starts[method].append(job.measure_next())
-        for job in jobs.values():
-            job.stop()
-        return starts
+        jobs = {method: starts(framework, method, processes) for method in METHODS}
+        for each in jobs.values():
+            next(each)  # takes nobody's place
+        rounds = [{method: next(each) for method, each in jobs.items()} for _ in range(repetitions)]
+        return {method: [each[method] for each in rounds] for method in METHODS}
 
 
 def measure_digits(method: str) -> Job:
@@ -146,11 +124,8 @@ def main() -> None:
             summaries = found[f"{framework}, {method}"] = summarise_fields(starts)
             results.add("worker", framework=framework, method=method, seconds=summaries)
     show_summaries("a worker, seconds from being asked for (CPU: its own until the first step)", found)
-    jobs: dict[str, list[Job]] = {method: [] for method in METHODS}
-    for _ in range(args.jobs):
-        for method in METHODS:
-            jobs[method].append(measure_digits(method))
-    found = {method: summarise_fields(measured) for method, measured in jobs.items() if measured}
+    jobs = [{method: measure_digits(method) for method in METHODS} for _ in range(args.jobs)]
+    found = {method: summarise_fields([each[method] for each in jobs]) for method in METHODS if jobs}
     for method, summaries in found.items():
         results.add("job", method=method, seconds=summaries)
     show_summaries("10 epochs on digits, seconds from typing", found)

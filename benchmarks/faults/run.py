@@ -117,7 +117,8 @@ def find(
             (folder / "begin").touch()
             wait_until((folder / "began").exists, NOTICE_SECONDS, "the fault begins")
             began = float((folder / "began").read_text())
-        noticed = job.journal.wait(lambda e: _tells(fault, e), mark, NOTICE_SECONDS, f"{fault.way} of {fault.name}")
+        what = f"{fault.way} of {fault.name}"
+        noticed = job.journal.wait(lambda e: _is_victims(e, fault.way), mark, NOTICE_SECONDS, what)
         shown = {name: _print(name, processes) for name in ("status", "events")} if look else {}
         ends = fault.way is Way.ENDED
         done = "the job ends" if ends else _done(job, mark, formed) if limits.get(fault.limit) else "told"
@@ -139,16 +140,16 @@ def _print(command: str, processes: Processes) -> str:
     return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=LOOK_SECONDS, check=True).stdout
 
 
-def _tells(fault: Fault, entry: Entry) -> bool:
-    return bool(entry["event"] == fault.way and entry["worker"] == VICTIM)
+def _is_victims(entry: Entry, event: str) -> bool:
+    return entry["event"] == event and bool(entry["worker"] == VICTIM)
 
 
 def _done(job: ElasticJob, mark: int, formed: Entry) -> str:
     """What the master did: the worker was replaced, or all have left the world."""
 
     def acts(entry: Entry) -> bool:
-        left = entry["event"] == "worker_left" and entry["worker"] == VICTIM
-        return left or (entry["event"] == "world_broken" and "all members" in entry["reason"])
+        broken = entry["event"] == "world_broken" and "all members" in entry["reason"]
+        return broken or _is_victims(entry, "worker_left")
 
     act = job.journal.wait(acts, mark, DONE_SECONDS, "something is done")
     job.journal.wait(lambda e: e["event"] == "world_formed", mark, DONE_SECONDS, "another world")

@@ -123,8 +123,8 @@ class ElasticDl(Peer):
         mark = journal.mark()
         os.kill(started[worker], number)
 
-        def noticed(entry: Entry) -> bool:
-            return entry["event"] in NOTICED and bool(entry["worker"] == worker)
+        def noticed(entry: Entry) -> object:
+            return entry["event"] in NOTICED and entry["worker"] == worker
 
         journal.wait(noticed, mark, NOTICE_SECONDS, f"the master's notice of worker {worker}'s {number.name}")
         self._scale_by(-1)
