@@ -10,25 +10,37 @@ joins, one is killed (SIGKILL, with whatever stands for its machine), one joins:
 the seed, which are the same for all.
 An event waits until the system is over the one before, that is, until all workers have made three steps together. The
 worker that goes is the newest: torchrun's oldest serves its store.
+
+*Useful* samples are those of each step once, as it was made last: what is made twice counts once. The *share* is the rate under the
+disturbance, of what the workers that were there would have made undisturbed, at the system's own rate before the first event. A
+worker is there from when it is brought until it is taken, so that the time in which a newcomer starts counts against every system.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import signal
 import sys
 import time
-from dataclasses import asdict
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 from benchmarks.experiments.options import not_negative, positive
 from benchmarks.experiments.zoo.pace import VARIABLE
-from benchmarks.harness import Parser, Results, add_out, busy_cores, names, show_table
+from benchmarks.harness import Parser, Results, add_out, busy_cores, names, show_table, summarise
 from benchmarks.models import RESNET20, TORCH_MODELS, worker_batch
-from benchmarks.peers.run import JOIN, KILL, LEAVE, SIGNALS, Course, Happened, PeerRun, Planned, rate, schedule, summary
+from benchmarks.peers.run import PeerChange, PeerRun
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.processes import Failed, scratch
+from benchmarks.steps import Step
 
+JITTER = 0.1  # of the period: longer than a step, so that an event comes at any moment of one
+LEAVE, JOIN, KILL = "leave", "join", "kill"
+SIGNALS = {LEAVE: signal.SIGTERM, KILL: signal.SIGKILL}
+CYCLE = (LEAVE, JOIN, KILL, JOIN)
 SECONDS_PER_SAMPLE = 0.1
 RECOVERED_STEPS = 3
 BUSY_SECONDS = 2.0
@@ -39,6 +51,104 @@ NOTE = (
     "during the disturbance; share: of what the workers that were there would have made undisturbed. {batch} samples per worker "
     "and step in all systems"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """``after``: seconds since the event before, or since the undisturbed time; later if the system is not yet over that."""
+
+    event: str
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One event; ``waited``: for how long it had to wait for the system, beyond its time."""
+
+    at: float
+    waited: float
+    change: PeerChange
+
+
+@dataclass(slots=True)
+class Course:
+    """One system's run. ``undisturbed``: samples a second of all workers; the disturbed time is from ``begin`` to ``end``."""
+
+    workers: int
+    batch: int
+    undisturbed: float = 0.0
+    begin: float = 0.0
+    end: float = 0.0
+    happened: list[Happened] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    failures: int = 0
+
+
+def schedule(cycles: int, period: float, seed: int) -> list[Planned]:
+    """The same for each system."""
+    rng = random.Random(seed)
+    moments = [number * period + rng.random() * JITTER * period for number in range(1, cycles * len(CYCLE) + 1)]
+    return [
+        Planned(event, after - before)
+        for event, (before, after) in zip(CYCLE * cycles, pairwise([0.0, *moments]), strict=True)
+    ]
+
+
+def rate(steps: Sequence[Step], batch: int) -> float:
+    """Samples per second of all workers, from the steps of one of them.
+
+    Raises:
+        ValueError: two steps are needed.
+    """
+    if len(steps) < 2:
+        raise ValueError("a rate needs two steps")
+    return batch * sum(step.size for step in steps[1:]) / (steps[-1].time - steps[0].time)
+
+
+def useful_steps(steps: Sequence[Step], until: float) -> int:
+    """Worker-steps that count at this moment: each number once, as it was made last."""
+    made = sorted((step for step in steps if step.time <= until), key=lambda step: step.time)
+    return sum({step.number: step.size for step in made}.values())
+
+
+def mean_workers(course: Course) -> float:
+    """That were there, over the disturbed time."""
+    return sum(size * (end - begin) for begin, end, size in _sizes(course)) / (course.end - course.begin)
+
+
+def _sizes(course: Course) -> Iterator[tuple[float, float, int]]:
+    since, size = course.begin, course.workers
+    for each in course.happened:
+        yield since, each.at, size
+        since, size = each.at, each.change.after
+    yield since, course.end, size
+
+
+def summary(course: Course) -> dict[str, Any]:
+    """The numbers of one system. Pauses are in seconds, over all survivors."""
+    changes = [each.change for each in course.happened]
+    pauses = {event: [change for change in changes if change.event == event] for event in (LEAVE, JOIN, KILL)}
+    useful = useful_steps(course.steps, course.end) - useful_steps(course.steps, course.begin)
+    disturbed = course.batch * useful / (course.end - course.begin)
+    there = mean_workers(course)
+    return {
+        "events": len(changes),
+        "pauses": {
+            event: summarise(chain.from_iterable(change.gap.pauses for change in some))
+            for event, some in pauses.items()
+            if some
+        },
+        "redone": sum(change.gap.redone for change in changes),
+        "lost": sum(change.gap.lost for change in changes),
+        "restarted": sum(change.restarted for change in changes),
+        "late": sum(each.waited > 0 for each in course.happened),
+        "undisturbed": course.undisturbed,
+        "disturbed": disturbed,
+        "seconds": course.end - course.begin,
+        "mean_workers": there,
+        "share": disturbed / (course.undisturbed * there / course.workers),
+        "failures": course.failures,
+    }
 
 
 def main() -> int:

@@ -105,7 +105,9 @@ class Followed:
 
     def wait_for_steps(self, workers: int, seconds: float) -> None:
         """Until so many workers make them."""
-        self.wait(lambda: [step.workers for step in self.steps()[-1:]] == [workers], f"steps of {workers} workers", seconds)
+        self.wait(
+            lambda: [step.workers for step in self.steps()[-1:]] == [workers], f"steps of {workers} workers", seconds
+        )
 
     def stop(self) -> None:
         """The job, by the command; returns when the followers have seen its end.

@@ -9,10 +9,40 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
+import numpy as np
+
 from benchmarks.loops.records import Record, Team, Work, run, team_of_job
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import CLASSES, LAYERS, WORKER_BATCH
 from elasticdl.tensorflow import keras, tf
+
+
+def use_one_thread() -> None:
+    """Before TensorFlow computes anything."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def make_model(name: str) -> keras.Sequential:
+    """Built, and always with the same initial weights."""
+    keras.utils.set_random_seed(0)
+    inputs, *hidden, outputs = LAYERS[name]
+    layers = [keras.layers.Dense(units, "relu") for units in hidden]
+    return keras.Sequential([keras.Input((inputs,)), *layers, keras.layers.Dense(outputs)])
+
+
+def make_optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def make_loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def make_arrays(name: str, samples: int) -> tuple[Any, Any]:
+    """Random inputs and labels in memory."""
+    generator = np.random.default_rng(1)
+    inputs = generator.standard_normal((samples, LAYERS[name][0]), np.float32)
+    return inputs, generator.integers(0, CLASSES, samples)
 
 
 def library(work: Work) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.faults.run import BY_NAME, find
+from benchmarks.faults.__main__ import BY_NAME, find
 from benchmarks.processes import scratch
 
 pytestmark = pytest.mark.slow

@@ -81,7 +81,7 @@ def test_a_replica_that_is_ready_comes_into_rotation_when_it_answers():
     with serving(HOSTS[0], port) as replica:
         front.wait_for_replicas(1, 10, lambda: None)
         assert front.send(IMAGE) == (HOSTS[0], 0, 1, "")
-        assert front.send(IMAGE[1:])[2:] == (None, '400 b\'"3071 bytes: an image has 3072"\'')
+        assert front.send(IMAGE[1:])[2:] == (None, "400 b'\"3071 bytes: an image has 3072\"'")
         replica.leaving.set()
         front.become(set())
 

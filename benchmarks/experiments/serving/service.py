@@ -121,7 +121,9 @@ class Service(PodWatch):
         what = f"{replicas} replicas that answer {where}"
         wait_until(lambda: len(self._rotation) >= replicas, seconds, what, alive)
 
-    def play(self, plan: LoadPlan, autoscaler: Autoscaler, scale: Callable[[int], None], alive: Callable[[], None]) -> None:
+    def play(
+        self, plan: LoadPlan, autoscaler: Autoscaler, scale: Callable[[int], None], alive: Callable[[], None]
+    ) -> None:
         """Send all of it, until every request has its reply. ``alive`` is called often, and raises if it is of no use any more.
 
         Raises:
@@ -230,6 +232,10 @@ def _post(connection: HTTPConnection, image: bytes) -> tuple[int | None, str]:
         connection.request("POST", PREDICT, image)
         response = connection.getresponse()
         said: Any = response.read()
-        return (int(json.loads(said)["class"]), "") if response.status == 200 else (None, f"{response.status} {said[:100]}")
+        return (
+            (int(json.loads(said)["class"]), "")
+            if response.status == 200
+            else (None, f"{response.status} {said[:100]}")
+        )
     except (OSError, HTTPException, ValueError, KeyError) as error:
         return None, f"{type(error).__name__}: {error}"
