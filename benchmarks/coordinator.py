@@ -25,10 +25,6 @@ STEPS = 10  # that each worker has made before
 
 
 def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
-    """
-    Raises:
-        Failed: it did not come to train.
-    """
     with scratch() as processes:
         run = PeerRun(SYSTEMS[system](), processes)
         run.start(model, WORKERS)

@@ -46,10 +46,7 @@ SIMULATED = (
     "a sample takes a worker {pace:g} s, whatever its core needs; nvidia.com/gpu is what a node says it has; a container is a "
     "process; {gangs}. Work is {scale:g} times shorter than published; starting is not"
 )
-GANGS: Mapping[str, str] = {
-    OWN_QUEUE: "gangs are placed by a small scheduler of these benchmarks",
-    NO_QUEUE: "a gang is placed pod by pod, as there is no --queue",
-}
+GANGS = {OWN_QUEUE: "by a small scheduler of these benchmarks", NO_QUEUE: "pod by pod, as there is no --queue"}
 Numbers = Mapping[str, Any]
 # Of the report's text; mean and GPU-seconds from the series behind its figure.
 PUBLISHED: Numbers = {
@@ -162,10 +159,10 @@ def experiment(setting: Setting) -> None:
 
 
 def simulated(options: Options) -> str:
-    if options.simulated:
-        gangs = GANGS.get(options.queue, f"gangs are placed by {options.queue}")
-        return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
-    return "nothing" if options.queue != NO_QUEUE else "nothing, but without a --queue a gang is placed pod by pod"
+    gangs = f"gangs are placed {GANGS.get(options.queue, f'by {options.queue}')}"
+    if not options.simulated:
+        return f"nothing; {gangs}"
+    return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
 
 
 def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefacts) -> Outcome:
@@ -203,8 +200,7 @@ def full_length_distance(plan: Plan, makespan: float, job: JobRun) -> float:
 
 
 def measured(plan: Plan, changes: Sequence[Change], jobs: Sequence[JobRun]) -> dict[str, Any]:
-    """Of one mode; the times of ``jobs`` and ``changes`` count from the same moment. What others have does not count."""
-    changes = [change for change in changes if change.owner in {job.name for job in jobs}]
+    """Of one mode; the times of ``jobs`` and ``changes`` count from the same moment."""
     last, second, bound = max(job.ended for job in jobs), jobs[1], plan.bound()
     makespan = last - jobs[0].submitted
     paid_until = max(last, *(change.time for change in changes))
@@ -246,12 +242,16 @@ def compared(gang: Numbers, elastic: Numbers) -> dict[str, float]:
 
 def panels(outcomes: Mapping[str, Outcome]) -> list[Panel]:
     ends = {mode: max(job.ended for job in outcome.jobs) for mode, outcome in outcomes.items()}
-    found = []
-    for mode, outcome in outcomes.items():
-        named = [replace(change, owner=change.owner.removeprefix(f"{mode}-")) for change in outcome.changes]
-        marks = {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]}
-        found.append(Panel(MODES[mode], named, max(ends.values()), marks))
-    return found
+    return [
+        Panel(
+            MODES[mode],
+            outcome.changes,
+            max(ends.values()),
+            {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]},
+            prefix=f"{mode}-",
+        )
+        for mode, outcome in outcomes.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -33,15 +33,14 @@ from elasticdl.common.errors import UserError
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
 REAL = "API server, scheduler, pods, master, rendezvous, Horovod's reductions, all that is computed"
 SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a process; nothing of what is computed"
+CHANGES = 4  # of workers, in an elastic job
 RESULTS = ("summary.json", "experiment3.*", "accuracy.csv", "losses.csv", "gpus.csv", "batch-*.jsonl", "rate-*.jsonl")
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
 
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
-    parser.add_argument("--policies", nargs="+", choices=[str(p) for p in Policy], default=[str(p) for p in Policy])
     parser.add_argument("--seeds", type=int, default=3, help="from --seed on (3)")
-    parser.add_argument("--changes", type=int, default=4, help="of workers, in an elastic job (4)")
     parser.add_argument("--at_once", type=int, default=2, help="jobs; each needs up to four GPUs (2)")
     parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
 
@@ -57,9 +56,6 @@ class Experiment:
         self._lock = threading.Lock()
 
     def run(self, lab: Lab, shared: Path, at_once: int) -> None:
-        """Raises:
-        Failed: a job did; the others are given up.
-        """
         given_up = threading.Event()
         course = Course(lab, self._recipe, shared, given_up)
         with ThreadPoolExecutor(at_once) as lanes:
@@ -149,7 +145,7 @@ def _jobs(recipe: Recipe, options: Options, args: argparse.Namespace) -> list[Jo
     epochs = max(1, round(PUBLISHED_EPOCHS / options.scale))
     seeds = range(options.seed, options.seed + args.seeds)
     try:
-        return make_jobs(recipe, [Policy(each) for each in args.policies], seeds, epochs, args.changes)
+        return make_jobs(recipe, list(Policy), seeds, epochs, CHANGES)
     except ValueError as error:
         raise UserError(str(error)) from error
 

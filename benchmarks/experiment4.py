@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -82,7 +82,6 @@ def main(argv: list[str] | None = None) -> int:
     names = ",".join(policy.name for policy in POLICIES)
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
     parser.add_argument("--policies", default=names, help=f"which, in this order ({names})")
-    parser.add_argument("--jobs", type=int, default=0, help="only so many of the first (all)")
     options, args = read(parser, argv)
     return run(parser, lambda: experiment(make_setting(options, args)))
 
@@ -99,10 +98,9 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     if wrong := next((name for name in wanted if name not in known), ""):
         raise UserError(f"--policies: there is no {wrong!r}; choose from {', '.join(known)}")
     largest = 4 if "fixed4" in wanted else 2
-    if args.gpus < largest or args.jobs < 0:
-        raise UserError(f"--gpus {args.gpus} --jobs {args.jobs}: at least {largest} GPUs, and no fewer jobs than 0")
-    jobs = draw_jobs(options.seed, options.scale)
-    return Setting(options, args.gpus, jobs[: args.jobs or None], [known[name] for name in wanted])
+    if args.gpus < largest:
+        raise UserError(f"--gpus {args.gpus}: at least {largest}")
+    return Setting(options, args.gpus, draw_jobs(options.seed, options.scale), [known[name] for name in wanted])
 
 
 def experiment(setting: Setting) -> None:
@@ -122,11 +120,7 @@ def experiment(setting: Setting) -> None:
 
 
 def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) -> Outcome:
-    """Submit all jobs in their time, and wait for their ends.
-
-    Raises:
-        Failed: one has not made all its steps.
-    """
+    """Submit all jobs in their time, and wait for their ends."""
     names = {f"{policy.name}-{job.name}": job for job in setting.jobs}
     jobs = [Submission(name, job.arrival, flags_for(policy, job, lab, setting)) for name, job in names.items()]
     with ExitStack() as stack:
@@ -136,7 +130,7 @@ def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) ->
         completed = [collect(names[each.name], each, lab, artefacts) for each in ended]
     for name in names:
         lab.delete(name)
-    return Outcome(completed, [change for change in changes if change.owner in names])
+    return Outcome(completed, changes)
 
 
 def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> list[str]:
@@ -156,9 +150,6 @@ def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> li
 
 
 def collect(job: PlannedJob, ended: Ended, lab: Lab, artefacts: Artefacts) -> Completed:
-    """Raises:
-    Failed: the job has not succeeded.
-    """
     try:
         end = success_of(ended.name, ended.journal)
         if end["steps"] != job.steps:
@@ -195,9 +186,8 @@ def compared(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def panel(policy: Policy, outcome: Outcome) -> Panel:
-    named = [replace(each, owner=each.owner.removeprefix(f"{policy.name}-")) for each in outcome.changes]
     end = max(job.ended for job in outcome.jobs)
-    return Panel(policy.title, named, end, {"all done": end})
+    return Panel(policy.title, outcome.changes, end, {"all done": end}, prefix=f"{policy.name}-")
 
 
 if __name__ == "__main__":

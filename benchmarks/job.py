@@ -23,11 +23,7 @@ def flags_of(options: Mapping[str, object]) -> list[str]:
 
 
 def success_of(name: str, journal: Sequence[Entry]) -> Entry:
-    """The last entry of a job.
-
-    Raises:
-        Failed: it has not succeeded.
-    """
+    """The last entry of a job."""
     ends = [entry for entry in journal if entry["event"] == "job_finished"]
     if not ends or ends[-1]["phase"] != "succeeded":
         raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
@@ -58,11 +54,7 @@ class Journal:
         return len(self.read())
 
     def wait(self, wanted: Callable[[Entry], object], start: int, seconds: float, what: str) -> Entry:
-        """The first such entry at or after ``start``.
-
-        Raises:
-            Failed: it did not come in time, or the job is over.
-        """
+        """The first such entry at or after ``start``."""
         found = wait_until(lambda: next(filter(wanted, self.read()[start:]), None), seconds, what, self._alive)
         assert found is not None
         return found

@@ -54,11 +54,7 @@ class Sample:
 
 
 def measure(loop: Loop, setting: Setting) -> Sample:
-    """Run one loop once.
-
-    Raises:
-        Failed: it did not come to its end.
-    """
+    """Run one loop once."""
     with scratch() as processes:
         given = {"record": "meter", "model": setting.model, "samples": setting.samples, "warm_up": setting.warm_up}
         given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": processes.folder}

@@ -87,9 +87,6 @@ def repeat(workers: int, args: argparse.Namespace, results: Results) -> list[Sam
 
 
 def measure(workers: int, args: argparse.Namespace) -> Sample:
-    """Raises:
-    Failed: a world did not come about.
-    """
     with scratch() as processes:
         job = JobDir(processes.folder / "job")
         job.logs.mkdir(parents=True)

@@ -25,17 +25,16 @@ Result = TypeVar("Result")
 
 
 class Failed(RuntimeError):
-    """What is measured went wrong, so there is no number; the text says what and shows the end of a log."""
+    """What is measured went wrong, so there is no number; the text says what and shows the end of a log.
+
+    Whatever starts, waits for or reads something here may raise it, and does not say so.
+    """
 
 
 def wait_until(
     condition: Callable[[], Result], seconds: float, what: str, alive: Callable[[], object] = lambda: None
 ) -> Result:
-    """Until the condition returns something true; returns that. ``alive`` raises if that is not to be expected any more.
-
-    Raises:
-        Failed: it did not come about in time.
-    """
+    """Until the condition returns something true; returns that. ``alive`` raises if that is not to be expected any more."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         try:
@@ -105,11 +104,7 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def wait_all(self, seconds: float) -> None:
-        """Wait for each to end with 0.
-
-        Raises:
-            Failed: one did not, or not in time.
-        """
+        """Wait for each to end with 0."""
 
         def running() -> list[str]:
             return [name for name, process in self._started if process.poll() is None]

@@ -102,11 +102,7 @@ class ElasticRun:
         self._job.stop()
 
     def repeat(self, event: str, number: int, settle: float, rng: random.Random) -> list[Change]:
-        """Provoke the event once, and let the job grow back: two changes.
-
-        Raises:
-            Failed: the job did not come through in time.
-        """
+        """Provoke the event once, and let the job grow back: two changes."""
         world = self._settle(self._workers, settle, rng)
         mark, now = self._job.journal.mark(), time.monotonic()
         if event == "grow":

@@ -85,9 +85,6 @@ def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
 
 
 def measure_digits(method: str) -> Job:
-    """Raises:
-    Failed: the job did.
-    """
     with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as home:
         options = {"model_zoo": ROOT / "model_zoo", "model_def": "digits.cnn_torch", "num_epochs": 10}
         options |= {"job_name": "digits", "start_method": method}

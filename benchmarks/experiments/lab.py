@@ -60,11 +60,7 @@ class Lab:
         return ["--namespace", self.namespace]
 
     def elasticdl(self, command: str, *arguments: str) -> str:
-        """Run a command as a user does; what it prints.
-
-        Raises:
-            Failed: it ended with another code than 0, or not in time; the last line that it said.
-        """
+        """Run a command as a user does; what it prints."""
         whole = [*COMMAND, command, *self.place_flags, *arguments]
         shown = f"elasticdl {' '.join([command, *arguments[:1]])}"
         try:

@@ -80,9 +80,6 @@ class Followed:
         return self._steps
 
     def raise_if_over(self) -> None:
-        """Raises:
-        Failed: nothing is followed any more; the job is given up or over, or its master can't be found.
-        """
         if self._given_up.is_set():
             raise Failed(f"job {self.name} is given up")
         for name, process in self._started.items():
@@ -90,11 +87,7 @@ class Followed:
                 raise Failed(f"job {self.name} is over; its {name}:\n{self._processes.tail(name)}")
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = math.inf) -> None:
-        """For ever if need be: a job in which nobody makes progress ends by itself.
-
-        Raises:
-            Failed: it did not come about in time, or will not.
-        """
+        """For ever if need be: a job in which nobody makes progress ends by itself."""
         wait_until(condition, seconds, f"{self.name}: {what}", self.raise_if_over)
 
     def wait_for_world(self, workers: int, seconds: float) -> None:
@@ -110,11 +103,7 @@ class Followed:
         )
 
     def stop(self) -> None:
-        """The job, by the command; returns when the followers have seen its end.
-
-        Raises:
-            Failed: it did not end in time.
-        """
+        """The job, by the command; returns when the followers have seen its end."""
         self._lab.elasticdl("stop", self.name)
         ended = self._started.values()
         wait_until(lambda: all(process.poll() is not None for process in ended), END_SECONDS, f"the end of {self.name}")
@@ -151,13 +140,9 @@ def run_jobs(
     patience: float,
     tell: Callable[[list[str]], object] = lambda running: None,
 ) -> tuple[list[Ended], list[Change]]:
-    """Submit all jobs in their time, and wait for their ends; returns these, and who had which GPUs.
+    """Submit all jobs in their time, and wait for their ends; returns these, and which of them had which GPUs.
 
-    ``tell`` is told of the jobs that run, whenever one begins or ends.
-
-    Raises:
-        Failed: one did not end in time; what its workers printed is kept.
-    """
+    ``tell`` is told of the jobs that run, whenever one begins or ends."""
     submitted: dict[str, float] = {}
     to_come, running = deque(jobs), list[str]()
     with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{what}.csv")) as series:
@@ -190,7 +175,7 @@ def run_jobs(
             raise
         for each in ended:
             artefacts.journal(f"events-{each.name}", each.journal)
-        return ended, series.changes
+        return ended, [change for change in series.changes if change.owner in submitted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +195,6 @@ class JobRun:
 
 
 def job_run(job: Ended, steps: Iterable[LoggedStep]) -> JobRun:
-    """Raises:
-    Failed: the job did not succeed, or did not log its steps.
-    """
     end = success_of(job.name, job.journal)["time"] - job.epoch
     began = next(entry["time"] for entry in job.journal if entry["event"] == "world_formed") - job.epoch
     own = sorted((replace(step, time=step.time - job.epoch) for step in steps), key=lambda step: step.time)

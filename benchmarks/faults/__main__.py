@@ -156,10 +156,6 @@ def _limit(fault: Fault, limits: dict[str, float]) -> str:
 def find(
     fault: Fault, limits: dict[str, float], workers: int, collective: str, processes: Processes, *, look: bool = False
 ) -> Finding:
-    """
-    Raises:
-        Failed: it was not noticed, or the job did not come to train.
-    """
     folder = processes.folder
     program = [sys.executable, "-m", "benchmarks.faults.program", str(folder), fault.name, str(VICTIM)]
     program += flags_of({"loader_processes": fault.loader_processes})

@@ -41,11 +41,7 @@ class PeerRun:
         self._peer.start(model, workers, self._processes)
 
     def settle(self, steps: int, seconds: float = 0.0) -> list[Step]:
-        """Wait until all train together, for at least so long and so many steps; returns the steps of one of them.
-
-        Raises:
-            Failed: they don't in time.
-        """
+        """Wait until all train together, for at least so long and so many steps; returns the steps of one of them."""
         since = time.monotonic()
 
         def steady() -> bool:
@@ -56,22 +52,14 @@ class PeerRun:
         return self.logs.steps[min(self.members)]
 
     def lose(self, event: str, number: signal.Signals) -> PeerChange:
-        """Take one of those that had settled, by a signal.
-
-        Raises:
-            Failed: the others did not go on in time.
-        """
+        """Take one of those that had settled, by a signal."""
         since = time.monotonic()
         victim = self._peer.remove(number, self.members)
         self.size -= 1
         return self._collect(event, self.members - {victim}, since, self.size + 1)
 
     def gain(self, event: str) -> PeerChange:
-        """Bring one more.
-
-        Raises:
-            Failed: they did not train together in time.
-        """
+        """Bring one more."""
         since = time.monotonic()
         self._peer.add()
         self.size += 1

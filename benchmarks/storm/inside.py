@@ -87,10 +87,6 @@ class Run:
         job.finish()
 
     def _check(self, job: LastingJob, network: Network, processes: Processes, seconds: float) -> None:
-        """
-        Raises:
-            Failed: what does not hold.
-        """
         journal = job.journal.read()
         check_journal(journal)
         if left := [*_wait_until_gone(processes), *network.sockets_in_use(), *os.listdir(tempfile.gettempdir())]:
@@ -171,10 +167,6 @@ def write_story(path: Path, story: Story, journal: Iterable[Entry]) -> None:
 
 
 def _check_checkpoints(folder: Path, last: int) -> None:
-    """
-    Raises:
-        Failed: that of the last step is not there, or one that is not whole is.
-    """
     there = sorted(os.listdir(folder))
     if f"checkpoint-{last:010d}.pt" not in there or there[0].startswith("."):
         raise Failed(f"the checkpoints are {', '.join(there)}, and the last step was {last}")

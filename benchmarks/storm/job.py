@@ -96,10 +96,6 @@ class LastingJob:
         self._master = None
 
     def raise_if_over(self) -> None:
-        """
-        Raises:
-            Failed: the master has ended, and nobody had killed it.
-        """
         if self._master is not None and (code := self._master.poll()) is not None:
             raise Failed(f"the master ended with {code}; its log: {self._processes.tail(MASTER)}")
 
@@ -142,11 +138,7 @@ class LastingJob:
     # ---- the end ----
 
     def finish(self) -> None:
-        """Have it train on as fast as it can, to its end.
-
-        Raises:
-            Failed: it does not end well, or not in time.
-        """
+        """Have it train on as fast as it can, to its end."""
         self._slow.unlink()
         master, step = self._master, self.step()
         assert master is not None

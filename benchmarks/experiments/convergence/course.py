@@ -36,11 +36,7 @@ class Course:
     given_up: threading.Event
 
     def run(self, job: Job) -> Result:
-        """Train to the end.
-
-        Raises:
-            Failed: the job did, or a world did not begin where it was planned to.
-        """
+        """Train to the end."""
         own = tempfile.TemporaryDirectory(prefix=f"{job.name}-", dir=self.shared, ignore_cleanup_errors=True)
         with own as name, scratch() as processes:
             folder = Path(name)
@@ -91,9 +87,6 @@ def _wait_for(followed: Followed, event: str, count: int = 1, start: int = 0) ->
 
 
 def require_plan(job: Job, journal: Sequence[Entry]) -> None:
-    """Raises:
-    Failed: a world did not begin at its step, or with another number of workers.
-    """
     planned = [(0, job.first_workers), *((change.step, change.workers) for change in job.changes)]
     formed = [(each["step"], len(each["members"])) for each in journal if each["event"] == "world_formed"]
     if formed != planned:

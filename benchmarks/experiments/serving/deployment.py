@@ -29,11 +29,7 @@ def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Ca
 
     Args:
         seconds: Of a request on a simulated GPU; 0: the GPUs are real.
-        model: Where the replicas find it, or make it; empty: in a given cluster each makes one of its own.
-
-    Raises:
-        ElasticDLError, Failed: the cluster refused, or does not answer.
-    """
+        model: Where the replicas find it, or make it; empty: in a given cluster each makes one of its own."""
     api: Any = client.AppsV1Api(lab.core.api_client)
     classes, priority = client.SchedulingV1Api(lab.core.api_client), f"{APP}-{lab.namespace}"
 

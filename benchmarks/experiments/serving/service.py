@@ -112,11 +112,7 @@ class Service(PodWatch):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_replicas(self, replicas: int, seconds: float, alive: Callable[[], None]) -> None:
-        """Until so many are in rotation. ``alive`` raises if that is not to be expected any more.
-
-        Raises:
-            Failed: they are not in time.
-        """
+        """Until so many are in rotation. ``alive`` raises if that is not to be expected any more."""
         where = f"at port {self._port} of their pods (run this where pods' addresses can be reached, such as in a pod)"
         what = f"{replicas} replicas that answer {where}"
         wait_until(lambda: len(self._rotation) >= replicas, seconds, what, alive)
@@ -124,11 +120,7 @@ class Service(PodWatch):
     def play(
         self, plan: LoadPlan, autoscaler: Autoscaler, scale: Callable[[int], None], alive: Callable[[], None]
     ) -> None:
-        """Send all of it, until every request has its reply. ``alive`` is called often, and raises if it is of no use any more.
-
-        Raises:
-            ElasticDLError, Failed: of ``scale``.
-        """
+        """Send all of it, until every request has its reply. ``alive`` is called often, and raises if it is of no use any more."""
         images, clock = Images(plan.seed), self._records.clock
         requests: list[Future[None]] = []
         decisions: list[Future[None]] = []
