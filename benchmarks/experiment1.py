@@ -122,9 +122,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: with real GPUs nobody but the user knows how long a step takes.
-    """
     if not 0 < args.workers < args.gpus < 2 * args.workers:
         raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
     require_gpus(options)

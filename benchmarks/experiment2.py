@@ -106,9 +106,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: the curve is none, or leaves no GPU to training.
-    """
     require_gpus(options)
     try:
         curve = parse_curve(args.curve, options.scale, RAMP)

@@ -125,9 +125,6 @@ def _run(options: Options, args: argparse.Namespace) -> None:
 
 
 def _with_data(options: Options, args: argparse.Namespace) -> Options:
-    """Raises:
-    UserError: it can't be read here, or there is no folder to share.
-    """
     tier1 = options.cluster is ClusterKind.TIER1
     if tier1 and args.shared:
         raise UserError("--shared is for --cluster kubeconfig; tier1 has its own")

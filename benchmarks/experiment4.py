@@ -87,9 +87,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: there is no such policy, or the cluster has real GPUs, whose jobs scale as they like.
-    """
     require_gpus(options)
     if not options.simulated:
         raise UserError("--seconds_per_sample: the jobs are simulated, whose scaling is known; it must be above 0")

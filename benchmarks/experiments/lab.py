@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,12 +127,7 @@ def job_is_over(pods: Pods, job: str) -> bool:
 def conducted(
     options: Options, gpus: int, results: Sequence[str], real: str, simulated: str
 ) -> Iterator[tuple[Lab, Artefacts]]:
-    """An experiment in a lab of its own; says what of it is real. ``results``: what an earlier one has left.
-
-    Raises:
-        UserError: there is no such lab, or another experiment writes there; nothing was started.
-        Failed: the cluster did not come up, or does not answer.
-    """
+    """An experiment in a lab of its own; says what of it is real. ``results``: what an earlier one has left."""
     machine = machine_facts()
     facts = {"scale": options.scale, "seed": options.seed, "real": real, "simulated": simulated, "machine": machine}
     artefacts = Artefacts(options.out, facts)
@@ -146,12 +141,7 @@ def conducted(
 
 @contextmanager
 def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
-    """A lab with so many free GPUs.
-
-    Raises:
-        UserError: there is no such cluster, or it has too few GPUs, or others use them; nothing was started.
-        Failed: the cluster did not come up, or does not answer.
-    """
+    """A lab with so many free GPUs."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -161,9 +151,14 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
         core = client.CoreV1Api(connect(ClusterTarget(file=str(kubeconfig or ""))).api)
         with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
-        with refusals("make a namespace (or give one with --namespace)"):
-            own_one = nullcontext(_require_namespace(core, options.namespace)) if options.namespace else None
-            namespace = stack.enter_context(own_one or new_namespace(core.api_client))
+        namespace = options.namespace
+        with refusals(
+            f"use --namespace {namespace}" if namespace else "make a namespace (or give one with --namespace)"
+        ):
+            if namespace:
+                core.read_namespace(namespace)
+            else:
+                namespace = stack.enter_context(new_namespace(core.api_client))
         if options.queue == OWN_QUEUE:
             stack.enter_context(GangScheduler(core, namespace))
         own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
@@ -181,9 +176,6 @@ def queue_flags(options: Options) -> list[str]:
 
 
 def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
-    """Raises:
-    UserError: the cluster has fewer, or others have them.
-    """
     total = sum(gpu_capacity(core).values())
     listed: Any = core.list_pod_for_all_namespaces(_preload_content=False)
     pods = json.loads(listed.data)["items"]
@@ -220,29 +212,16 @@ def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
         cluster.stop()
 
 
-def _require_namespace(core: client.CoreV1Api, name: str) -> str:
-    """Raises:
-    UserError: there is none. Whoever may not look has to take it for granted.
-    """
-    try:
-        core.read_namespace(name)
-    except client.ApiException as error:
-        if error.status == 404:
-            raise UserError(f"there is no namespace {name} in the cluster: choose another --namespace") from error
-        if error.status != 403:
-            raise
-    return name
-
-
 @contextmanager
 def refusals(what: str) -> Iterator[None]:
     """What a cluster answers, as errors of ours."""
     try:
         yield
     except client.ApiException as error:
-        if error.status in (401, 403):
-            raise UserError(f"you may not {what}: {error.status} {error.reason}") from error
-        raise Failed(f"could not {what}: {error.status} {error.reason}") from error
+        mended_by_the_user = error.status in (401, 403, 404)
+        raise (UserError if mended_by_the_user else Failed)(
+            f"could not {what}: {error.status} {error.reason}"
+        ) from error
     except (OSError, HTTPError) as error:
         raise Failed(f"the cluster does not answer: {error}") from error
 

@@ -1,4 +1,7 @@
-"""The command line that the experiments share, and how they end: 2 for what the user has to mend, before anything starts."""
+"""The command line that the experiments share, and how they end: 2 for what the user has to mend, before anything starts.
+
+Whatever checks the command line or the cluster raises UserError for it, and does not say so.
+"""
 
 from __future__ import annotations
 
@@ -126,9 +129,6 @@ def _checked(args: argparse.Namespace) -> Options:
 
 
 def require_gpus(options: Options) -> None:
-    """Raises:
-    UserError: there are none on tier 1, and none are to be simulated.
-    """
     if options.cluster is ClusterKind.TIER1 and not options.simulated:
         raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
 

@@ -74,11 +74,6 @@ class Driver:
         self._scaling: subprocess.Popen[bytes] | None = None
 
     def run(self, moments: Sequence[Moment]) -> None:
-        """
-        Raises:
-            Failed: the job did not recover.
-            Wrong: a worker crashed, or the state was lost.
-        """
         began = time.monotonic()
         for number, moment in enumerate(moments):
             mean = (time.monotonic() - began) / number if number else FIRST_GUESS

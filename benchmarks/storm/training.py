@@ -21,7 +21,7 @@ ROUNDING = 1e-4  # of a loss, relative
 
 
 class Wrong(Failed):
-    """The training is not what it would have been."""
+    """The training is not what it would have been: a worker crashed, a step or a sample was lost, repeated or different."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,14 @@ def _train_alone(epochs: int) -> list[float]:
 
 
 def compare(losses: Iterable[Path], records: Iterable[Path], epochs: int) -> Agreement:
-    """``losses``: what `watched_softmax` wrote; ``records``: what `--sample_record` did.
-
-    Raises:
-        Wrong: a step or a sample was lost, repeated or different.
-    """
+    """``losses``: what `watched_softmax` wrote; ``records``: what `--sample_record` did."""
     count, difference = _compare_losses(losses, undisturbed(epochs))
     _compare_samples(records, epochs)
     return Agreement(epochs * STEPS_PER_EPOCH, epochs, epochs * watched_softmax.SAMPLES, count, difference)
 
 
 def check_journal(journal: Iterable[Entry]) -> None:
-    """
-    Raises:
-        Wrong: a worker crashed, or the state was lost.
-    """
+    """That no worker crashed, and the state was never lost."""
     newest = 0
     for entry in journal:
         match entry["event"]:

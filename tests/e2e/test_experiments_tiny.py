@@ -169,8 +169,8 @@ def test_in_the_third_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_pat
     assert (elastic.workers, fixed.workers) == ((2, 2, 4, 4), (2, 2, 2, 2))
     found = difference([elastic, fixed])
     # Parameters are the same to the bit; the mean loss that is told is a sum in another order.
-    assert found.loss == pytest.approx(0, abs=1e-6)
-    assert found.accuracy == 0
+    assert found["loss"] == pytest.approx(0, abs=1e-6)
+    assert found["accuracy"] == 0
     assert elastic.losses[0] != elastic.losses[1]
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.experiments.convergence.course import require_plan
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes
-from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
+from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, draw_changes
+from benchmarks.experiments.convergence.settings import VARIABLE, Policy, Settings, Step, read_steps
 from benchmarks.processes import Failed
 from elasticdl.elastic.core.plan import BatchPlan
 
@@ -22,14 +22,6 @@ def test_micro_batches_are_the_same_for_any_number_of_workers(recipe):
         plan = BatchPlan.equal(range(recipe.global_batch), workers)
         every = [each for rank in range(workers) for each in plan.mine(rank, recipe.micro_batch)]
         assert {each.samples for each in every} == {recipe.micro_batch}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({"worker_batch": 4}, "12 samples: not whole micro"), ({"samples": 100}, "100 ")]
-)
-def test_a_recipe_that_would_cut_workers_batches_differently_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        Recipe(**{"data": Data.DIGITS, "samples": 96, "worker_batch": 8, "reference": 3, "micro_batch": 2} | wrong)
 
 
 @given(st.sampled_from(Policy), st.integers(0, 1000))

@@ -37,15 +37,6 @@ class Recipe:
     reference: int
     micro_batch: int
 
-    def __post_init__(self) -> None:
-        for workers in range(FEWEST, MOST + 1):
-            if self.global_batch % (workers * self.micro_batch):
-                raise ValueError(
-                    f"{self.global_batch} samples: not whole micro-batches of {self.micro_batch} for {workers} workers"
-                )
-        if self.samples % self.global_batch:
-            raise ValueError(f"{self.samples} samples: not whole batches of {self.global_batch}")
-
     @property
     def global_batch(self) -> int:
         return self.worker_batch * self.reference
