@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
@@ -46,6 +46,7 @@ PROGRAMS = {
 SETTLED_STEPS = 5
 START_SECONDS = 180.0  # to import, warm up and join, several at once
 EVENT_SECONDS = 60.0
+HEARTBEAT_TIMEOUT = 1.5
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -183,16 +184,8 @@ class ElasticRun:
 def main() -> int:
     args = parse()
     results = Results("rescale", args.out)
-    changes: dict[Key, list[Change]] = defaultdict(list)
-    failures: Counter[Key] = Counter()
-    for each in itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives):
-        key = Key(*each)
-        for change in measure(key, args, results):
-            if change:
-                changes[replace(key, event=change.event)].append(change)
-            else:
-                failures[key] += 1
-    report(changes, failures, results)
+    keys = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
+    measure_all(itertools.starmap(Key, keys), results, args.repetitions, args.settle, args.heartbeat_timeout)
     print(f"results: {results.path}")
     return 0
 
@@ -206,7 +199,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help=",".join(PROGRAMS))
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
-    parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
+    parser.add_argument(
+        "--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT, help="of the job in which a worker is stopped"
+    )
     add_out(parser)
     args = parser.parse_args()
     known = {"events": EVENTS, "models": LAYERS, "frameworks": PROGRAMS, "collectives": COLLECTIVES}
@@ -216,12 +211,29 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def measure(key: Key, args: argparse.Namespace, results: Results) -> Iterator[Change | None]:
+def measure_all(
+    keys: Iterable[Key], results: Results, repetitions: int, settle: float, heartbeat_timeout: float, **options: str
+) -> None:
+    """``options`` are the jobs', ``heartbeat_timeout`` is of those in which a worker is stopped."""
+    changes: dict[Key, list[Change]] = defaultdict(list)
+    failures: Counter[Key] = Counter()
+    for key in keys:
+        own = {"collective": key.collective, **options}
+        if key.event == "sigstop":
+            own["heartbeat_timeout"] = str(heartbeat_timeout)
+        for change in measure(key, results, repetitions, settle, own):
+            if change:
+                changes[replace(key, event=change.event)].append(change)
+            else:
+                failures[key] += 1
+    report(changes, failures, results)
+
+
+def measure(
+    key: Key, results: Results, repetitions: int, settle: float, options: dict[str, str]
+) -> Iterator[Change | None]:
     """All repetitions of one event in one job; None for one that failed: then a new job goes on."""
-    rng, left = random.Random(0), iter(range(args.repetitions))
-    options = {"collective": key.collective}
-    if key.event == "sigstop":
-        options["heartbeat_timeout"] = str(args.heartbeat_timeout)
+    rng, left = random.Random(0), iter(range(repetitions))
     for first in left:
         keep = results.path.parent / f"failed-{'-'.join(map(str, asdict(key).values()))}-{time.time():.0f}"
         try:
@@ -230,7 +242,7 @@ def measure(key: Key, args: argparse.Namespace, results: Results) -> Iterator[Ch
                 run.start()
                 for number in itertools.chain([first], left):
                     before = busy_cores(0.2)
-                    for change in run.repeat(key.event, number, args.settle, rng):
+                    for change in run.repeat(key.event, number, settle, rng):
                         fields = {"repetition": number, "provoked": key.event, "busy_cores_before": before}
                         results.add("change", **{**asdict(key), **asdict(change)}, **fields)
                         tell(replace(key, event=change.event), number, change)

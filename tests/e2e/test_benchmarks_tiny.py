@@ -48,7 +48,7 @@ def run(tmp_path):
     [
         ("start", ["--repetitions", "1", "--frameworks", "torch", "--jobs", "0"], [("method", "fork"), ("method", "spawn")]),
         ("master_scale", ["--workers", "20", "--repetitions", "1", "--steady", "0.5"], [("workers", 20)]),
-        ("gpu", ["--small"], [("part", part) for part in ("overhead", "rescale")]),
+        ("gpu", ["--small"], [("loop", "prepared"), ("event", "grow"), ("event", "sigkill")]),
     ],
 )  # fmt: skip
 def test_a_benchmark_tells_what_it_measures(run, benchmark, arguments, found):
