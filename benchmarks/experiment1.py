@@ -21,7 +21,7 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted, queue_flags
 from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
-from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
+from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, natural, read, require_gpus, run
 from benchmarks.experiments.training import STEP_COLUMNS, JobRun, Submission, Training, job_run, run_jobs, step_rows
 from benchmarks.experiments.zoo.step_log import logged_steps
 from benchmarks.harness import show_numbers, show_targets
@@ -115,8 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment1", __doc__, SCALE, SECONDS_PER_SAMPLE)
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"the most that each job has ({WORKERS})")
-    parser.add_argument("--steps", type=int, default=0, help="of each job; needed with real GPUs")
-    parser.add_argument("--global_batch_size", type=int, default=0, help="samples a step over all workers")
+    parser.add_argument("--steps", type=natural, default=0, help="of each job; needed with real GPUs")
+    parser.add_argument("--global_batch_size", type=natural, default=0, help="samples a step over all workers")
     options, args = read(parser, argv)
     return run(parser, lambda: experiment(make_setting(options, args)))
 
@@ -125,9 +125,6 @@ def make_setting(options: Options, args: argparse.Namespace) -> Setting:
     if not 0 < args.workers < args.gpus < 2 * args.workers:
         raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
     require_gpus(options)
-    for name in ("steps", "global_batch_size"):
-        if getattr(args, name) < 0:
-            raise UserError(f"--{name} {getattr(args, name)}: must be above 0")
     if not args.steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
     batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)

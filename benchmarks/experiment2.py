@@ -36,7 +36,7 @@ from benchmarks.experiments.serving.deployment import APP, deployed, save_logs
 from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
 from benchmarks.experiments.serving.service import Records, Service
-from benchmarks.experiments.training import STEP_COLUMNS, Followed, Training, step_rows
+from benchmarks.experiments.training import HEARTBEAT_SECONDS, STEP_COLUMNS, Followed, Training, step_rows
 from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
@@ -51,8 +51,6 @@ SIMULATED_BATCH, REAL_BATCH = 12, 768
 STEPS_PER_EPOCH = 100  # of the stand-in for CIFAR-10
 ENDLESS = 1_000_000  # it is stopped
 START_SECONDS = 600.0
-# Workers that are more than there are cores may be silent for longer than the default without being frozen.
-HEARTBEAT_SECONDS = 15.0
 SETTLE_SECONDS = 120.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3

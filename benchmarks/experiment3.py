@@ -21,11 +21,20 @@ from pathlib import Path
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import COLUMNS, Curve, panels, rows, summarise, tables, targets
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
-from benchmarks.experiments.convergence.settings import Data, Policy
+from benchmarks.experiments.convergence.plan import (
+    CIFAR10,
+    DIGITS,
+    MOST,
+    PUBLISHED_EPOCHS,
+    Data,
+    Job,
+    Policy,
+    Recipe,
+    make_jobs,
+)
 from benchmarks.experiments.figures import draw_accuracies
 from benchmarks.experiments.lab import Lab, conducted
-from benchmarks.experiments.options import ClusterKind, Options, make_parser, read, run
+from benchmarks.experiments.options import ClusterKind, Options, counting, make_parser, read, run
 from benchmarks.experiments.pods import GpuSeries
 from benchmarks.harness import Parser, flat, show_table, show_targets
 from elasticdl.common.errors import UserError
@@ -40,8 +49,8 @@ TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
-    parser.add_argument("--seeds", type=int, default=3, help="from --seed on (3)")
-    parser.add_argument("--at_once", type=int, default=2, help="jobs; each needs up to four GPUs (2)")
+    parser.add_argument("--seeds", type=counting, default=3, help="from --seed on (3)")
+    parser.add_argument("--at_once", type=counting, default=2, help="jobs; each needs up to four GPUs (2)")
     parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
 
 
@@ -136,9 +145,6 @@ def _with_data(options: Options, args: argparse.Namespace) -> Options:
 
 
 def _jobs(recipe: Recipe, options: Options, args: argparse.Namespace) -> list[Job]:
-    for name in ("seeds", "at_once"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
     epochs = max(1, round(PUBLISHED_EPOCHS / options.scale))
     seeds = range(options.seed, options.seed + args.seeds)
     try:

@@ -22,9 +22,8 @@ from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.measures import Change, gpu_seconds
 from benchmarks.experiments.options import Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.sharing.policies import POLICIES, Policy, Scheduler
-from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob, draw_jobs
-from benchmarks.experiments.training import Ended, Submission, run_jobs
+from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob, Policy, Scheduler, draw_jobs
+from benchmarks.experiments.training import HEARTBEAT_SECONDS, THREADS, Ended, Submission, run_jobs
 from benchmarks.experiments.zoo.scaling import VARIABLE
 from benchmarks.harness import show_numbers, show_targets
 from benchmarks.job import flags_of, success_of
@@ -34,8 +33,6 @@ from elasticdl.common.errors import UserError
 GPUS = 8
 PATIENCE = 3600.0
 MODEL = "benchmarks.experiments.zoo.scaling"
-# Workers that are more than there are cores may be silent for longer than the default without being frozen.
-HEARTBEAT_SECONDS = 15.0
 # Of the mean completion, against the better of fixed sizes and of everybody taking what is free.
 TARGETS = {"to_best_simple": "<= 0.8"}
 RESULTS = ("gpus-*.csv", "events-*.jsonl", "*.log", "summary.json", "gpus.*")
@@ -141,7 +138,7 @@ def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> li
         "global_batch_size": BATCH,
         "worker_resource_request": "cpu=0.1,memory=1Gi,gpu=1",
         "heartbeat_timeout": HEARTBEAT_SECONDS,
-        "envs": f"{VARIABLE}={';'.join(f'{value:g}' for value in step)},OMP_NUM_THREADS=1",
+        "envs": f"{VARIABLE}={';'.join(f'{value:g}' for value in step)},{THREADS}",
     }
     return [*flags_of(given), *policy.flags(lab, setting.gpus)]
 

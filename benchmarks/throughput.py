@@ -16,16 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from benchmarks.experiments.zoo.pace import VARIABLE as PACE
-from benchmarks.harness import (
-    Parser,
-    Results,
-    Summary,
-    add_out,
-    busy_cores,
-    names,
-    show_table,
-    summarise,
-)
+from benchmarks.harness import Parser, Results, Summary, add_out, busy_cores, names, show_table, summarise
 from benchmarks.ladders import LADDERS, LOOPS, MAIN_LOOPS, SAMPLES, Ladder, Sample, Setting, measure
 from benchmarks.models import LAYERS, TORCH_MODELS
 

@@ -153,6 +153,12 @@ def positive(text: str) -> float:
     return value
 
 
+def counting(text: str) -> int:
+    if not (value := natural(text)):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
 def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")

@@ -232,9 +232,3 @@ class GpuSeries(PodWatch):
             self._lines.flush()
         except OSError as error:  # told to whoever waits; the watch goes on
             self._failure = f"{self._path}: {error.strerror}"
-
-
-def read_series(path: Path) -> list[Change]:
-    """What was written so far."""
-    with path.open(newline="") as lines:
-        return [Change(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]

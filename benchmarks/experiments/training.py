@@ -23,6 +23,8 @@ from elasticdl.job.journal import Entry
 MODEL = "benchmarks.experiments.zoo.resnet20"
 # One thread each: on a machine with fewer cores than workers more would only be in each other's way.
 THREADS = "OMP_NUM_THREADS=1"
+# Workers that are more than there are cores may be silent for longer than the default without being frozen.
+HEARTBEAT_SECONDS = 15.0
 END_SECONDS = 60.0
 TICK = 0.05
 

@@ -26,7 +26,7 @@ from benchmarks.processes import Failed, Processes, scratch, wait_until
 from elasticdl.job.event_catalogue import standing
 from elasticdl.job.journal import Entry
 
-PROGRESS_TIMEOUT, HEARTBEAT_TIMEOUT = 8.0, 5.0
+LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}
 VICTIM = 1
 START_SECONDS = 120.0
 SETTLE_SECONDS = 4.0
@@ -101,12 +101,9 @@ class Finding:
 def main() -> int:
     args = parse()
     results = Results("faults", args.out)
-    limits = {"progress_timeout": args.progress_timeout, "heartbeat_timeout": args.heartbeat_timeout}
-    findings = [measure(fault, limits, args, results) for fault in FAULTS if fault.name in args.faults]
+    findings = [measure(fault, args, results) for fault in FAULTS if fault.name in args.faults]
     columns = ("fault", "after, s", "limit, s", "named", "what was told", "what was done")
-    rows = [
-        (f.words, f"{f.after:.1f}", _limit(BY_NAME[f.fault], limits), _verdict(f), f.told, f.done) for f in findings
-    ]
+    rows = [(f.words, f"{f.after:.1f}", _limit(BY_NAME[f.fault]), _verdict(f), f.told, f.done) for f in findings]
     show_table(f"Faults in a job of {args.workers} workers", columns, rows)
     print(f"results: {results.path}")
     return 0 if all(finding.right for finding in findings) else 1
@@ -118,8 +115,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--faults", type=names, default=every, help=",".join(every))
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--collective", default="auto")
-    parser.add_argument("--progress_timeout", type=float, default=PROGRESS_TIMEOUT)
-    parser.add_argument("--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT)
     add_out(parser)
     args = parser.parse_args()
     parser.require_known(args, faults=every)
@@ -128,8 +123,8 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def measure(fault: Fault, limits: dict[str, float], args: argparse.Namespace, results: Results) -> Finding:
-    limits = {**limits, **({fault.limit: fault.seconds} if fault.seconds else {})}
+def measure(fault: Fault, args: argparse.Namespace, results: Results) -> Finding:
+    limits = {**LIMITS, **({fault.limit: fault.seconds} if fault.seconds else {})}
     try:
         with scratch(results.path.parent / f"failed-fault-{fault.name}-{time.time():.0f}") as processes:
             finding = find(fault, limits, args.workers, args.collective, processes)
@@ -137,7 +132,7 @@ def measure(fault: Fault, limits: dict[str, float], args: argparse.Namespace, re
         said = str(failure).splitlines()[0]
         finding = Finding(fault.name, fault.words, float("nan"), False, said, "", ())
     setting = {"workers": args.workers, "collective": args.collective, "limit": fault.limit}
-    results.add("fault", **asdict(finding), **setting, seconds=_limit(fault, limits))
+    results.add("fault", **asdict(finding), **setting, seconds=_limit(fault))
     named = f"named after {finding.after:.1f} s, {_verdict(finding)}"
     print(f"{fault.name}: {named}: {finding.told}; {finding.done}", flush=True)
     return finding
@@ -147,9 +142,9 @@ def _verdict(finding: Finding) -> str:
     return "rightly" if finding.right else "WRONGLY"
 
 
-def _limit(fault: Fault, limits: dict[str, float]) -> str:
+def _limit(fault: Fault) -> str:
     """At the latest it is named then; the job may have learnt a shorter one."""
-    seconds = fault.seconds or limits.get(fault.limit)
+    seconds = fault.seconds or LIMITS.get(fault.limit)
     return f"{seconds:g}" if seconds else "none"
 
 

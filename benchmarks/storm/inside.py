@@ -20,9 +20,8 @@ import psutil
 
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.driver import RANGES, Brought, Driver, Story
+from benchmarks.storm.driver import RANGES, Brought, Driver, Kind, Story, schedule
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.schedule import Kind, schedule
 from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, check_journal, compare
 from elasticdl.job.journal import Entry, dump_entry
@@ -95,18 +94,8 @@ class Run:
         show(self._story, journal, agreement, self._results)
         worlds = sum(entry["event"] == "world_formed" for entry in journal)
         counts = {kind.name: count for kind, count in self._story.counts.items()}
-        self._results.add(
-            "storm",
-            seed=self._seed,
-            disturbances=self._count,
-            counts=counts,
-            seconds=round(seconds, 1),
-            worlds=worlds,
-            steps=agreement.steps,
-            samples=agreement.samples,
-            losses_compared=agreement.losses_compared,
-            largest_difference=agreement.difference,
-        )
+        about = {"seed": self._seed, "disturbances": self._count, "counts": counts, "seconds": round(seconds, 1)}
+        self._results.add("storm", **about, worlds=worlds, **asdict(agreement))
         print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
 
     def _tell(self, failure: Failed, job: LastingJob) -> None:
@@ -156,7 +145,7 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
     print(
         f"{agreement.steps} steps, {agreement.samples} samples in {agreement.epochs} epochs, each once; "
         f"{agreement.losses_compared} losses seen by workers are those of an undisturbed run (largest difference "
-        f"{agreement.difference:.1e}, relative)"
+        f"{agreement.largest_difference:.1e}, relative)"
     )
 
 

@@ -26,13 +26,13 @@ class Wrong(Failed):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """``difference``: the largest of any loss that any worker has seen, relative."""
+    """``largest_difference``: of any loss that any worker has seen, relative."""
 
     steps: int
     epochs: int
     samples: int
     losses_compared: int
-    difference: float
+    largest_difference: float
 
 
 def undisturbed(epochs: int) -> list[float]:

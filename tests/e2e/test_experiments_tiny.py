@@ -23,13 +23,11 @@ from benchmarks import experiment4
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import Curve, difference
-from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind
-from benchmarks.experiments.convergence.settings import Policy
+from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind, Policy
 from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.measures import Change as GpuChange
 from benchmarks.experiments.options import make_parser, read
-from benchmarks.experiments.pods import read_series
-from benchmarks.experiments.sharing.policies import POLICIES
-from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob
+from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
@@ -63,6 +61,11 @@ def experiment(own_cluster, namespace, pods, tmp_path):
     for process in started:
         process.kill()
         process.wait(10)
+
+
+def read_series(path: Path) -> list[GpuChange]:
+    with path.open(newline="") as lines:
+        return [GpuChange(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]
 
 
 def most_beside_the_first(out: Path, mode: str) -> int:

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.experiments.convergence.course import Result
 from benchmarks.experiments.convergence.curves import Curve, band, difference, verdict
-from benchmarks.experiments.convergence.plan import Job, Kind
-from benchmarks.experiments.convergence.settings import Policy, Step
+from benchmarks.experiments.convergence.plan import Job, Kind, Policy, Step
 
 
 def curve(kind, seed, accuracies, losses=(1.0, 0.5), policy=Policy.BATCH):

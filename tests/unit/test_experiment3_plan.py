@@ -9,8 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.experiments.convergence.course import require_plan
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, draw_changes
-from benchmarks.experiments.convergence.settings import VARIABLE, Policy, Settings, Step, read_steps
+from benchmarks.experiments.convergence.plan import (
+    CIFAR10,
+    DIGITS,
+    VARIABLE,
+    Change,
+    Job,
+    Kind,
+    Policy,
+    Settings,
+    Step,
+    draw_changes,
+    read_steps,
+)
 from benchmarks.processes import Failed
 from elasticdl.elastic.core.plan import BatchPlan
 

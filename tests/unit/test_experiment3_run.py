@@ -9,8 +9,7 @@ import pytest
 from benchmarks import experiment3
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Result
-from benchmarks.experiments.convergence.plan import DIGITS, make_jobs
-from benchmarks.experiments.convergence.settings import Policy, Step
+from benchmarks.experiments.convergence.plan import DIGITS, Policy, Step, make_jobs
 from benchmarks.processes import Failed
 
 JOBS = make_jobs(DIGITS, [Policy.BATCH], [0, 1], 5, 2)

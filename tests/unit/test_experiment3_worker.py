@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from benchmarks.experiments.convergence.plan import go_file, held_file
 from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, Hold, add_exactly
-from benchmarks.experiments.convergence.settings import go_file, held_file
 
 
 def gradients(exact):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.experiment4 import Completed, Outcome, compared, measured
 from benchmarks.experiments.measures import Change
-from benchmarks.experiments.sharing.policies import RESTART_FACTOR, Candidate, allocate, candidate
-from benchmarks.experiments.sharing.workload import KINDS, PlannedJob, draw_jobs
+from benchmarks.experiments.sharing import KINDS, RESTART_FACTOR, Candidate, PlannedJob, allocate, candidate, draw_jobs
 
 
 def test_a_seed_gives_the_same_unequal_jobs_and_a_scale_makes_work_and_waiting_shorter_alike():

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.convergence.plan import Change, Job, Recipe
-from benchmarks.experiments.convergence.settings import VARIABLE, Step, go_file, held_file, read_steps
+from benchmarks.experiments.convergence.plan import (
+    VARIABLE,
+    Change,
+    Job,
+    Recipe,
+    Step,
+    go_file,
+    held_file,
+    read_steps,
+)
 from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.training import THREADS, Followed
 from benchmarks.job import flags_of, success_of

@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.experiments.convergence.course import Result
-from benchmarks.experiments.convergence.plan import Kind
-from benchmarks.experiments.convergence.settings import Policy
+from benchmarks.experiments.convergence.plan import Kind, Policy
 from benchmarks.experiments.figures import Band
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from benchmarks.experiments.convergence.settings import (
+from benchmarks.experiments.convergence.plan import (
     Data,
     Policy,
     Settings,
