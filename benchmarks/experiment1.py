@@ -9,7 +9,6 @@ one to four. --help lists all options; docs/experiments.md has the results.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -80,7 +79,8 @@ TARGETS = {
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Two jobs, on so many GPUs; ``job_gpu_seconds`` is the work of each without any overhead, ``scale`` times less than
-    was published."""
+    was published.
+    """
 
     gpus: int
     workers: int
@@ -117,21 +117,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"the most that each job has ({WORKERS})")
     parser.add_argument("--steps", type=natural, default=0, help="of each job; needed with real GPUs")
     parser.add_argument("--global_batch_size", type=natural, default=0, help="samples a step over all workers")
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    if not 0 < args.workers < args.gpus < 2 * args.workers:
-        raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
+def make_setting(options: Options) -> Setting:
+    if not 0 < options.workers < options.gpus < 2 * options.workers:
+        raise UserError(f"--workers {options.workers} --gpus {options.gpus}: one job has to fit, and two must not")
     require_gpus(options)
-    if not args.steps and not options.simulated:
+    if not options.steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
-    batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
+    batch = options.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
     step = batch * options.seconds_per_sample
-    steps = args.steps or max(round(args.workers * JOB_SECONDS / options.scale / step), 1)
-    plan = Plan(args.gpus, args.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
-    return Setting(options, plan, Training(str(args.workers), steps, steps, batch, -(-batch // 2)))
+    steps = options.steps or max(round(options.workers * JOB_SECONDS / options.scale / step), 1)
+    plan = Plan(options.gpus, options.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
+    return Setting(options, plan, Training(str(options.workers), steps, steps, batch, -(-batch // 2)))
 
 
 def experiment(setting: Setting) -> None:
@@ -187,7 +187,8 @@ def step_gpu_seconds(job: JobRun) -> float:
 
 def full_length_distance(plan: Plan, makespan: float, job: JobRun) -> float:
     """An estimate of how far above the bound an unscaled run would be: what each step takes too long grows with the
-    work, and the rest (starting, joining, ending) does not."""
+    work, and the rest (starting, joining, ending) does not.
+    """
     slow = step_gpu_seconds(job) / (plan.job_gpu_seconds / len(job.steps)) - 1
     rest = makespan - plan.bound() * (1 + slow)
     return slow + rest / (plan.bound() * plan.scale)

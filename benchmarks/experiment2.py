@@ -11,7 +11,6 @@ pods' addresses can be reached, such as in a pod: the load goes to the replicas 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -76,7 +75,6 @@ class Setting:
     rule: Rule
     training: Training
     request_seconds: float  # of a simulated GPU; 0: real ones
-    serving_model: str
 
     @property
     def replicas(self) -> int:
@@ -96,32 +94,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests_per_replica", type=positive, default=4.0, help="a second; what it is scaled by (4)")
     parser.add_argument("--request_seconds", type=not_negative, default=REQUEST_SECONDS,
         help=f"of a request on a simulated GPU ({REQUEST_SECONDS:g})")  # fmt: skip
-    parser.add_argument(
-        "--serving_model", default="", help="SavedModel as the replicas see it (each makes one of its own)"
-    )
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
+def make_setting(options: Options) -> Setting:
     require_gpus(options)
     try:
-        curve = parse_curve(args.curve, options.scale, RAMP)
+        curve = parse_curve(options.curve, options.scale, RAMP)
     except ValueError as error:
         raise UserError(f"--curve {error}") from None
-    if max(curve.replicas) >= args.gpus:
+    if max(curve.replicas) >= options.gpus:
         raise UserError(
-            f"--curve {args.curve}: {max(curve.replicas)} replicas of {args.gpus} --gpus leave none to train on"
+            f"--curve {options.curve}: {max(curve.replicas)} replicas of {options.gpus} --gpus leave none to train on"
         )
     every = max(EVERY / options.scale, SHORTEST_EVERY)
     plan = LoadPlan(curve, every, every * WINDOW / EVERY, options.seed)
     # The last GPU is training's, so that its state is always in somebody's memory.
-    rule = Rule(args.requests_per_replica, 1, args.gpus - 1, PATIENCE)
-    workers = args.gpus - curve.replicas[0]
+    rule = Rule(options.requests_per_replica, 1, options.gpus - 1, PATIENCE)
+    workers = options.gpus - curve.replicas[0]
     batch = SIMULATED_BATCH if options.simulated else REAL_BATCH
     training = Training(f"1-{workers}", ENDLESS, ENDLESS, batch, -(-batch // workers))
-    seconds = args.request_seconds if options.simulated else 0.0
-    return Setting(replace(options, queue=NO_QUEUE), args.gpus, plan, rule, training, seconds, args.serving_model)
+    seconds = options.request_seconds if options.simulated else 0.0
+    options.queue = NO_QUEUE
+    return Setting(options, options.gpus, plan, rule, training, seconds)
 
 
 def experiment(setting: Setting) -> None:
@@ -153,7 +149,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         records = Records()
         history = stack.enter_context(PodTimes(lab.core, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
-        scale = stack.enter_context(deployed(lab, setting.replicas, setting.request_seconds, setting.serving_model))
+        scale = stack.enter_context(deployed(lab, setting.replicas, setting.request_seconds))
         try:
             followed = begin(setting, lab, processes)
             service.wait_for_replicas(setting.replicas, START_SECONDS, followed.raise_if_over)

@@ -10,12 +10,10 @@ All that is computed is real; there are no simulated GPUs in this experiment but
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
@@ -118,35 +116,36 @@ class Experiment:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment3", __doc__, SCALE, seconds_per_sample=0)
     add_options(parser)
-    options, args = read(parser, argv)
-    return run(parser, lambda: _run(options, args))
+    options = read(parser, argv)
+    return run(parser, lambda: _run(options))
 
 
-def _run(options: Options, args: argparse.Namespace) -> None:
-    options = _with_data(options, args)
+def _run(options: Options) -> None:
+    _check_data(options)
     recipe = CIFAR10 if options.training_data else DIGITS
-    jobs, simulated = _jobs(recipe, options, args), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
-    with conducted(options, MOST * args.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
+    jobs, simulated = _jobs(recipe, options), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
+    with conducted(options, MOST * options.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
         experiment = Experiment(jobs, recipe, artefacts)
         with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
-            experiment.run(lab, args.shared or lab.folder, args.at_once)
+            experiment.run(lab, options.shared or lab.folder, options.at_once)
         experiment.show()
 
 
-def _with_data(options: Options, args: argparse.Namespace) -> Options:
+def _check_data(options: Options) -> None:
     tier1 = options.cluster is ClusterKind.TIER1
-    if tier1 and args.shared:
+    if tier1 and options.shared:
         raise UserError("--shared is for --cluster kubeconfig; tier1 has its own")
-    if not tier1 and (args.data or not args.shared):
+    if not tier1 and (options.data or not options.shared):
         raise UserError("--cluster kubeconfig needs --shared, and takes --training_data instead of --data")
-    if args.data and not args.data.exists():
-        raise UserError(f"--data {args.data}: there is no such file; give cifar-10-python.tar.gz as it is published")
-    return replace(options, training_data=str(args.data.resolve())) if args.data else options
+    if options.data and not options.data.exists():
+        raise UserError(f"--data {options.data}: there is no such file; give cifar-10-python.tar.gz as it is published")
+    if options.data:
+        options.training_data = str(options.data.resolve())
 
 
-def _jobs(recipe: Recipe, options: Options, args: argparse.Namespace) -> list[Job]:
+def _jobs(recipe: Recipe, options: Options) -> list[Job]:
     epochs = max(1, round(PUBLISHED_EPOCHS / options.scale))
-    seeds = range(options.seed, options.seed + args.seeds)
+    seeds = range(options.seed, options.seed + options.seeds)
     try:
         return make_jobs(recipe, list(Policy), seeds, epochs, CHANGES)
     except ValueError as error:

@@ -9,7 +9,6 @@ free, AdaptDL's published rule by a scheduler above the jobs, and jobs that shar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -79,22 +78,22 @@ def main(argv: list[str] | None = None) -> int:
     names = ",".join(policy.name for policy in POLICIES)
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
     parser.add_argument("--policies", default=names, help=f"which, in this order ({names})")
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
+def make_setting(options: Options) -> Setting:
     require_gpus(options)
     if not options.simulated:
         raise UserError("--seconds_per_sample: the jobs are simulated, whose scaling is known; it must be above 0")
     known = {policy.name: policy for policy in POLICIES}
-    wanted = args.policies.split(",")
+    wanted = options.policies.split(",")
     if wrong := next((name for name in wanted if name not in known), ""):
         raise UserError(f"--policies: there is no {wrong!r}; choose from {', '.join(known)}")
     largest = 4 if "fixed4" in wanted else 2
-    if args.gpus < largest:
-        raise UserError(f"--gpus {args.gpus}: at least {largest}")
-    return Setting(options, args.gpus, draw_jobs(options.seed, options.scale), [known[name] for name in wanted])
+    if options.gpus < largest:
+        raise UserError(f"--gpus {options.gpus}: at least {largest}")
+    return Setting(options, options.gpus, draw_jobs(options.seed, options.scale), [known[name] for name in wanted])
 
 
 def experiment(setting: Setting) -> None:

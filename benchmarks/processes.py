@@ -69,7 +69,8 @@ class Growing:
 
 class Processes:
     """Leaving the context ends everything that was started in it. What is killed so has its temporary files, such as a job's
-    key, in a folder that goes with it."""
+    key, in a folder that goes with it.
+    """
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         """``env``: added to this process's environment for each."""

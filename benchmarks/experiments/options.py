@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,9 +30,8 @@ class ClusterKind(StrEnum):
     KUBECONFIG = "kubeconfig"  # yours, with real GPUs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """``seconds_per_sample`` is what a simulated GPU takes; 0: the workers have real ones."""
+class Options(argparse.Namespace):
+    """Those of all experiments; what an experiment adds has no type. ``seconds_per_sample``: of a simulated GPU; 0: real ones."""
 
     cluster: ClusterKind
     namespace: str
@@ -78,13 +76,14 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     return parser
 
 
-def read(parser: Parser, argv: list[str] | None = None) -> tuple[Options, argparse.Namespace]:
-    """The common options, and all; ends the program with 2 if something is wrong with them."""
-    args = parser.parse_args(argv)
+def read(parser: Parser, argv: list[str] | None = None) -> Options:
+    """Ends the program with 2 if something is wrong with them."""
+    options = parser.parse_args(argv, namespace=Options())
     try:
-        return _checked(args), args
+        _check(options)
     except UserError as error:
         parser.error(str(error))
+    return options
 
 
 def run(parser: Parser, work: Callable[[], None]) -> int:
@@ -103,29 +102,28 @@ def run(parser: Parser, work: Callable[[], None]) -> int:
     return 0
 
 
-def _checked(args: argparse.Namespace) -> Options:
-    args.cluster = ClusterKind(args.cluster)
-    tier1 = args.cluster is ClusterKind.TIER1
-    if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(args, name)), "")):
+def _check(options: Options) -> None:
+    options.cluster = ClusterKind(options.cluster)
+    tier1 = options.cluster is ClusterKind.TIER1
+    if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(options, name)), "")):
         raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
     for name in () if tier1 else ("image", "training_data"):
-        if not getattr(args, name):
+        if not getattr(options, name):
             raise UserError(f"--cluster kubeconfig needs --{name}")
-    if args.seconds_per_sample is None:
-        args.seconds_per_sample = args.tier1_seconds if tier1 else 0.0
-    if 0 < args.seconds_per_sample < SHORTEST_PACE:
+    if options.seconds_per_sample is None:
+        options.seconds_per_sample = options.tier1_seconds if tier1 else 0.0
+    if 0 < options.seconds_per_sample < SHORTEST_PACE:
         raise UserError(
-            f"--seconds_per_sample {args.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
+            f"--seconds_per_sample {options.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
         )
-    _require_parsed("volume", args.volume, parse_volumes)
-    if args.queue not in ("", OWN_QUEUE, NO_QUEUE):
-        _require_parsed("queue", args.queue, parse_queue)
-    args.queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
-    args.scale = args.scale or (args.tier1_scale if tier1 else 1.0)
-    args.image = args.image or HOST_IMAGE
-    args.repository = str(ROOT) if tier1 else args.repository
-    args.out = writable(args.out)
-    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
+    _require_parsed("volume", options.volume, parse_volumes)
+    if options.queue not in ("", OWN_QUEUE, NO_QUEUE):
+        _require_parsed("queue", options.queue, parse_queue)
+    options.queue = options.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
+    options.scale = options.scale or (options.tier1_scale if tier1 else 1.0)
+    options.image = options.image or HOST_IMAGE
+    options.repository = str(ROOT) if tier1 else options.repository
+    options.out = writable(options.out)
 
 
 def require_gpus(options: Options) -> None:

@@ -144,7 +144,8 @@ def run_jobs(
 ) -> tuple[list[Ended], list[Change]]:
     """Submit all jobs in their time, and wait for their ends; returns these, and which of them had which GPUs.
 
-    ``tell`` is told of the jobs that run, whenever one begins or ends."""
+    ``tell`` is told of the jobs that run, whenever one begins or ends.
+    """
     submitted: dict[str, float] = {}
     to_come, running = deque(jobs), list[str]()
     with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{what}.csv")) as series:

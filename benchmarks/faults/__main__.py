@@ -48,7 +48,8 @@ class Way(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Fault:
     """``named``: what `where` (or the phase, of a slow worker) has to hold. ``limit``: which option says when it is noticed at
-    the earliest. ``outside``: what befalls the process; else the program has it itself."""
+    the earliest. ``outside``: what befalls the process; else the program has it itself.
+    """
 
     name: str
     words: str
@@ -86,7 +87,8 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 @dataclass(frozen=True, slots=True)
 class Finding:
     """``after``: seconds since the last sign of progress, or of life; of a slow worker, or an error, since it began.
-    ``told``: of whom, and what. ``shown``: what commands print meanwhile, if somebody looks."""
+    ``told``: of whom, and what. ``shown``: what commands print meanwhile, if somebody looks.
+    """
 
     fault: str
     words: str

@@ -27,7 +27,8 @@ class PeerChange:
 
 class PeerRun:
     """One job, which one worker leaves or joins at a time. ``size``: how many there are to be now; ``members``: the processes of
-    those that had settled."""
+    those that had settled.
+    """
 
     def __init__(self, peer: Peer, processes: Processes) -> None:
         self._peer = peer

@@ -59,7 +59,8 @@ WEIGHTS = {
 @dataclass(frozen=True, slots=True)
 class Disturbance:
     """``pick`` chooses whom it befalls, ``length`` how long it lasts; both from 0 to 1. ``after``: seconds since another
-    of the same moment."""
+    of the same moment.
+    """
 
     kind: Kind
     pick: float

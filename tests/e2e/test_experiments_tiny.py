@@ -112,7 +112,7 @@ def test_in_the_second_serving_takes_a_gpu_from_training_and_gives_it_back(
     experiment, own_cluster, namespace, tmp_path
 ):
     pytest.importorskip("tensorflow")
-    process = experiment("benchmarks.experiment2", 1200, "--serving_model", str(tmp_path / "model"), *SECOND)
+    process = experiment("benchmarks.experiment2", 1200, *SECOND)
     said, complaints = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, said + complaints
     out = tmp_path / "out"
@@ -137,7 +137,7 @@ def test_in_the_second_serving_takes_a_gpu_from_training_and_gives_it_back(
 
 def test_one_that_is_interrupted_cleans_up(experiment, own_cluster, namespace, tmp_path):
     pytest.importorskip("tensorflow")
-    process = experiment("benchmarks.experiment2", 1200, "--serving_model", str(tmp_path / "model"), *SECOND)
+    process = experiment("benchmarks.experiment2", 1200, *SECOND)
     listing = (client.CoreV1Api(own_cluster.client()).list_namespaced_pod, namespace)
     until(lambda seen: any(name.startswith("training-master") for name in seen), "a master", *listing)
     process.send_signal(signal.SIGINT)
@@ -152,7 +152,7 @@ def test_one_that_is_interrupted_cleans_up(experiment, own_cluster, namespace, t
 @pytest.fixture
 def lab(own_cluster, namespace, tmp_path):
     def make(name: str, seconds_per_sample: float) -> Lab:
-        options, _ = read(make_parser(name, None, 1, seconds_per_sample), ["--out", str(tmp_path / "out")])
+        options = read(make_parser(name, None, 1, seconds_per_sample), ["--out", str(tmp_path / "out")])
         own = {"KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home")}
         core = client.CoreV1Api(own_cluster.client())
         return Lab(options, core, namespace, tmp_path, {**os.environ, **own, "PYTHONPATH": str(ROOT)})

@@ -10,7 +10,6 @@ from typing import Any
 from kubernetes import client
 
 from benchmarks.experiments.lab import Lab, refusals, removing
-from benchmarks.experiments.options import ClusterKind
 from benchmarks.experiments.serving.server import FINISH_SECONDS, HEALTH, LINGER_SECONDS, PORT
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed
@@ -24,12 +23,11 @@ GRACE_SECONDS = int(LINGER_SECONDS + FINISH_SECONDS) + 5
 
 
 @contextmanager
-def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Callable[[int], None]]:
+def deployed(lab: Lab, replicas: int, seconds: float) -> Iterator[Callable[[int], None]]:
     """For as long as the context lasts; what it gives scales the Deployment.
 
-    Args:
-        seconds: Of a request on a simulated GPU; 0: the GPUs are real.
-        model: Where the replicas find it, or make it; empty: in a given cluster each makes one of its own."""
+    ``seconds``: of a request on a simulated GPU; 0: the GPUs are real.
+    """
     api: Any = client.AppsV1Api(lab.core.api_client)
     classes, priority = client.SchedulingV1Api(lab.core.api_client), f"{APP}-{lab.namespace}"
 
@@ -38,13 +36,11 @@ def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Ca
         with refusals(f"scale Deployment {APP}"):
             api.patch_namespaced_deployment_scale(APP, lab.namespace, change, _request_timeout=30.0)
 
-    # The nodes of tier 1 see what is here.
-    model = model or (str(lab.folder / "model") if lab.options.cluster is ClusterKind.TIER1 else "/tmp/serving/model")
     with refusals(f"make PriorityClass {priority}"):
         metadata = client.V1ObjectMeta(name=priority)
         classes.create_priority_class(client.V1PriorityClass(metadata=metadata, value=PRIORITY))
     try:
-        manifest = _manifest(lab, replicas, seconds, model, priority)
+        manifest = _manifest(lab, replicas, seconds, priority)
         with refusals(f"make Deployment {APP}"):
             api.create_namespaced_deployment(lab.namespace, manifest, _request_timeout=30.0)
         yield scale
@@ -55,9 +51,9 @@ def deployed(lab: Lab, replicas: int, seconds: float, model: str) -> Iterator[Ca
             classes.delete_priority_class(priority)
 
 
-def _manifest(lab: Lab, replicas: int, seconds: float, model: str, priority: str) -> dict[str, Any]:
+def _manifest(lab: Lab, replicas: int, seconds: float, priority: str) -> dict[str, Any]:
     labels = {"app": APP}
-    options = {"model": model, "seed": lab.options.seed, "seconds": f"{seconds:g}"}
+    options = {"seed": lab.options.seed, "seconds": f"{seconds:g}"}
     threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS") if seconds else ()
     env = {"PYTHONPATH": lab.options.repository, "TF_CPP_MIN_LOG_LEVEL": "2", **dict.fromkeys(threads, "1")}
     container = {

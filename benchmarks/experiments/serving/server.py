@@ -11,17 +11,14 @@ not know yet, then takes no more, finishes what is under way, and ends.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any
 
@@ -84,65 +81,38 @@ class _Handler(BaseHTTPRequestHandler):
         """No line for each request."""
 
 
-def ensure_exported(folder: Path, seed: int) -> None:
-    """Export a SavedModel unless it is there. The folder appears whole; of several at once one makes it.
+def load(seed: int) -> Classify:
+    """The model zoo's ResNet20 with the weights that a seed gives, ready for the first request.
 
-    It is the model zoo's ResNet20 with the weights that a seed gives. What it says of an image is of no worth, untrained as it is;
-    what it costs is that of any ResNet20.
+    What it says of an image is of no worth, untrained as it is; what it costs is that of any ResNet20.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return
-        scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
-        try:
-            _export(scratch, seed)
-            scratch.rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _export(folder: Path, seed: int) -> None:
-    from elasticdl.tensorflow import keras, tf
-    from model_zoo.cifar10 import resnet20_keras
-
-    keras.utils.set_random_seed(seed)
-    model = resnet20_keras.custom_model()
-    signature = [tf.TensorSpec((None, 32, 32, 3), tf.float32)]
-    model.export(str(folder), format="tf_saved_model", input_signature=signature, verbose=False)
-
-
-def load(folder: Path) -> Classify:
-    """Ready for the first request: what is made at the first call is made here."""
     import numpy as np
 
-    from elasticdl.tensorflow import tf
+    from elasticdl.tensorflow import keras, tf
+    from model_zoo.cifar10 import resnet20_keras
     from model_zoo.cifar10.recipe import DEVIATION, MEAN
 
-    loaded: Any = tf.saved_model.load(str(folder))
+    keras.utils.set_random_seed(seed)
+    model: Any = resnet20_keras.custom_model()
+    compute = tf.function(lambda images: model(images, training=False))
     mean, deviation = np.array(MEAN, np.float32), np.array(DEVIATION, np.float32)
 
     def classify(image: bytes) -> int:
         pixels = np.frombuffer(image, np.uint8).reshape(1, 32, 32, 3).astype(np.float32)
-        # The signature lives no longer than its model, which this function keeps.
-        (scores,) = loaded.signatures["serving_default"](tf.constant((pixels - mean) / deviation)).values()
-        return int(np.argmax(scores.numpy()[0]))
+        return int(np.argmax(compute(tf.constant((pixels - mean) / deviation)).numpy()[0]))
 
-    classify(bytes(PIXELS))
+    classify(bytes(PIXELS))  # what is made at the first call
     return classify
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="SavedModel; made there if it is not")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, if it is made")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument("--seconds", type=float, default=0.0, help="of a request on a simulated GPU (0: a real one)")
     parser.add_argument("--host", default=os.environ.get("POD_IP", "127.0.0.1"), help="address to listen at ($POD_IP)")
     parser.add_argument("--port", type=int, default=PORT)
     args = parser.parse_args()
-    ensure_exported(args.model, args.seed)
-    replica = Replica((args.host, args.port), load(args.model), args.seconds)
+    replica = Replica((args.host, args.port), load(args.seed), args.seconds)
     signal.signal(signal.SIGTERM, lambda *_: replica.leaving.set())
     replica.serve()
     return 0
