@@ -2,8 +2,7 @@
 
     python -m benchmarks.start --repetitions 10 --frameworks torch,keras
 
-One job of one worker for each way of starting; in turns the worker is killed, and its replacement is measured. Then whole
-jobs of ten epochs on digits: from typing `elasticdl train` to the first world, and to the end.
+One job of one worker for each way of starting; in turns the worker is killed, and its replacement is measured.
 """
 
 from __future__ import annotations
@@ -11,23 +10,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.harness import Parser, Results, add_out, names, show_summaries, summarise_fields
-from benchmarks.job import COMMAND, ElasticJob, flags_of
-from benchmarks.processes import ROOT, Failed, Processes, scratch, wait_until
+from benchmarks.job import ElasticJob, flags_of
+from benchmarks.processes import Processes, scratch, wait_until
 from benchmarks.rescale import PROGRAMS
-from elasticdl.common.tether import tethered
-from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import Entry, read_journal
+from elasticdl.job.journal import Entry
 
 METHODS = ("fork", "spawn")
 START_SECONDS = 180.0
@@ -39,15 +31,6 @@ class Start:
 
     first_line: float
     first_step: float
-    cpu: float
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Seconds from typing to the first world, in which steps follow at once, and to the end; processor time of it all."""
-
-    first_world: float
-    end: float
     cpu: float
 
 
@@ -84,48 +67,20 @@ def measure_workers(framework: str, repetitions: int) -> dict[str, list[Start]]:
         return {method: [each[method] for each in rounds] for method in METHODS}
 
 
-def measure_digits(method: str) -> Job:
-    with tempfile.TemporaryDirectory(prefix="elasticdl-bench-") as home:
-        options = {"model_zoo": ROOT / "model_zoo", "model_def": "digits.cnn_torch", "num_epochs": 10}
-        options |= {"job_name": "digits", "start_method": method}
-        env = {**os.environ, "ELASTICDL_HOME": home}
-        began, cpu = time.time(), _cpu_of_children()
-        command = tethered([*COMMAND, "train", *flags_of(options)])
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        ended = time.time()
-        if done.returncode:
-            raise Failed(done.stdout + done.stderr)
-        entries = read_journal(JobDir(Path(home) / "jobs" / "digits").journal)
-        ready = next(entry["time"] for entry in entries if entry["event"] == "collective")
-        return Job(ready - began, ended - began, _cpu_of_children() - cpu)
-
-
-def _cpu_of_children() -> float:
-    """Of all that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def main() -> None:
     parser = Parser("start", __doc__)
     parser.add_argument("--repetitions", type=int, default=10, help="starts of each kind")
     parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help="comma-separated")
-    parser.add_argument("--jobs", type=int, default=5, help="whole jobs of each kind")
     add_out(parser)
     args = parser.parse_args()
     parser.require_known(args, frameworks=PROGRAMS)
     results = Results("start", args.out)
     found = {}
-    for framework in args.frameworks if args.repetitions else ():
+    for framework in args.frameworks:
         for method, starts in measure_workers(framework, args.repetitions).items():
             summaries = found[f"{framework}, {method}"] = summarise_fields(starts)
             results.add("worker", framework=framework, method=method, seconds=summaries)
     show_summaries("a worker, seconds from being asked for (CPU: its own until the first step)", found)
-    jobs = [{method: measure_digits(method) for method in METHODS} for _ in range(args.jobs)]
-    found = {method: summarise_fields([each[method] for each in jobs]) for method in METHODS if jobs}
-    for method, summaries in found.items():
-        results.add("job", method=method, seconds=summaries)
-    show_summaries("10 epochs on digits, seconds from typing", found)
     print(f"results: {results.path}")
 
 

@@ -46,7 +46,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "found"),
     [
-        ("start", ["--repetitions", "1", "--frameworks", "torch", "--jobs", "0"], [("method", "fork"), ("method", "spawn")]),
+        ("start", ["--repetitions", "1", "--frameworks", "torch"], [("method", "fork"), ("method", "spawn")]),
         ("master_scale", ["--workers", "20", "--repetitions", "1", "--steady", "0.5"], [("workers", 20)]),
         ("gpu", ["--small"], [("loop", "prepared"), ("event", "grow"), ("event", "sigkill")]),
     ],
