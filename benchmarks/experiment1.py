@@ -20,7 +20,7 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted, queue_flags
 from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
-from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, natural, read, require_gpus, run
+from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, natural, read, run
 from benchmarks.experiments.training import STEP_COLUMNS, JobRun, Submission, Training, job_run, run_jobs, step_rows
 from benchmarks.experiments.zoo.step_log import logged_steps
 from benchmarks.harness import show_numbers, show_targets
@@ -124,7 +124,6 @@ def main(argv: list[str] | None = None) -> int:
 def make_setting(options: Options) -> Setting:
     if not 0 < options.workers < options.gpus < 2 * options.workers:
         raise UserError(f"--workers {options.workers} --gpus {options.gpus}: one job has to fit, and two must not")
-    require_gpus(options)
     if not options.steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
     batch = options.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)

@@ -25,7 +25,6 @@ from benchmarks.experiments.options import (
     not_negative,
     positive,
     read,
-    require_gpus,
     run,
 )
 from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
@@ -99,7 +98,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_setting(options: Options) -> Setting:
-    require_gpus(options)
     try:
         curve = parse_curve(options.curve, options.scale, RAMP)
     except ValueError as error:

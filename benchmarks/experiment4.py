@@ -20,7 +20,7 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.measures import Change, gpu_seconds
-from benchmarks.experiments.options import Options, make_parser, read, require_gpus, run
+from benchmarks.experiments.options import Options, make_parser, read, run
 from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob, Policy, Scheduler, draw_jobs
 from benchmarks.experiments.training import HEARTBEAT_SECONDS, THREADS, Ended, Submission, run_jobs
 from benchmarks.experiments.zoo.scaling import VARIABLE
@@ -83,7 +83,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_setting(options: Options) -> Setting:
-    require_gpus(options)
     if not options.simulated:
         raise UserError("--seconds_per_sample: the jobs are simulated, whose scaling is known; it must be above 0")
     known = {policy.name: policy for policy in POLICIES}

@@ -116,33 +116,21 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--seconds_per_sample {options.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
         )
-    _require_parsed("volume", options.volume, parse_volumes)
-    if options.queue not in ("", OWN_QUEUE, NO_QUEUE):
-        _require_parsed("queue", options.queue, parse_queue)
+    if tier1 and options.tier1_seconds and not options.simulated:
+        raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
+    queue = "" if options.queue in (OWN_QUEUE, NO_QUEUE) else options.queue
+    for name, text, parse in (("volume", options.volume, parse_volumes), ("queue", queue, parse_queue)):
+        try:
+            parse(text)
+        except ValueError as error:
+            raise UserError(f"--{name} {text}: {error}") from None
     options.queue = options.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
     options.scale = options.scale or (options.tier1_scale if tier1 else 1.0)
     options.image = options.image or HOST_IMAGE
     options.repository = str(ROOT) if tier1 else options.repository
-    options.out = writable(options.out)
-
-
-def require_gpus(options: Options) -> None:
-    if options.cluster is ClusterKind.TIER1 and not options.simulated:
-        raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
-
-
-def _require_parsed(name: str, text: str, parse: Callable[[str], object]) -> None:
-    try:
-        parse(text)
-    except ValueError as error:
-        raise UserError(f"--{name} {text}: {error}") from None
-
-
-def writable(folder: Path) -> Path:
-    """Made if need be."""
-    require_writable("--out", folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()
+    require_writable("--out", options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.out = options.out.resolve()
 
 
 def positive(text: str) -> float:

@@ -17,8 +17,8 @@ from benchmarks.experiments.convergence.plan import (
     Job,
     Kind,
     Policy,
-    Settings,
     Step,
+    Task,
     draw_changes,
     read_steps,
 )
@@ -47,13 +47,12 @@ def test_changes_follow_from_the_seed_and_fit_the_shortest_training(policy, seed
     assert changes[-1].step < 5 * DIGITS.steps_per_epoch(policy, 4)
 
 
-def test_settings_and_steps_travel_through_the_folder(tmp_path):
-    job = Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3), Change(9, 2)))
-    settings = job.settings(DIGITS)
-    settings.write(tmp_path)
-    assert Settings.read({VARIABLE: str(tmp_path)}) == settings
-    assert settings.holds == (4, 8)
-    assert settings.epoch_factor == 15
+def test_what_is_to_be_done_and_steps_travel_through_the_folder(tmp_path):
+    task = Task(Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3), Change(9, 2))), DIGITS)
+    task.write(tmp_path)
+    assert Task.read({VARIABLE: str(tmp_path)}) == task
+    assert task.job.holds == [4, 8]
+    assert task.job.epoch_factor == 15
     steps = [Step(1, 2, 0.5, 0.002), Step(2, 3, 0.25, 0.003)]
     for step in steps:
         step.append(tmp_path)
@@ -61,7 +60,7 @@ def test_settings_and_steps_travel_through_the_folder(tmp_path):
         file.write('{"step": 3, "work')  # is being written
     assert list(read_steps(tmp_path)) == steps
     with pytest.raises(ValueError, match=r"python -m benchmarks\.experiment3"):
-        Settings.read({})
+        Task.read({})
 
 
 def formed(step, workers):

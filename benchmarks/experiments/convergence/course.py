@@ -14,6 +14,7 @@ from benchmarks.experiments.convergence.plan import (
     Job,
     Recipe,
     Step,
+    Task,
     go_file,
     held_file,
     read_steps,
@@ -49,7 +50,7 @@ class Course:
         with own as name, scratch() as processes:
             folder = Path(name)
             folder.chmod(0o777)  # pods of another user write there, too
-            job.settings(self.recipe).write(folder)
+            Task(job, self.recipe).write(folder)
             self.lab.submit(job.name, self._flags(job, folder))
             followed = Followed(self.lab, job.name, processes, self.given_up)
             workers = [job.first_workers, *(change.workers for change in job.changes)]

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from benchmarks.processes import Growing
 
 VARIABLE = "EXPERIMENT_FOLDER"
-_SETTINGS, _STEPS = "settings.json", "steps.jsonl"
+_TASK, _STEPS = "task.json", "steps.jsonl"
 
 
 class Policy(StrEnum):
@@ -29,29 +29,6 @@ class Policy(StrEnum):
 class Data(StrEnum):
     DIGITS = "digits"  # scikit-learn's, brought to 3 x 32 x 32
     CIFAR10 = "cifar10"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """``samples``: of the training images the first so many. ``epoch_factor``: published epochs that one stands for.
-
-    ``reference``: the number of workers that a fixed global batch is worth. ``holds``: steps after which all wait.
-    """
-
-    policy: Policy
-    data: Data
-    samples: int
-    epoch_factor: float
-    reference: int
-    holds: tuple[int, ...] = ()
-
-    def write(self, folder: Path) -> None:
-        (folder / _SETTINGS).write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Settings:
-        """In a worker."""
-        return TypeAdapter(cls).validate_json((shared_folder(environ) / _SETTINGS).read_text())
 
 
 def shared_folder(environ: Mapping[str, str]) -> Path:
@@ -157,21 +134,36 @@ class Job:
     def first_workers(self) -> int:
         return FEWEST if self.kind is Kind.ELASTIC else int(self.kind)
 
-    def settings(self, recipe: Recipe) -> Settings:
-        """Held one step before each change, as that step is still made in the old world."""
-        return Settings(
-            policy=self.policy,
-            data=recipe.data,
-            samples=recipe.samples,
-            epoch_factor=PUBLISHED_EPOCHS / self.epochs,
-            reference=recipe.reference,
-            holds=tuple(change.step - 1 for change in self.changes),
-        )
+    @property
+    def holds(self) -> list[int]:
+        """Steps after which all wait: one before each change, as that step is still made in the old world."""
+        return [change.step - 1 for change in self.changes]
+
+    @property
+    def epoch_factor(self) -> float:
+        """Published epochs that one stands for."""
+        return PUBLISHED_EPOCHS / self.epochs
 
     def batch_flags(self, recipe: Recipe) -> dict[str, int]:
         if self.policy is Policy.RATE:
             return {"minibatch_size": recipe.worker_batch}
         return {"global_batch_size": recipe.global_batch, "max_worker_batch_size": recipe.micro_batch}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a job's workers are told."""
+
+    job: Job
+    recipe: Recipe
+
+    def write(self, folder: Path) -> None:
+        (folder / _TASK).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Task:
+        """In a worker."""
+        return TypeAdapter(cls).validate_json((shared_folder(environ) / _TASK).read_text())
 
 
 def draw_changes(recipe: Recipe, policy: Policy, epochs: int, count: int, seed: int) -> tuple[Change, ...]:
