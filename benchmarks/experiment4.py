@@ -120,8 +120,6 @@ def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) ->
         tell = scheduler.run_these if scheduler else lambda running: None
         ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, tell)
         completed = [collect(names[each.name], each, lab, artefacts) for each in ended]
-    for name in names:
-        lab.delete(name)
     return Outcome(completed, changes)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness import Parser, Results, add_out, names
 from benchmarks.ladders import TORCH, Ladder, Loop, Setting
-from benchmarks.loops.own_host import OF_ALL
+from benchmarks.loops.library import OF_ALL
 from benchmarks.models import RESNET50, TINY, worker_batch
 from benchmarks.rescale import HEARTBEAT_TIMEOUT, Key, measure_all
 from benchmarks.throughput import climb, report

@@ -38,8 +38,8 @@ class Summary:
     minimum: float
     maximum: float
 
-    def show(self, digits: int = 3, factor: float = 1.0) -> str:
-        median, low, high = (f"{factor * each:.{digits}f}" for each in (self.median, self.minimum, self.maximum))
+    def show(self, digits: int = 3) -> str:
+        median, low, high = (f"{each:.{digits}f}" for each in (self.median, self.minimum, self.maximum))
         return f"{median} ({low}-{high})"
 
 

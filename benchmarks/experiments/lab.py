@@ -80,10 +80,6 @@ class Lab:
         volume = ["--volume", self.options.volume] if self.options.volume else []
         self.elasticdl("train", "--job_name", name, "--image", self.options.image, "--detach", *volume, *flags)
 
-    def delete(self, name: str) -> None:
-        self.elasticdl("delete", name)
-        self._jobs.remove(name)
-
     def journal(self, name: str) -> list[Entry]:
         return [json.loads(line) for line in self.elasticdl("events", name, "--json").splitlines()]
 
@@ -152,9 +148,7 @@ def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
         with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
         namespace = options.namespace
-        with refusals(
-            f"use --namespace {namespace}" if namespace else "make a namespace (or give one with --namespace)"
-        ):
+        with refusals(f"use --namespace {namespace}" if namespace else "make one (or give one with --namespace)"):
             if namespace:
                 core.read_namespace(namespace)
             else:

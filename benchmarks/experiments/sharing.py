@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -91,32 +91,22 @@ RESTART_FACTOR = 0.9  # of the speedup of a job that would be restarted
 class Policy:
     name: str
     title: str
-    flags: Callable[[Lab, int], list[str]]  # of a job on so many GPUs
+    workers: str  # of each job, on so many GPUs
+    more: tuple[str, ...] = ()
+    gang: bool = False
     scheduled: bool = False  # somebody says how many workers each job has
 
-
-def fixed(size: int) -> Policy:
-    def flags(lab: Lab, gpus: int) -> list[str]:
-        return ["--num_workers", str(size), *queue_flags(lab.options)]
-
-    return Policy(f"fixed{size}", f"each job has {size} workers, or waits", flags)
-
-
-def elastic(*more: str) -> Callable[[Lab, int], list[str]]:
-    return lambda lab, gpus: ["--num_workers", f"1-{gpus}", *more]
+    def flags(self, lab: Lab, gpus: int) -> list[str]:
+        gang = queue_flags(lab.options) if self.gang else []
+        return ["--num_workers", self.workers.format(gpus=gpus), *self.more, *gang]
 
 
 POLICIES = (
-    fixed(4),
-    fixed(2),
-    Policy("greedy", "everybody takes what is free", elastic()),
-    Policy(
-        "adaptdl",
-        "AdaptDL's rule, by a scheduler above the jobs",
-        lambda lab, gpus: ["--num_workers", "1"],
-        scheduled=True,
-    ),
-    Policy("share", "jobs share by themselves (--share_queue)", elastic("--share_queue", QUEUE)),
+    Policy("fixed4", "each job has 4 workers, or waits", "4", gang=True),
+    Policy("fixed2", "each job has 2 workers, or waits", "2", gang=True),
+    Policy("greedy", "everybody takes what is free", "1-{gpus}"),
+    Policy("adaptdl", "AdaptDL's rule, by a scheduler above the jobs", "1", scheduled=True),
+    Policy("share", "jobs share by themselves (--share_queue)", "1-{gpus}", ("--share_queue", QUEUE)),
 )
 
 

@@ -6,7 +6,7 @@ BEGAN = time.time()
 
 # ruff: noqa: E402
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -114,24 +114,8 @@ def fit(work: Work, *, jit_compile: bool | str = "auto") -> None:
     model.fit(inputs, labels, batch, epochs=10**9, verbose=0, callbacks=[Steps(work.record, team)])
 
 
-Gradients = Sequence[tf.Tensor]
-
-
 def horovod(work: Work) -> None:
-    """As Horovod documents it: the tape's gradients, a tensor at a time."""
-    import horovod.tensorflow as hvd
-
-    _horovod(work, lambda gradients: [hvd.allreduce(gradient, op=hvd.Average) for gradient in gradients])
-
-
-def horovod_grouped(work: Work) -> None:
-    """All gradients in one group."""
-    import horovod.tensorflow as hvd
-
-    _horovod(work, functools.partial(hvd.grouped_allreduce, op=hvd.Average))
-
-
-def _horovod(work: Work, average: Callable[[Gradients], Gradients]) -> None:
+    """As Horovod documents it, with all of the tape's gradients in one group."""
     import horovod.tensorflow as hvd
 
     record = work.record
@@ -144,7 +128,8 @@ def _horovod(work: Work, average: Callable[[Gradients], Gradients]) -> None:
     def make_step(inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = loss(labels, model(inputs, training=True))
-        optimizer.apply(average(tape.gradient(value, model.trainable_variables)), model.trainable_variables)
+        gradients = hvd.grouped_allreduce(tape.gradient(value, model.trainable_variables), op=hvd.Average)
+        optimizer.apply(gradients, model.trainable_variables)
         return value
 
     def agree(number: int) -> int:
@@ -168,7 +153,6 @@ LOOPS: dict[str, Callable[[Work], None]] = {
     "fit": fit,
     "fit-xla": functools.partial(fit, jit_compile=True),
     "horovod": horovod,
-    "horovod-grouped": horovod_grouped,
 }
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
 from benchmarks.storm.driver import RANGES, Brought, Driver, Kind, Story, schedule
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.surroundings import MASTER, Disk, Network
+from benchmarks.storm.surroundings import Disk, Network
 from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, check_journal, compare
 from elasticdl.job.journal import Entry, dump_entry
 
@@ -52,11 +52,10 @@ class Run:
         with Processes(self._folder, home) as processes:
             network = Network(HOSTS, processes)
             with closing(Disk(self._folder / "disk")) as disk:
-                checkpoints = disk.folder / "checkpoints"
-                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, MASTER, checkpoints)
+                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, disk.folder)
                 try:
                     self._disturb(job, network, disk)
-                    _check_checkpoints(checkpoints, job.steps)
+                    _check_checkpoints(job.checkpoints, job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
                 except Failed as failure:
                     self._tell(failure, job)

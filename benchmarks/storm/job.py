@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.job import COMMAND, Journal, success_of
 from benchmarks.processes import Failed, Growing, Processes, wait_until
 from benchmarks.storm.lasting_master import Host, agents_of, hosts_of
+from benchmarks.storm.surroundings import MASTER
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
@@ -22,7 +23,7 @@ from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import Entry
 from elasticdl.job.spec import JobSpec, WorkerRange
 
-NAME, MASTER = "storm", "master"
+NAME = "storm"
 PORT = 4000  # of a network namespace in which nobody else is
 HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
@@ -43,13 +44,7 @@ class LastingJob:
     """Trains `watched_softmax`; all that it writes is in the folder of the processes, but for its checkpoints."""
 
     def __init__(
-        self,
-        processes: Processes,
-        epochs: int,
-        workers: WorkerRange,
-        hosts: Sequence[Host],
-        master: Host,
-        checkpoints: Path,
+        self, processes: Processes, epochs: int, workers: WorkerRange, hosts: Sequence[Host], disk: Path
     ) -> None:
         folder, self._processes = processes.folder, processes
         self.dir = JobDir(folder / "jobs" / NAME)
@@ -57,10 +52,11 @@ class LastingJob:
         self._hosts = {host.address: host for host in hosts}
         self.losses, self.record = folder / "losses", folder / "record"
         self.losses.mkdir()
+        self.checkpoints = disk / "checkpoints"
         self.steps = epochs * STEPS_PER_EPOCH
         self.journal = Journal(self.dir.journal, self.raise_if_over)
         self._slow = folder / "slow"
-        self._address = f"{master.address}:{PORT}"
+        self._address = f"{MASTER.address}:{PORT}"
         self._master: subprocess.Popen[bytes] | None = None
         self._losses: dict[int, Growing] = {}
         self._last_steps: dict[int, int] = {}  # by worker
@@ -71,7 +67,7 @@ class LastingJob:
             "model_def": "watched_softmax",
             "num_epochs": epochs,
             "global_batch_size": BATCH,
-            "checkpoint_dir": str(checkpoints),
+            "checkpoint_dir": str(self.checkpoints),
             "checkpoint_steps": CHECKPOINT_STEPS,
             "sample_record": str(self.record),
             "heartbeat_timeout": HEARTBEAT_TIMEOUT,
@@ -87,7 +83,7 @@ class LastingJob:
 
     def start_master(self) -> None:
         module = "benchmarks.storm.lasting_master"
-        self._master = self._processes.start_module(MASTER, module, str(self.dir.path), self._address)
+        self._master = self._processes.start_module("master", module, str(self.dir.path), self._address)
 
     def kill_master(self) -> None:
         assert self._master is not None
@@ -97,7 +93,7 @@ class LastingJob:
 
     def raise_if_over(self) -> None:
         if self._master is not None and (code := self._master.poll()) is not None:
-            raise Failed(f"the master ended with {code}; its log: {self._processes.tail(MASTER)}")
+            raise Failed(f"the master ended with {code}; its log: {self._processes.tail('master')}")
 
     def scale(self, workers: WorkerRange) -> subprocess.Popen[bytes]:
         """Begin `elasticdl scale`."""

@@ -62,7 +62,7 @@ def test_a_benchmark_tells_what_it_measures(run, benchmark, arguments, found):
     ("needs", "loops"),
     [
         ("torch", ["elasticdl-torch", "elasticdl-horovod", "horovod", "ddp"]),
-        ("tensorflow", ["keras-2-torch", "horovod-tf"]),
+        ("tensorflow", ["keras-2-torch", "horovod-tf-grouped"]),
         ("lightning", ["transformers-elastic-2", "lightning-ddp-2"]),
     ],
 )
