@@ -30,10 +30,9 @@ from benchmarks.experiments.options import (
 from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
-from benchmarks.experiments.serving.deployment import APP, deployed, save_logs
 from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
-from benchmarks.experiments.serving.service import Records, Service
+from benchmarks.experiments.serving.service import APP, Records, Service, deployed, save_logs
 from benchmarks.experiments.training import HEARTBEAT_SECONDS, STEP_COLUMNS, Followed, Training, step_rows
 from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
@@ -90,61 +90,58 @@ class ElasticRun:
         """``options``: further ones of the job, by name."""
         program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "steps"]
         program += flags_of({"model": model, "folder": processes.folder})
-        self._job = ElasticJob("rescale", f"1-{workers}", program, options, processes)
+        self.job = ElasticJob("rescale", f"1-{workers}", program, options, processes)
         self._workers = workers
         self._folder = processes.folder
         self._logs = StepLogs(processes.folder)
 
     def start(self) -> None:
-        self._job.start()
+        self.job.start()
         self._wait_for_world(0, self._workers, START_SECONDS)
-
-    def stop(self) -> None:
-        self._job.stop()
 
     def repeat(self, event: str, number: int, settle: float, rng: random.Random) -> list[Change]:
         """Provoke the event once, and let the job grow back: two changes."""
         world = self._settle(self._workers, settle, rng)
-        mark, now = self._job.journal.mark(), time.monotonic()
+        mark, now = self.job.journal.mark(), time.monotonic()
         if event == "grow":
-            self._job.scale(1, self._workers - 1)
+            self.job.scale(1, self._workers - 1)
         else:
-            os.kill(self._job.pid_of(world["members"][number % self._workers]), SIGNALS[event])
+            os.kill(self.job.pid_of(world["members"][number % self._workers]), SIGNALS[event])
         fewer = self._wait_for_world(mark, self._workers - 1, EVENT_SECONDS)
         lost = self._collect("scale-down" if event == "grow" else event, world, fewer, mark, now)
         if event == "grow":
             fewer = self._settle(self._workers - 1, settle, rng)
-            mark = self._job.journal.mark()
-            self._job.scale(1, self._workers)
+            mark = self.job.journal.mark()
+            self.job.scale(1, self._workers)
         return [lost, self._regrow("grow" if event == "grow" else "rejoin", fewer, mark)]
 
     def _regrow(self, event: str, fewer: Entry, mark: int) -> Change:
         """Wait until a newcomer has been let in; counted from when the members were told of it."""
         more = self._wait_for_world(mark, self._workers, START_SECONDS)
-        told = [each for each in self._job.journal.of("change_announced") if each["world"] == more["world"] - 1]
+        told = [each for each in self.job.journal.of("change_announced") if each["world"] == more["world"] - 1]
         since = (told[-1] if told else more)["time"] - time.time() + time.monotonic()
-        return self._collect(event, fewer, more, self._job.journal.entries.index(more), since)
+        return self._collect(event, fewer, more, self.job.journal.entries.index(more), since)
 
     def _wait_for_world(self, mark: int, size: int, seconds: float) -> Entry:
         def formed(entry: Entry) -> bool:
             return entry["event"] == "world_formed" and len(entry["members"]) == size
 
-        return self._job.journal.wait(formed, mark, seconds, f"a world of {size}")
+        return self.job.journal.wait(formed, mark, seconds, f"a world of {size}")
 
     def _settle(self, size: int, seconds: float, rng: random.Random) -> Entry:
         """Wait until the newest world has this size and has trained for a while; then for a random part of a step."""
 
         def steady() -> bool:
-            world = self._job.world()
+            world = self.job.world()
             if len(world["members"]) != size or time.time() - world["time"] < seconds:
                 return False
             self._logs.read()
-            pids = [self._job.pid_of(worker) for worker in world["members"]]
+            pids = [self.job.pid_of(worker) for worker in world["members"]]
             return all(self._logs.count(pid, str(world["world"])) >= SETTLED_STEPS for pid in pids)
 
-        wait_until(steady, START_SECONDS, f"steady training with {size} workers", self._job.raise_if_over)
-        world = self._job.world()
-        steps = self._logs.steps[self._job.pid_of(world["members"][0])]
+        wait_until(steady, START_SECONDS, f"steady training with {size} workers", self.job.raise_if_over)
+        world = self.job.world()
+        steps = self._logs.steps[self.job.pid_of(world["members"][0])]
         time.sleep(rng.random() * (steps[-1].time - steps[-2].time))
         return world
 
@@ -152,8 +149,9 @@ class ElasticRun:
         """What the survivors report of the change from ``old`` to ``new``, and what their step logs say of it."""
         survivors = [worker for worker in old["members"] if worker in new["members"]]
         pauses = [self._pause_of(worker, new["world"], mark) for worker in survivors]
-        pids = [self._job.pid_of(worker) for worker in survivors]
-        wait_until(lambda: self._has_stepped(pids, old["world"]), EVENT_SECONDS, "a step after the change")
+        pids = [self.job.pid_of(worker) for worker in survivors]
+        world = old["world"]
+        wait_until(lambda: self._logs.newest_world(pids) > world, EVENT_SECONDS, "a step after the change")
         own = [self._logs.steps[pid] for pid in pids]
         halves = [split_at(steps, since, [int(step.world) > old["world"] for step in steps]) for steps in own]
         files = [path for pid in pids if (path := traces_path(self._folder, pid)).exists()]
@@ -174,11 +172,7 @@ class ElasticRun:
         def wanted(entry: Entry) -> object:
             return entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world
 
-        return self._job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
-
-    def _has_stepped(self, pids: Collection[int], old_world: int) -> bool:
-        steps = self._logs.read()
-        return all(int(steps[pid][-1].world) > old_world for pid in pids)
+        return self.job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
 
 
 def main() -> int:
@@ -247,7 +241,7 @@ def measure(
                         results.add("change", **{**asdict(key), **asdict(change)}, **fields)
                         tell(replace(key, event=change.event), number, change)
                         yield change
-                run.stop()
+                run.job.stop()
         except Failed as failure:
             results.add("failure", **asdict(key), reason=str(failure))
             print(f"{key}: FAILED: {failure}", flush=True)

@@ -55,6 +55,11 @@ class StepLogs:
         """Steps that this process has made in this world."""
         return sum(step.world == world for step in self.steps.get(pid, []))
 
+    def newest_world(self, pids: Iterable[int]) -> int:
+        """In which all of these processes have made a step; worlds are numbered."""
+        steps = self.read()
+        return min(int(steps[pid][-1].world) for pid in pids)
+
     def active(self, size: int, after: float, count: int) -> set[int]:
         """Processes that made at least so many steps in a world of this size since then, one of them the last."""
         found = set()

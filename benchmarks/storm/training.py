@@ -37,15 +37,7 @@ class Agreement:
 
 def undisturbed(epochs: int) -> list[float]:
     """The loss of every step as PyTorch alone makes them: one process, whole batches, only the order is the job's."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for what is as small as this, several only wait for one another
-    try:
-        return _train_alone(epochs)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train_alone(epochs: int) -> list[float]:
     inputs, labels = watched_softmax.dataset("training", "").tensors
     model = watched_softmax.custom_model()
     optimizer = watched_softmax.optimizer(model.parameters())

@@ -58,15 +58,6 @@ def parse_curve(text: str, scale: float, ramp: float) -> Curve:
     )
 
 
-def arrivals(curve: Curve, per_replica: float, rng: random.Random) -> Iterator[float]:
-    """When requests come: a Poisson process whose rate follows the curve."""
-    most = max(curve.replicas) * per_replica
-    time = 0.0
-    while (time := time + rng.expovariate(most)) < curve.end:
-        if rng.random() * most < curve.rate(time, per_replica):
-            yield time
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """``per_replica``: requests a second; ``patience``: how many recommendations a step down waits for."""
@@ -121,8 +112,13 @@ class LoadPlan:
 
 
 def requests_of(plan: LoadPlan, per_replica: float) -> list[float]:
-    """When they are due."""
-    return list(arrivals(plan.curve, per_replica, random.Random(plan.seed)))
+    """When they are due: a Poisson process whose rate follows the curve."""
+    rng, time, found = random.Random(plan.seed), 0.0, []
+    most = max(plan.curve.replicas) * per_replica
+    while (time := time + rng.expovariate(most)) < plan.curve.end:
+        if rng.random() * most < plan.curve.rate(time, per_replica):
+            found.append(time)
+    return found
 
 
 def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
