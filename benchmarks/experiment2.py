@@ -18,15 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
-from benchmarks.experiments.options import (
-    NO_QUEUE,
-    Options,
-    make_parser,
-    not_negative,
-    positive,
-    read,
-    run,
-)
+from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, not_negative, positive, read, run
 from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
@@ -78,10 +70,6 @@ class Setting:
     def replicas(self) -> int:
         """At the beginning."""
         return self.plan.curve.replicas[0]
-
-    @property
-    def workers(self) -> int:
-        return self.gpus - self.replicas
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,9 +138,10 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         try:
             followed = begin(setting, lab, processes)
             service.wait_for_replicas(setting.replicas, START_SECONDS, followed.raise_if_over)
-            followed.wait_for_world(setting.workers, START_SECONDS)
+            workers = setting.gpus - setting.replicas
+            followed.wait(lambda: world_size(followed) == workers, f"a world of {workers} workers", START_SECONDS)
             print("all replicas serve, all workers train: the load begins", flush=True)
-            with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")) as series:
+            with GpuSeries(lab.core, lab.namespace, artefacts.folder / "gpus.csv") as series:
                 records.clock = series.now
                 autoscaler = Autoscaler(setting.rule, setting.replicas)
                 service.play(setting.plan, autoscaler, scale, followed.raise_if_over)
@@ -160,7 +149,7 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
                 settle(followed, setting.gpus - replicas[-1])
             followed.stop()
         except Failed:
-            save_logs(lab, artefacts.path("serving.log"))
+            save_logs(lab, artefacts.folder / "serving.log")
             raise
         finally:
             artefacts.table("pods", ("pod", *Fact), history.rows())
@@ -195,10 +184,16 @@ def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
     return followed
 
 
+def world_size(followed: Followed) -> int:
+    """Of the newest."""
+    return max((len(entry["members"]) for entry in followed.journal.of("world_formed")[-1:]), default=0)
+
+
 def settle(followed: Followed, workers: int) -> None:
     """Let the last GPU that was freed come to its first step, which is measured, too."""
     try:
-        followed.wait_for_steps(workers, SETTLE_SECONDS)
+        made = f"steps of {workers} workers"
+        followed.wait(lambda: [step.workers for step in followed.steps()[-1:]] == [workers], made, SETTLE_SECONDS)
     except Failed as error:
         followed.raise_if_over()
         print(f"warning: {error}", file=sys.stderr)

@@ -34,7 +34,7 @@ from benchmarks.experiments.figures import draw_accuracies
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.options import ClusterKind, Options, counting, make_parser, read, run
 from benchmarks.experiments.pods import GpuSeries
-from benchmarks.harness import Parser, flat, show_table, show_targets
+from benchmarks.harness import flat, show_table, show_targets
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
@@ -43,13 +43,6 @@ SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a pro
 CHANGES = 4  # of workers, in an elastic job
 RESULTS = ("summary.json", "experiment3.*", "accuracy.csv", "losses.csv", "gpus.csv", "batch-*.jsonl", "rate-*.jsonl")
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
-
-
-def add_options(parser: Parser) -> None:
-    parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
-    parser.add_argument("--seeds", type=counting, default=3, help="from --seed on (3)")
-    parser.add_argument("--at_once", type=counting, default=2, help="jobs; each needs up to four GPUs (2)")
-    parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
 
 
 class Experiment:
@@ -74,6 +67,9 @@ class Experiment:
                 lanes.shutdown(cancel_futures=True)
             for each in done:
                 each.result()
+        show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
+        summary = summarise(self._done())
+        show_targets(flat(summary), targets(summary))
 
     def _keep(self, course: Course, job: Job) -> None:
         result = course.run(job)
@@ -84,12 +80,6 @@ class Experiment:
             self._write()
             done = f"{len(self._curves)}/{len(self._jobs)}"
         print(f"{done} {result.job.name}: {len(curve.losses)} steps, accuracy {curve.accuracies[-1]:.4f}", flush=True)
-
-    def show(self) -> None:
-        """All that has been done."""
-        show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
-        summary = summarise(self._done())
-        show_targets(flat(summary), targets(summary))
 
     def _done(self) -> list[Curve]:
         return [self._curves[job.name] for job in self._jobs if job.name in self._curves]
@@ -115,7 +105,10 @@ class Experiment:
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment3", __doc__, SCALE, seconds_per_sample=0)
-    add_options(parser)
+    parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
+    parser.add_argument("--seeds", type=counting, default=3, help="from --seed on (3)")
+    parser.add_argument("--at_once", type=counting, default=2, help="jobs; each needs up to four GPUs (2)")
+    parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
     options = read(parser, argv)
     return run(parser, lambda: _run(options))
 
@@ -124,11 +117,11 @@ def _run(options: Options) -> None:
     _check_data(options)
     recipe = CIFAR10 if options.training_data else DIGITS
     jobs, simulated = _jobs(recipe, options), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
-    with conducted(options, MOST * options.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
-        experiment = Experiment(jobs, recipe, artefacts)
-        with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
-            experiment.run(lab, options.shared or lab.folder, options.at_once)
-        experiment.show()
+    with (
+        conducted(options, MOST * options.at_once, RESULTS, REAL, simulated) as (lab, artefacts),
+        GpuSeries(lab.core, lab.namespace, artefacts.folder / "gpus.csv"),
+    ):
+        Experiment(jobs, recipe, artefacts).run(lab, options.shared or lab.folder, options.at_once)
 
 
 def _check_data(options: Options) -> None:

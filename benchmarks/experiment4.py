@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -115,8 +115,7 @@ def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) ->
     """Submit all jobs in their time, and wait for their ends."""
     names = {f"{policy.name}-{job.name}": job for job in setting.jobs}
     jobs = [Submission(name, job.arrival, flags_for(policy, job, lab, setting)) for name, job in names.items()]
-    with ExitStack() as stack:
-        scheduler = stack.enter_context(Scheduler(lab, setting.gpus)) if policy.scheduled else None
+    with Scheduler(lab, setting.gpus) if policy.scheduled else nullcontext() as scheduler:
         tell = scheduler.run_these if scheduler else lambda running: None
         ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, tell)
         completed = [collect(names[each.name], each, lab, artefacts) for each in ended]

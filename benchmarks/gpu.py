@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from benchmarks.experiments.options import counting, positive
 from benchmarks.harness import Parser, Results, add_out, names
 from benchmarks.ladders import TORCH, Ladder, Loop, Setting
 from benchmarks.loops.library import OF_ALL
@@ -80,18 +81,16 @@ def parse() -> argparse.Namespace:
     parser = Parser("gpu", __doc__)
     parser.add_argument("--small", action="store_true", help="as without a GPU: a tiny model, few steps")
     parser.add_argument("--parts", type=names, default=list(PARTS), help=",".join(PARTS))
-    parser.add_argument("--rounds", type=int, help=f"of plain and elastic steps; default: {FULL.rounds}")
-    parser.add_argument("--seconds", type=float, help=f"that each of them is measured; default: {FULL.seconds:g}")
-    parser.add_argument("--repetitions", type=int, help=f"of each change of workers; default: {FULL.repetitions}")
+    parser.add_argument("--rounds", type=counting, help=f"of plain and elastic steps; default: {FULL.rounds}")
+    parser.add_argument("--seconds", type=positive, help=f"that each of them is measured; default: {FULL.seconds:g}")
+    parser.add_argument("--repetitions", type=counting, help=f"of each change of workers; default: {FULL.repetitions}")
     parser.add_argument("--nccl", action="store_true", help="workers that share the GPU reduce by NCCL, over sockets")
     add_out(parser)
     args = parser.parse_args()
     parser.require_known(args, parts=PARTS)
     args.small = args.small or choose_device().type == "cpu"
     base = asdict(SMALL if args.small else FULL)
-    given = {name: value for name in OPTIONAL if (value := getattr(args, name)) is not None}
-    if given and min(given.values()) <= 0:
-        parser.error(f"--{', --'.join(OPTIONAL)}: above 0")
+    given = {name: value for name in OPTIONAL if (value := getattr(args, name))}
     if args.nccl and choose_device().type != GPU:
         parser.error("--nccl: there is no GPU")
     args.sizes = Sizes(**base | given)

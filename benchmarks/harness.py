@@ -132,16 +132,12 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 def show_summaries(title: str, rows: Mapping[str, Mapping[str, Summary]], digits: int = 2) -> None:
     """Median and range of whatever was measured, in columns by its names."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    columns = [column.replace("_", " ") for row in list(rows.values())[:1] for column in row]
     cells = [
-        [
-            name,
-            str(max(each.n for each in row.values())),
-            *(row[each].show(digits) if each in row else "-" for each in columns),
-        ]
+        [name, str(max(each.n for each in row.values())), *(each.show(digits) for each in row.values())]
         for name, row in rows.items()
     ]
-    show_table(f"{title}: median (range)", ["", "n", *(column.replace("_", " ") for column in columns)], cells)
+    show_table(f"{title}: median (range)", ["", "n", *columns], cells)
 
 
 def flat(numbers: Mapping[str, Any]) -> dict[str, Any]:

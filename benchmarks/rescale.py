@@ -135,9 +135,9 @@ class ElasticRun:
             world = self.job.world()
             if len(world["members"]) != size or time.time() - world["time"] < seconds:
                 return False
-            self._logs.read()
-            pids = [self.job.pid_of(worker) for worker in world["members"]]
-            return all(self._logs.count(pid, str(world["world"])) >= SETTLED_STEPS for pid in pids)
+            logs, number = self._logs.read(), str(world["world"])
+            own = [logs.get(self.job.pid_of(worker), []) for worker in world["members"]]
+            return all(sum(step.world == number for step in steps) >= SETTLED_STEPS for steps in own)
 
         wait_until(steady, START_SECONDS, f"steady training with {size} workers", self.job.raise_if_over)
         world = self.job.world()

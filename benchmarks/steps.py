@@ -51,10 +51,6 @@ class StepLogs:
                 self.steps.setdefault(int(path.stem.partition("-")[2]), []).extend(map(_parse, lines))
         return self.steps
 
-    def count(self, pid: int, world: str) -> int:
-        """Steps that this process has made in this world."""
-        return sum(step.world == world for step in self.steps.get(pid, []))
-
     def newest_world(self, pids: Iterable[int]) -> int:
         """In which all of these processes have made a step; worlds are numbered."""
         steps = self.read()

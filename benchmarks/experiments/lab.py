@@ -173,15 +173,12 @@ def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
     total = sum(gpu_capacity(core).values())
     listed: Any = core.list_pod_for_all_namespaces(_preload_content=False)
     pods = json.loads(listed.data)["items"]
-    if total < wanted:
-        raise UserError(f"the cluster has {total} GPUs ({GPU}) on nodes that take pods; the experiment needs {wanted}")
-    holders = {"{namespace}/{name}".format_map(pod["metadata"]): held_gpus(pod) for pod in pods}
-    taken = {name: held for name, held in holders.items() if held}
-    if total - sum(taken.values()) < wanted:
-        raise UserError(
-            f"the cluster is busy: {total - sum(taken.values())} of its {total} GPUs are free, the experiment needs "
-            f"{wanted}; the others are held by {', '.join(sorted(taken)[:5])}{' ...' if len(taken) > 5 else ''}"
-        )
+    taken = {"{namespace}/{name}".format_map(pod["metadata"]): held for pod in pods if (held := held_gpus(pod))}
+    free = total - sum(taken.values())
+    if free < wanted:
+        others = f"; pods hold the others: {', '.join(sorted(taken)[:5])}" if taken else ""
+        there = f"{free} of {total} GPUs ({GPU}) on nodes that take pods are free"
+        raise UserError(f"the experiment needs {wanted} GPUs, and {there}{others}")
 
 
 @contextmanager

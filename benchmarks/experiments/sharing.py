@@ -43,9 +43,6 @@ class Kind:
         share = -(-BATCH // workers) / BATCH
         return self.serial + (1 - self.serial) * share + reduction
 
-    def speedup(self, workers: int) -> float:
-        return self.seconds(1) / self.seconds(workers) if workers else 0.0
-
 
 KINDS = (
     Kind("good", serial=0.02, network=0.005, growth=0.002),

@@ -92,18 +92,6 @@ class Followed:
         """For ever if need be: a job in which nobody makes progress ends by itself."""
         wait_until(condition, seconds, f"{self.name}: {what}", self.raise_if_over)
 
-    def wait_for_world(self, workers: int, seconds: float) -> None:
-        def sizes() -> list[int]:
-            return [len(entry["members"]) for entry in self.journal.of("world_formed")]
-
-        self.wait(lambda: sizes()[-1:] == [workers], f"a world of {workers} workers", seconds)
-
-    def wait_for_steps(self, workers: int, seconds: float) -> None:
-        """Until so many workers make them."""
-        self.wait(
-            lambda: [step.workers for step in self.steps()[-1:]] == [workers], f"steps of {workers} workers", seconds
-        )
-
     def stop(self) -> None:
         """The job, by the command; returns when the followers have seen its end."""
         self._lab.elasticdl("stop", self.name)
@@ -148,7 +136,7 @@ def run_jobs(
     """
     submitted: dict[str, float] = {}
     to_come, running = deque(jobs), list[str]()
-    with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{what}.csv")) as series:
+    with GpuSeries(lab.core, lab.namespace, artefacts.folder / f"gpus-{what}.csv") as series:
 
         def is_due() -> bool:
             return bool(to_come) and series.now() >= to_come[0].after

@@ -126,12 +126,9 @@ class Points(Dataset):  # type: ignore[type-arg]
             if not (self.folder / "began").exists():
                 note_begin(self.folder)
             if self.fault == "load_behind_a_lock":
-                self.load_behind_a_lock()
+                wait_for_a_lock()
             time.sleep(0.01)  # load_slowly
         return torch.linspace(-1, 1, 8) * (index % 13), index % 3
-
-    def load_behind_a_lock(self) -> None:
-        wait_for_a_lock()
 
 
 class Work(torch.nn.Module):

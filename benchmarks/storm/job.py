@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.job import COMMAND, Journal, success_of
 from benchmarks.processes import Failed, Growing, Processes, wait_until
-from benchmarks.storm.lasting_master import Host, agents_of, hosts_of
+from benchmarks.storm.lasting_master import HOSTS, Host, agents_of
 from benchmarks.storm.surroundings import MASTER
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
@@ -75,7 +75,7 @@ class LastingJob:
         }
         spec = JobSpec.model_validate(options)
         self.dir.spec.write_text(spec.to_json())
-        hosts_of(self.dir).write_text(json.dumps(hosts))
+        (self.dir.path / HOSTS).write_text(json.dumps(hosts))
         for role, files in issue(NAME, datetime.now(UTC)).items():
             files.write(self.dir.tls / role)
 

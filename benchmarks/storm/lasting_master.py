@@ -43,6 +43,7 @@ from elasticdl.places.base import Launcher, Limits, Place, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.polled import End, PolledPlaces
 
+HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
 POLL_SECONDS = 0.2
 # Writes its process id before anything else, so that a master which is killed at that moment leaves no agent unknown to the next.
@@ -61,7 +62,7 @@ class HostProvider:
 
     def __init__(self, job_dir: JobDir, master: str) -> None:
         self._folder = agents_of(job_dir)
-        self._hosts = [Host(*each) for each in json.loads(hosts_of(job_dir).read_text())]
+        self._hosts = [Host(*each) for each in json.loads((job_dir.path / HOSTS).read_text())]
         self._environment = {
             **os.environ,
             variables.MASTER: master,
@@ -139,12 +140,6 @@ class FileStore(SnapshotStore):
 
     async def save(self, memory: Snapshot) -> None:
         write_aside(self._path, memory.to_json())
-
-
-def hosts_of(job_dir: JobDir) -> Path:
-    """A file that has them."""
-    path: Path = job_dir.path / "hosts.json"
-    return path
 
 
 async def run(job_dir: JobDir, host: str, port: int) -> EndJob:

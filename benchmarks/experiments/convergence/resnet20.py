@@ -16,15 +16,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from benchmarks.experiments.convergence.plan import (
-    Data,
-    Policy,
-    Step,
-    Task,
-    go_file,
-    held_file,
-    shared_folder,
-)
+from benchmarks.experiments.convergence.plan import Data, Policy, Step, Task, go_file, held_file, shared_folder
 from benchmarks.experiments.zoo.step_log import InWorld
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from model_zoo.cifar10 import resnet20_torch
