@@ -48,21 +48,10 @@ SIMULATED = (
 GANGS = {OWN_QUEUE: "by a small scheduler of these benchmarks", NO_QUEUE: "pod by pod, as there is no --queue"}
 Numbers = Mapping[str, Any]
 # Of the report's text; mean and GPU-seconds from the series behind its figure.
+OF_A_MODE = ("makespan", "first ended", "second ended", "mean_gpus", "second_waited_for_gpus")
 PUBLISHED: Numbers = {
-    "gang": {
-        "makespan": 968,
-        "first ended": 465,
-        "second ended": 968,
-        "mean_gpus": 3.73,
-        "second_waited_for_gpus": 398,
-    },
-    "elastic": {
-        "makespan": 809,
-        "first ended": 474,
-        "second ended": 809,
-        "mean_gpus": 4.65,
-        "second_waited_for_gpus": 0,
-    },
+    "gang": dict(zip(OF_A_MODE, (968, 465, 968, 3.73, 398), strict=True)),
+    "elastic": dict(zip(OF_A_MODE, (809, 474, 809, 4.65, 0), strict=True)),
     "ratio": 0.836,
     "gpu_seconds_overhead": 0.044,
 }
@@ -95,15 +84,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What both modes have in common."""
-
-    options: Options
-    plan: Plan
-    training: Training
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one mode."""
 
@@ -118,10 +98,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=natural, default=0, help="of each job; needed with real GPUs")
     parser.add_argument("--global_batch_size", type=natural, default=0, help="samples a step over all workers")
     options = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options)))
+    return run(parser, lambda: experiment(options, *planned(options)))
 
 
-def make_setting(options: Options) -> Setting:
+def planned(options: Options) -> tuple[Plan, Training]:
     if not 0 < options.workers < options.gpus < 2 * options.workers:
         raise UserError(f"--workers {options.workers} --gpus {options.gpus}: one job has to fit, and two must not")
     if not options.steps and not options.simulated:
@@ -130,21 +110,20 @@ def make_setting(options: Options) -> Setting:
     step = batch * options.seconds_per_sample
     steps = options.steps or max(round(options.workers * JOB_SECONDS / options.scale / step), 1)
     plan = Plan(options.gpus, options.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
-    return Setting(options, plan, Training(str(options.workers), steps, steps, batch, -(-batch // 2)))
+    return plan, Training(str(options.workers), steps, steps, batch, -(-batch // 2))
 
 
-def experiment(setting: Setting) -> None:
-    options, plan = setting.options, setting.plan
+def experiment(options: Options, plan: Plan, training: Training) -> None:
     with conducted(options, plan.gpus, RESULTS, REAL, simulated(options)) as (lab, artefacts):
-        data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
-        outcomes = {mode: measure(mode, lab, setting, data, artefacts) for mode in MODES}
+        told = {"targets": TARGETS, "published": PUBLISHED, "plan": asdict(plan), "training": asdict(training)}
+        data = lab.training_data(STEPS_PER_EPOCH * training.global_batch)
+        outcomes = {mode: measure(mode, lab, plan, training, data, artefacts) for mode in MODES}
         if not options.simulated:  # what the work is, real GPUs tell only by doing it
             job = outcomes["gang"].jobs[0]
             plan = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
         numbers = {mode: measured(plan, outcome.changes, outcome.jobs) for mode, outcome in outcomes.items()}
         comparison = compared(**numbers)
-        told = {"comparison": comparison, "targets": TARGETS, "published": PUBLISHED, "plan": asdict(setting.plan)}
-        artefacts.summary({**numbers, **told, "training": asdict(setting.training)})
+        artefacts.summary({**numbers, "comparison": comparison, **told})
         artefacts.figure("gpus", lambda path: draw_gpus(path, panels(outcomes), OWNERS, plan.gpus))
         title = f"Two jobs of {plan.workers} GPUs on {plan.gpus}; work is {plan.scale:g} times shorter than published"
         show_numbers(title, {**numbers, **{f"{mode}, published": PUBLISHED[mode] for mode in MODES}})
@@ -158,14 +137,14 @@ def simulated(options: Options) -> str:
     return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
 
 
-def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefacts) -> Outcome:
+def measure(mode: str, lab: Lab, plan: Plan, training: Training, data: str, artefacts: Artefacts) -> Outcome:
     """Run both jobs, and take down what happens."""
-    plan, training = setting.plan, setting.training
-    patience = START_SECONDS + 4 * plan.bound() if setting.options.simulated else 24 * 3600.0
+    options = lab.options
+    patience = START_SECONDS + 4 * plan.bound() if options.simulated else 24 * 3600.0
     if mode == "gang":
-        flags = [*training.flags(setting.options, data), *queue_flags(setting.options)]
+        flags = [*training.flags(options, data), *queue_flags(options)]
     else:
-        flags = replace(training, workers=f"1-{plan.workers}").flags(setting.options, data)
+        flags = replace(training, workers=f"1-{plan.workers}").flags(options, data)
     arrivals = dict(zip(JOBS, (0.0, plan.second_after), strict=True))
     jobs = [Submission(f"{mode}-{job}", after, flags) for job, after in arrivals.items()]
     ended, changes = run_jobs(mode, jobs, lab, artefacts, patience)
