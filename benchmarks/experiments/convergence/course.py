@@ -20,12 +20,14 @@ from benchmarks.experiments.convergence.plan import (
     read_steps,
 )
 from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.options import ClusterKind
 from benchmarks.experiments.training import THREADS, Followed
 from benchmarks.job import flags_of, success_of
 from benchmarks.processes import Failed, scratch
 from elasticdl.job.journal import Entry
 
 MODEL = "benchmarks.experiments.convergence.resnet20"
+MOUNT = Path("/experiment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """``shared``: a folder that the pods see under the same path; ``given_up``: set when nobody wants the results any more."""
+    """``shared``: a folder that the pods see, too, in a given cluster under the same path; ``given_up``: set when nobody wants the
+    results any more.
+    """
 
     lab: Lab
     recipe: Recipe
@@ -63,7 +67,9 @@ class Course:
             return Result(job, tuple(read_steps(folder)), journal)
 
     def _flags(self, job: Job, folder: Path) -> list[str]:
-        data = self.lab.options.training_data
+        data, volume = self.lab.options.training_data, {}
+        if self.lab.options.cluster is ClusterKind.TIER1:  # whose nodes are this machine; pods have a /tmp of their own
+            volume, folder = {"volume": f"host_path={self.shared},mount_path={MOUNT}"}, MOUNT / folder.name
         given = {
             "model_zoo": self.lab.options.repository,
             "model_def": MODEL,
@@ -73,6 +79,7 @@ class Course:
             "envs": f"{VARIABLE}={folder},{THREADS}",
             "worker_resource_request": "cpu=0.1,memory=2Gi,gpu=1",
             **({"training_data": data, "validation_data": data} if data else {}),
+            **volume,
             **job.batch_flags(self.recipe),
         }
         return flags_of(given)
