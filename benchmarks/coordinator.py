@@ -24,14 +24,10 @@ WORKERS = 3
 STEPS = 10  # that each worker has made before
 
 
-def watch(system: str, seconds: float, model: str) -> dict[str, int | float]:
-    """
-    Raises:
-        Failed: it did not come to train.
-    """
+def watch(system: str, seconds: float) -> dict[str, int | float]:
     with scratch() as processes:
         run = PeerRun(SYSTEMS[system](), processes)
-        run.start(model, WORKERS)
+        run.start("1m", WORKERS)
         run.settle(STEPS)
         workers = run.members
         coordinator = psutil.Process(processes.pids[0])
@@ -56,7 +52,6 @@ def main() -> int:
     parser = Parser("coordinator", __doc__)
     parser.add_argument("--systems", type=names, default=list(PEERS), help="which, separated by commas")
     parser.add_argument("--watch", type=float, default=120.0, help="seconds after the kill")
-    parser.add_argument("--model", default="1m")
     add_out(parser)
     args = parser.parse_args()
     parser.require_known(args, systems=PEERS)
@@ -66,7 +61,7 @@ def main() -> int:
             print(f"{system} is left out: {missing}", file=sys.stderr)
             continue
         try:
-            found = watch(system, args.watch, args.model)
+            found = watch(system, args.watch)
         except Failed as error:
             print(f"{system}: {error}", file=sys.stderr)
             continue

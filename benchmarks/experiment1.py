@@ -9,7 +9,6 @@ one to four. --help lists all options; docs/experiments.md has the results.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted, queue_flags
 from benchmarks.experiments.measures import Change, Work, first_use, gpu_seconds, mean_gpus, work_conserving
-from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, read, require_gpus, run
+from benchmarks.experiments.options import NO_QUEUE, OWN_QUEUE, Options, make_parser, natural, read, run
 from benchmarks.experiments.training import STEP_COLUMNS, JobRun, Submission, Training, job_run, run_jobs, step_rows
 from benchmarks.experiments.zoo.step_log import logged_steps
 from benchmarks.harness import show_numbers, show_targets
@@ -46,27 +45,13 @@ SIMULATED = (
     "a sample takes a worker {pace:g} s, whatever its core needs; nvidia.com/gpu is what a node says it has; a container is a "
     "process; {gangs}. Work is {scale:g} times shorter than published; starting is not"
 )
-GANGS: Mapping[str, str] = {
-    OWN_QUEUE: "gangs are placed by a small scheduler of these benchmarks",
-    NO_QUEUE: "a gang is placed pod by pod, as there is no --queue",
-}
+GANGS = {OWN_QUEUE: "by a small scheduler of these benchmarks", NO_QUEUE: "pod by pod, as there is no --queue"}
 Numbers = Mapping[str, Any]
 # Of the report's text; mean and GPU-seconds from the series behind its figure.
+OF_A_MODE = ("makespan", "first ended", "second ended", "mean_gpus", "second_waited_for_gpus")
 PUBLISHED: Numbers = {
-    "gang": {
-        "makespan": 968,
-        "first ended": 465,
-        "second ended": 968,
-        "mean_gpus": 3.73,
-        "second_waited_for_gpus": 398,
-    },
-    "elastic": {
-        "makespan": 809,
-        "first ended": 474,
-        "second ended": 809,
-        "mean_gpus": 4.65,
-        "second_waited_for_gpus": 0,
-    },
+    "gang": dict(zip(OF_A_MODE, (968, 465, 968, 3.73, 398), strict=True)),
+    "elastic": dict(zip(OF_A_MODE, (809, 474, 809, 4.65, 0), strict=True)),
     "ratio": 0.836,
     "gpu_seconds_overhead": 0.044,
 }
@@ -83,7 +68,8 @@ TARGETS = {
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Two jobs, on so many GPUs; ``job_gpu_seconds`` is the work of each without any overhead, ``scale`` times less than
-    was published."""
+    was published.
+    """
 
     gpus: int
     workers: int
@@ -98,15 +84,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What both modes have in common."""
-
-    options: Options
-    plan: Plan
-    training: Training
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one mode."""
 
@@ -118,43 +95,35 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment1", __doc__, SCALE, SECONDS_PER_SAMPLE)
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"the most that each job has ({WORKERS})")
-    parser.add_argument("--steps", type=int, default=0, help="of each job; needed with real GPUs")
-    parser.add_argument("--global_batch_size", type=int, default=0, help="samples a step over all workers")
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    parser.add_argument("--steps", type=natural, default=0, help="of each job; needed with real GPUs")
+    parser.add_argument("--global_batch_size", type=natural, default=0, help="samples a step over all workers")
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(options, *planned(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: with real GPUs nobody but the user knows how long a step takes.
-    """
-    if not 0 < args.workers < args.gpus < 2 * args.workers:
-        raise UserError(f"--workers {args.workers} --gpus {args.gpus}: one job has to fit, and two must not")
-    require_gpus(options)
-    for name in ("steps", "global_batch_size"):
-        if getattr(args, name) < 0:
-            raise UserError(f"--{name} {getattr(args, name)}: must be above 0")
-    if not args.steps and not options.simulated:
+def planned(options: Options) -> tuple[Plan, Training]:
+    if not 0 < options.workers < options.gpus < 2 * options.workers:
+        raise UserError(f"--workers {options.workers} --gpus {options.gpus}: one job has to fit, and two must not")
+    if not options.steps and not options.simulated:
         raise UserError("--steps is needed with real GPUs: as many as four of them make in about seven minutes")
-    batch = args.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
+    batch = options.global_batch_size or (SIMULATED_BATCH if options.simulated else REAL_BATCH)
     step = batch * options.seconds_per_sample
-    steps = args.steps or max(round(args.workers * JOB_SECONDS / options.scale / step), 1)
-    plan = Plan(args.gpus, args.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
-    return Setting(options, plan, Training(str(args.workers), steps, steps, batch, -(-batch // 2)))
+    steps = options.steps or max(round(options.workers * JOB_SECONDS / options.scale / step), 1)
+    plan = Plan(options.gpus, options.workers, SECOND_AFTER / options.scale, steps * step, options.scale)
+    return plan, Training(str(options.workers), steps, steps, batch, -(-batch // 2))
 
 
-def experiment(setting: Setting) -> None:
-    options, plan = setting.options, setting.plan
+def experiment(options: Options, plan: Plan, training: Training) -> None:
     with conducted(options, plan.gpus, RESULTS, REAL, simulated(options)) as (lab, artefacts):
-        data = lab.training_data(STEPS_PER_EPOCH * setting.training.global_batch)
-        outcomes = {mode: measure(mode, lab, setting, data, artefacts) for mode in MODES}
+        told = {"targets": TARGETS, "published": PUBLISHED, "plan": asdict(plan), "training": asdict(training)}
+        data = lab.training_data(STEPS_PER_EPOCH * training.global_batch)
+        outcomes = {mode: measure(mode, lab, plan, training, data, artefacts) for mode in MODES}
         if not options.simulated:  # what the work is, real GPUs tell only by doing it
             job = outcomes["gang"].jobs[0]
             plan = replace(plan, job_gpu_seconds=step_gpu_seconds(job) * len(job.steps))
         numbers = {mode: measured(plan, outcome.changes, outcome.jobs) for mode, outcome in outcomes.items()}
         comparison = compared(**numbers)
-        told = {"comparison": comparison, "targets": TARGETS, "published": PUBLISHED, "plan": asdict(setting.plan)}
-        artefacts.summary({**numbers, **told, "training": asdict(setting.training)})
+        artefacts.summary({**numbers, "comparison": comparison, **told})
         artefacts.figure("gpus", lambda path: draw_gpus(path, panels(outcomes), OWNERS, plan.gpus))
         title = f"Two jobs of {plan.workers} GPUs on {plan.gpus}; work is {plan.scale:g} times shorter than published"
         show_numbers(title, {**numbers, **{f"{mode}, published": PUBLISHED[mode] for mode in MODES}})
@@ -162,27 +131,24 @@ def experiment(setting: Setting) -> None:
 
 
 def simulated(options: Options) -> str:
-    if options.simulated:
-        gangs = GANGS.get(options.queue, f"gangs are placed by {options.queue}")
-        return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
-    return "nothing" if options.queue != NO_QUEUE else "nothing, but without a --queue a gang is placed pod by pod"
+    gangs = f"gangs are placed {GANGS.get(options.queue, f'by {options.queue}')}"
+    if not options.simulated:
+        return f"nothing; {gangs}"
+    return SIMULATED.format(pace=options.seconds_per_sample, scale=options.scale, gangs=gangs)
 
 
-def measure(mode: str, lab: Lab, setting: Setting, data: str, artefacts: Artefacts) -> Outcome:
+def measure(mode: str, lab: Lab, plan: Plan, training: Training, data: str, artefacts: Artefacts) -> Outcome:
     """Run both jobs, and take down what happens."""
-    plan, training = setting.plan, setting.training
-    patience = START_SECONDS + 4 * plan.bound() if setting.options.simulated else 24 * 3600.0
+    options = lab.options
+    patience = START_SECONDS + 4 * plan.bound() if options.simulated else 24 * 3600.0
     if mode == "gang":
-        flags = [*training.flags(setting.options, data), *queue_flags(setting.options)]
+        flags = [*training.flags(options, data), *queue_flags(options)]
     else:
-        flags = replace(training, workers=f"1-{plan.workers}").flags(setting.options, data)
+        flags = replace(training, workers=f"1-{plan.workers}").flags(options, data)
     arrivals = dict(zip(JOBS, (0.0, plan.second_after), strict=True))
     jobs = [Submission(f"{mode}-{job}", after, flags) for job, after in arrivals.items()]
     ended, changes = run_jobs(mode, jobs, lab, artefacts, patience)
-    runs = [
-        job_run(each.name, each.submitted, each.epoch, each.journal, list(logged_steps(lab.logs(each.name))))
-        for each in ended
-    ]
+    runs = [job_run(each, logged_steps(lab.logs(each.name))) for each in ended]
     rows = [row for job in runs for row in step_rows(job.name, job.steps)]
     artefacts.table(f"steps-{mode}", STEP_COLUMNS, rows)
     return Outcome(changes, runs)
@@ -199,15 +165,15 @@ def step_gpu_seconds(job: JobRun) -> float:
 
 def full_length_distance(plan: Plan, makespan: float, job: JobRun) -> float:
     """An estimate of how far above the bound an unscaled run would be: what each step takes too long grows with the
-    work, and the rest (starting, joining, ending) does not."""
+    work, and the rest (starting, joining, ending) does not.
+    """
     slow = step_gpu_seconds(job) / (plan.job_gpu_seconds / len(job.steps)) - 1
     rest = makespan - plan.bound() * (1 + slow)
     return slow + rest / (plan.bound() * plan.scale)
 
 
 def measured(plan: Plan, changes: Sequence[Change], jobs: Sequence[JobRun]) -> dict[str, Any]:
-    """Of one mode; the times of ``jobs`` and ``changes`` count from the same moment. What others have does not count."""
-    changes = [change for change in changes if change.owner in {job.name for job in jobs}]
+    """Of one mode; the times of ``jobs`` and ``changes`` count from the same moment."""
     last, second, bound = max(job.ended for job in jobs), jobs[1], plan.bound()
     makespan = last - jobs[0].submitted
     paid_until = max(last, *(change.time for change in changes))
@@ -249,12 +215,16 @@ def compared(gang: Numbers, elastic: Numbers) -> dict[str, float]:
 
 def panels(outcomes: Mapping[str, Outcome]) -> list[Panel]:
     ends = {mode: max(job.ended for job in outcome.jobs) for mode, outcome in outcomes.items()}
-    found = []
-    for mode, outcome in outcomes.items():
-        named = [replace(change, owner=change.owner.removeprefix(f"{mode}-")) for change in outcome.changes]
-        marks = {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]}
-        found.append(Panel(MODES[mode], named, max(ends.values()), marks))
-    return found
+    return [
+        Panel(
+            MODES[mode],
+            outcome.changes,
+            max(ends.values()),
+            {"second job submitted": outcome.jobs[1].submitted, "all done": ends[mode]},
+            prefix=f"{mode}-",
+        )
+        for mode, outcome in outcomes.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ pods' addresses can be reached, such as in a pod: the load goes to the replicas 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -19,24 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
-from benchmarks.experiments.options import (
-    NO_QUEUE,
-    Options,
-    make_parser,
-    not_negative,
-    positive,
-    read,
-    require_gpus,
-    run,
-)
+from benchmarks.experiments.options import NO_QUEUE, Options, make_parser, not_negative, positive, read, run
 from benchmarks.experiments.pods import Fact, GpuSeries, PodTimes
 from benchmarks.experiments.serving.demand import PUBLISHED as PUBLISHED_CURVE
 from benchmarks.experiments.serving.demand import Autoscaler, LoadPlan, Rule, parse_curve
-from benchmarks.experiments.serving.deployment import APP, Deployment, deployed, save_logs
 from benchmarks.experiments.serving.outcome import PUBLISHED, TARGETS, Seen, from_zero, measured
 from benchmarks.experiments.serving.server import PORT
-from benchmarks.experiments.serving.service import Load, Records, Service
-from benchmarks.experiments.training import STEP_COLUMNS, Followed, Training, step_rows
+from benchmarks.experiments.serving.service import APP, Records, Service, deployed, save_logs
+from benchmarks.experiments.training import HEARTBEAT_SECONDS, STEP_COLUMNS, Followed, Training, step_rows
 from benchmarks.harness import flat, show_numbers, show_targets
 from benchmarks.job import flags_of
 from benchmarks.processes import Failed, Processes
@@ -51,10 +40,7 @@ SIMULATED_BATCH, REAL_BATCH = 12, 768
 STEPS_PER_EPOCH = 100  # of the stand-in for CIFAR-10
 ENDLESS = 1_000_000  # it is stopped
 START_SECONDS = 600.0
-# Workers that are more than there are cores may be silent for longer than the default without being frozen.
-HEARTBEAT_SECONDS = 15.0
 SETTLE_SECONDS = 120.0
-LOOK_SECONDS = 1.0
 # Of the load and of who looks at it, where the time is not compressed.
 RAMP, EVERY, WINDOW, PATIENCE = 5.0, 5.0, 10.0, 3
 SHORTEST_EVERY = 1.0
@@ -79,16 +65,11 @@ class Setting:
     rule: Rule
     training: Training
     request_seconds: float  # of a simulated GPU; 0: real ones
-    serving_model: str
 
     @property
     def replicas(self) -> int:
         """At the beginning."""
         return self.plan.curve.replicas[0]
-
-    @property
-    def workers(self) -> int:
-        return self.gpus - self.replicas
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,35 +80,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests_per_replica", type=positive, default=4.0, help="a second; what it is scaled by (4)")
     parser.add_argument("--request_seconds", type=not_negative, default=REQUEST_SECONDS,
         help=f"of a request on a simulated GPU ({REQUEST_SECONDS:g})")  # fmt: skip
-    parser.add_argument(
-        "--serving_model", default="", help="SavedModel as the replicas see it (each makes one of its own)"
-    )
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: the curve is none, or leaves no GPU to training.
-    """
-    require_gpus(options)
+def make_setting(options: Options) -> Setting:
     try:
-        curve = parse_curve(args.curve, options.scale, RAMP)
+        curve = parse_curve(options.curve, options.scale, RAMP)
     except ValueError as error:
         raise UserError(f"--curve {error}") from None
-    if max(curve.replicas) >= args.gpus:
+    if max(curve.replicas) >= options.gpus:
         raise UserError(
-            f"--curve {args.curve}: {max(curve.replicas)} replicas of {args.gpus} --gpus leave none to train on"
+            f"--curve {options.curve}: {max(curve.replicas)} replicas of {options.gpus} --gpus leave none to train on"
         )
     every = max(EVERY / options.scale, SHORTEST_EVERY)
     plan = LoadPlan(curve, every, every * WINDOW / EVERY, options.seed)
     # The last GPU is training's, so that its state is always in somebody's memory.
-    rule = Rule(args.requests_per_replica, 1, args.gpus - 1, PATIENCE)
-    workers = args.gpus - curve.replicas[0]
+    rule = Rule(options.requests_per_replica, 1, options.gpus - 1, PATIENCE)
+    workers = options.gpus - curve.replicas[0]
     batch = SIMULATED_BATCH if options.simulated else REAL_BATCH
     training = Training(f"1-{workers}", ENDLESS, ENDLESS, batch, -(-batch // workers))
-    seconds = args.request_seconds if options.simulated else 0.0
-    return Setting(replace(options, queue=NO_QUEUE), args.gpus, plan, rule, training, seconds, args.serving_model)
+    seconds = options.request_seconds if options.simulated else 0.0
+    options.queue = NO_QUEUE
+    return Setting(options, options.gpus, plan, rule, training, seconds)
 
 
 def experiment(setting: Setting) -> None:
@@ -159,24 +134,22 @@ def observe(setting: Setting, lab: Lab, artefacts: Artefacts) -> Seen:
         records = Records()
         history = stack.enter_context(PodTimes(lab.core, lab.namespace))
         service = stack.enter_context(Service(lab.core, lab.namespace, APP, PORT, records))
-        deployment = stack.enter_context(
-            deployed(Deployment(lab, setting.request_seconds, setting.serving_model), setting.replicas)
-        )
+        scale = stack.enter_context(deployed(lab, setting.replicas, setting.request_seconds))
         try:
             followed = begin(setting, lab, processes)
             service.wait_for_replicas(setting.replicas, START_SECONDS, followed.raise_if_over)
-            followed.wait_for_world(setting.workers, START_SECONDS)
+            workers = setting.gpus - setting.replicas
+            followed.wait(lambda: world_size(followed) == workers, f"a world of {workers} workers", START_SECONDS)
             print("all replicas serve, all workers train: the load begins", flush=True)
-            with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")) as series:
+            with GpuSeries(lab.core, lab.namespace, artefacts.folder / "gpus.csv") as series:
                 records.clock = series.now
                 autoscaler = Autoscaler(setting.rule, setting.replicas)
-                load = Load(setting.plan, autoscaler, deployment.scale, series.now)
-                service.play(load, followed.raise_if_over, LOOK_SECONDS)
+                service.play(setting.plan, autoscaler, scale, followed.raise_if_over)
                 replicas = [setting.replicas, *(each.replicas for each in records.scalings)]
                 settle(followed, setting.gpus - replicas[-1])
             followed.stop()
         except Failed:
-            save_logs(lab, artefacts.path("serving.log"))
+            save_logs(lab, artefacts.folder / "serving.log")
             raise
         finally:
             artefacts.table("pods", ("pod", *Fact), history.rows())
@@ -211,10 +184,16 @@ def begin(setting: Setting, lab: Lab, processes: Processes) -> Followed:
     return followed
 
 
+def world_size(followed: Followed) -> int:
+    """Of the newest."""
+    return max((len(entry["members"]) for entry in followed.journal.of("world_formed")[-1:]), default=0)
+
+
 def settle(followed: Followed, workers: int) -> None:
     """Let the last GPU that was freed come to its first step, which is measured, too."""
     try:
-        followed.wait_for_steps(workers, SETTLE_SECONDS)
+        made = f"steps of {workers} workers"
+        followed.wait(lambda: [step.workers for step in followed.steps()[-1:]] == [workers], made, SETTLE_SECONDS)
     except Failed as error:
         followed.raise_if_over()
         print(f"warning: {error}", file=sys.stderr)

@@ -10,40 +10,39 @@ All that is computed is real; there are no simulated GPUs in this experiment but
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Course, Shared
+from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import COLUMNS, Curve, panels, rows, summarise, tables, targets
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, MOST, PUBLISHED_EPOCHS, Job, Recipe, make_jobs
-from benchmarks.experiments.convergence.settings import Data, Policy
+from benchmarks.experiments.convergence.plan import (
+    CIFAR10,
+    DIGITS,
+    MOST,
+    PUBLISHED_EPOCHS,
+    Data,
+    Job,
+    Policy,
+    Recipe,
+    make_jobs,
+)
 from benchmarks.experiments.figures import draw_accuracies
 from benchmarks.experiments.lab import Lab, conducted
-from benchmarks.experiments.options import ClusterKind, Options, make_parser, read, run
+from benchmarks.experiments.options import ClusterKind, Options, counting, make_parser, read, run
 from benchmarks.experiments.pods import GpuSeries
-from benchmarks.harness import Parser, flat, show_table, show_targets
+from benchmarks.harness import flat, show_table, show_targets
 from elasticdl.common.errors import UserError
 
 SCALE = 18.0  # five epochs: about 95 % of the digits are learned by then
 REAL = "API server, scheduler, pods, master, rendezvous, Horovod's reductions, all that is computed"
 SIMULATED = "nvidia.com/gpu is what a node says it has, and a container is a process; nothing of what is computed"
+CHANGES = 4  # of workers, in an elastic job
 RESULTS = ("summary.json", "experiment3.*", "accuracy.csv", "losses.csv", "gpus.csv", "batch-*.jsonl", "rate-*.jsonl")
 TITLES = {Data.DIGITS: "ResNet20 on handwritten digits", Data.CIFAR10: "ResNet20 on CIFAR-10"}
-
-
-def add_options(parser: Parser) -> None:
-    parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
-    parser.add_argument("--policies", nargs="+", choices=[str(p) for p in Policy], default=[str(p) for p in Policy])
-    parser.add_argument("--seeds", type=int, default=3, help="from --seed on (3)")
-    parser.add_argument("--changes", type=int, default=4, help="of workers, in an elastic job (4)")
-    parser.add_argument("--at_once", type=int, default=2, help="jobs; each needs up to four GPUs (2)")
-    parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
 
 
 class Experiment:
@@ -56,10 +55,7 @@ class Experiment:
         self._curves: dict[str, Curve] = {}
         self._lock = threading.Lock()
 
-    def run(self, lab: Lab, shared: Shared, at_once: int) -> None:
-        """Raises:
-        Failed: a job did; the others are given up.
-        """
+    def run(self, lab: Lab, shared: Path, at_once: int) -> None:
         given_up = threading.Event()
         course = Course(lab, self._recipe, shared, given_up)
         with ThreadPoolExecutor(at_once) as lanes:
@@ -71,6 +67,9 @@ class Experiment:
                 lanes.shutdown(cancel_futures=True)
             for each in done:
                 each.result()
+        show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
+        summary = summarise(self._done())
+        show_targets(flat(summary), targets(summary))
 
     def _keep(self, course: Course, job: Job) -> None:
         result = course.run(job)
@@ -81,12 +80,6 @@ class Experiment:
             self._write()
             done = f"{len(self._curves)}/{len(self._jobs)}"
         print(f"{done} {result.job.name}: {len(curve.losses)} steps, accuracy {curve.accuracies[-1]:.4f}", flush=True)
-
-    def show(self) -> None:
-        """All that has been done."""
-        show_table(TITLES[self._recipe.data], COLUMNS, rows(self._done()))
-        summary = summarise(self._done())
-        show_targets(flat(summary), targets(summary))
 
     def _done(self) -> list[Curve]:
         return [self._curves[job.name] for job in self._jobs if job.name in self._curves]
@@ -112,45 +105,42 @@ class Experiment:
 
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("experiment3", __doc__, SCALE, seconds_per_sample=0)
-    add_options(parser)
-    options, args = read(parser, argv)
-    return run(parser, lambda: _run(options, args))
+    parser.add_argument("--data", type=Path, help="CIFAR-10's archive, to train on instead of digits (tier1)")
+    parser.add_argument("--seeds", type=counting, default=3, help="from --seed on (3)")
+    parser.add_argument("--at_once", type=counting, default=2, help="jobs; each needs up to four GPUs (2)")
+    parser.add_argument("--shared", type=Path, help="with --cluster kubeconfig: a folder that the pods see under the same path")  # fmt: skip
+    options = read(parser, argv)
+    return run(parser, lambda: _run(options))
 
 
-def _run(options: Options, args: argparse.Namespace) -> None:
-    options = _with_data(options, args)
+def _run(options: Options) -> None:
+    _check_data(options)
     recipe = CIFAR10 if options.training_data else DIGITS
-    jobs, simulated = _jobs(recipe, options, args), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
-    with conducted(options, MOST * args.at_once, RESULTS, REAL, simulated) as (lab, artefacts):
-        experiment = Experiment(jobs, recipe, artefacts)
-        with GpuSeries(lab.core, lab.namespace, artefacts.path("gpus.csv")):
-            shared = Shared(args.shared, args.shared) if args.shared else Shared.on_host(lab.folder)
-            experiment.run(lab, shared, args.at_once)
-        experiment.show()
+    jobs, simulated = _jobs(recipe, options), SIMULATED if options.cluster is ClusterKind.TIER1 else "nothing"
+    with (
+        conducted(options, MOST * options.at_once, RESULTS, REAL, simulated) as (lab, artefacts),
+        GpuSeries(lab.core, lab.namespace, artefacts.folder / "gpus.csv"),
+    ):
+        Experiment(jobs, recipe, artefacts).run(lab, options.shared or lab.folder, options.at_once)
 
 
-def _with_data(options: Options, args: argparse.Namespace) -> Options:
-    """Raises:
-    UserError: it can't be read here, or there is no folder to share.
-    """
+def _check_data(options: Options) -> None:
     tier1 = options.cluster is ClusterKind.TIER1
-    if tier1 and args.shared:
+    if tier1 and options.shared:
         raise UserError("--shared is for --cluster kubeconfig; tier1 has its own")
-    if not tier1 and (args.data or not args.shared):
+    if not tier1 and (options.data or not options.shared):
         raise UserError("--cluster kubeconfig needs --shared, and takes --training_data instead of --data")
-    if args.data and not args.data.exists():
-        raise UserError(f"--data {args.data}: there is no such file; give cifar-10-python.tar.gz as it is published")
-    return replace(options, training_data=str(args.data.resolve())) if args.data else options
+    if options.data and not options.data.exists():
+        raise UserError(f"--data {options.data}: there is no such file; give cifar-10-python.tar.gz as it is published")
+    if options.data:
+        options.training_data = str(options.data.resolve())
 
 
-def _jobs(recipe: Recipe, options: Options, args: argparse.Namespace) -> list[Job]:
-    for name in ("seeds", "at_once"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
+def _jobs(recipe: Recipe, options: Options) -> list[Job]:
     epochs = max(1, round(PUBLISHED_EPOCHS / options.scale))
-    seeds = range(options.seed, options.seed + args.seeds)
+    seeds = range(options.seed, options.seed + options.seeds)
     try:
-        return make_jobs(recipe, [Policy(each) for each in args.policies], seeds, epochs, args.changes)
+        return make_jobs(recipe, list(Policy), seeds, epochs, CHANGES)
     except ValueError as error:
         raise UserError(str(error)) from error
 

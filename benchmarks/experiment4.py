@@ -9,11 +9,10 @@ free, AdaptDL's published rule by a scheduler above the jobs, and jobs that shar
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -21,21 +20,18 @@ from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.figures import Panel, draw_gpus
 from benchmarks.experiments.lab import Lab, conducted
 from benchmarks.experiments.measures import Change, gpu_seconds
-from benchmarks.experiments.options import Options, make_parser, read, require_gpus, run
-from benchmarks.experiments.sharing.policies import POLICIES, Policy, Scheduler
-from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob, draw_jobs
-from benchmarks.experiments.training import NOBODY, Ended, Submission, run_jobs
+from benchmarks.experiments.options import Options, make_parser, read, run
+from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob, Policy, Scheduler, draw_jobs
+from benchmarks.experiments.training import HEARTBEAT_SECONDS, THREADS, Ended, Submission, run_jobs
 from benchmarks.experiments.zoo.scaling import VARIABLE
 from benchmarks.harness import show_numbers, show_targets
-from benchmarks.job import flags_of
+from benchmarks.job import flags_of, success_of
 from benchmarks.processes import Failed
 from elasticdl.common.errors import UserError
 
 GPUS = 8
 PATIENCE = 3600.0
 MODEL = "benchmarks.experiments.zoo.scaling"
-# Workers that are more than there are cores may be silent for longer than the default without being frozen.
-HEARTBEAT_SECONDS = 15.0
 # Of the mean completion, against the better of fixed sizes and of everybody taking what is free.
 TARGETS = {"to_best_simple": "<= 0.8"}
 RESULTS = ("gpus-*.csv", "events-*.jsonl", "*.log", "summary.json", "gpus.*")
@@ -82,27 +78,21 @@ def main(argv: list[str] | None = None) -> int:
     names = ",".join(policy.name for policy in POLICIES)
     parser.add_argument("--gpus", type=int, default=GPUS, help=f"of the cluster that are used ({GPUS})")
     parser.add_argument("--policies", default=names, help=f"which, in this order ({names})")
-    parser.add_argument("--jobs", type=int, default=0, help="only so many of the first (all)")
-    options, args = read(parser, argv)
-    return run(parser, lambda: experiment(make_setting(options, args)))
+    options = read(parser, argv)
+    return run(parser, lambda: experiment(make_setting(options)))
 
 
-def make_setting(options: Options, args: argparse.Namespace) -> Setting:
-    """Raises:
-    UserError: there is no such policy, or the cluster has real GPUs, whose jobs scale as they like.
-    """
-    require_gpus(options)
+def make_setting(options: Options) -> Setting:
     if not options.simulated:
         raise UserError("--seconds_per_sample: the jobs are simulated, whose scaling is known; it must be above 0")
     known = {policy.name: policy for policy in POLICIES}
-    wanted = args.policies.split(",")
+    wanted = options.policies.split(",")
     if wrong := next((name for name in wanted if name not in known), ""):
         raise UserError(f"--policies: there is no {wrong!r}; choose from {', '.join(known)}")
     largest = 4 if "fixed4" in wanted else 2
-    if args.gpus < largest or args.jobs < 0:
-        raise UserError(f"--gpus {args.gpus} --jobs {args.jobs}: at least {largest} GPUs, and no fewer jobs than 0")
-    jobs = draw_jobs(options.seed, options.scale)
-    return Setting(options, args.gpus, jobs[: args.jobs or None], [known[name] for name in wanted])
+    if options.gpus < largest:
+        raise UserError(f"--gpus {options.gpus}: at least {largest}")
+    return Setting(options, options.gpus, draw_jobs(options.seed, options.scale), [known[name] for name in wanted])
 
 
 def experiment(setting: Setting) -> None:
@@ -122,22 +112,14 @@ def experiment(setting: Setting) -> None:
 
 
 def measure(policy: Policy, lab: Lab, setting: Setting, artefacts: Artefacts) -> Outcome:
-    """Submit all jobs in their time, and wait for their ends.
-
-    Raises:
-        Failed: one has not made all its steps.
-    """
+    """Submit all jobs in their time, and wait for their ends."""
     names = {f"{policy.name}-{job.name}": job for job in setting.jobs}
     jobs = [Submission(name, job.arrival, flags_for(policy, job, lab, setting)) for name, job in names.items()]
-    with ExitStack() as stack:
-        scheduler = stack.enter_context(Scheduler(lab, setting.gpus)) if policy.scheduled else None
-        ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, scheduler or NOBODY)
-        if scheduler and scheduler.failure:
-            print(f"warning: {scheduler.failure}", file=sys.stderr)
+    with Scheduler(lab, setting.gpus) if policy.scheduled else nullcontext() as scheduler:
+        tell = scheduler.run_these if scheduler else lambda running: None
+        ended, changes = run_jobs(policy.name, jobs, lab, artefacts, PATIENCE, tell)
         completed = [collect(names[each.name], each, lab, artefacts) for each in ended]
-    for name in names:
-        lab.delete(name)
-    return Outcome(completed, [change for change in changes if change.owner in names])
+    return Outcome(completed, changes)
 
 
 def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> list[str]:
@@ -151,20 +133,19 @@ def flags_for(policy: Policy, job: PlannedJob, lab: Lab, setting: Setting) -> li
         "global_batch_size": BATCH,
         "worker_resource_request": "cpu=0.1,memory=1Gi,gpu=1",
         "heartbeat_timeout": HEARTBEAT_SECONDS,
-        "envs": f"{VARIABLE}={';'.join(f'{value:g}' for value in step)},OMP_NUM_THREADS=1",
+        "envs": f"{VARIABLE}={';'.join(f'{value:g}' for value in step)},{THREADS}",
     }
     return [*flags_of(given), *policy.flags(lab, setting.gpus)]
 
 
 def collect(job: PlannedJob, ended: Ended, lab: Lab, artefacts: Artefacts) -> Completed:
-    """Raises:
-    Failed: the job has not succeeded.
-    """
-    end = next((entry for entry in reversed(ended.journal) if entry["event"] == "job_finished"), None)
-    if end is None or end["phase"] != "succeeded" or end["steps"] != job.steps:
+    try:
+        end = success_of(ended.name, ended.journal)
+        if end["steps"] != job.steps:
+            raise Failed(f"job {ended.name} was to make {job.steps} steps, and has made {end['steps']}")
+    except Failed:
         lab.keep_traces([ended.name], artefacts)
-        said = f"{end['phase']} after {end['steps']} steps: {end['reason']}" if end else "without an end"
-        raise Failed(f"job {ended.name} was to make {job.steps} steps, and is {said}")
+        raise
     worlds = sum(entry["event"] == "world_formed" for entry in ended.journal)
     return Completed(job, ended.submitted, end["time"] - ended.epoch, worlds)
 
@@ -194,9 +175,8 @@ def compared(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def panel(policy: Policy, outcome: Outcome) -> Panel:
-    named = [replace(each, owner=each.owner.removeprefix(f"{policy.name}-")) for each in outcome.changes]
     end = max(job.ended for job in outcome.jobs)
-    return Panel(policy.title, named, end, {"all done": end})
+    return Panel(policy.title, outcome.changes, end, {"all done": end}, prefix=f"{policy.name}-")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,8 +38,8 @@ class Summary:
     minimum: float
     maximum: float
 
-    def show(self, digits: int = 3, factor: float = 1.0) -> str:
-        median, low, high = (f"{factor * each:.{digits}f}" for each in (self.median, self.minimum, self.maximum))
+    def show(self, digits: int = 3) -> str:
+        median, low, high = (f"{each:.{digits}f}" for each in (self.median, self.minimum, self.maximum))
         return f"{median} ({low}-{high})"
 
 
@@ -112,10 +112,10 @@ class Results:
             lines.write(json.dumps(entry, default=_plain) + "\n")
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     if isinstance(value, Summary):
         return {name: round(number, 6) for name, number in asdict(value).items()}
-    return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -132,16 +132,12 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 def show_summaries(title: str, rows: Mapping[str, Mapping[str, Summary]], digits: int = 2) -> None:
     """Median and range of whatever was measured, in columns by its names."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    columns = [column.replace("_", " ") for row in list(rows.values())[:1] for column in row]
     cells = [
-        [
-            name,
-            str(max(each.n for each in row.values())),
-            *(row[each].show(digits) if each in row else "-" for each in columns),
-        ]
+        [name, str(max(each.n for each in row.values())), *(each.show(digits) for each in row.values())]
         for name, row in rows.items()
     ]
-    show_table(f"{title}: median (range)", ["", "n", *(column.replace("_", " ") for column in columns)], cells)
+    show_table(f"{title}: median (range)", ["", "n", *columns], cells)
 
 
 def flat(numbers: Mapping[str, Any]) -> dict[str, Any]:

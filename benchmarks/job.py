@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.processes import POLL, Failed, Processes, wait_until
+from benchmarks.processes import Failed, Growing, Processes, wait_until
 from elasticdl.cli.master_client import connect
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import Entry, parse_entry
@@ -23,26 +22,27 @@ def flags_of(options: Mapping[str, object]) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
+def success_of(name: str, journal: Sequence[Entry]) -> Entry:
+    """The last entry of a job."""
+    ends = [entry for entry in journal if entry["event"] == "job_finished"]
+    if not ends or ends[-1]["phase"] != "succeeded":
+        raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
+    return ends[-1]
+
+
 class Journal:
     """Follows a journal; every entry is kept."""
 
     def __init__(self, path: Path, alive: Callable[[], None]) -> None:
         """``alive`` raises when nothing more will come."""
-        self._path = path
+        self._lines = Growing(path)
         self._alive = alive
-        self._offset = 0
         self.entries: list[Entry] = []
 
     def read(self) -> list[Entry]:
         """All entries so far."""
-        if self._path.exists():
-            with self._path.open("rb") as lines:
-                lines.seek(self._offset)
-                whole, newline, _ = lines.read().rpartition(b"\n")
-            self._offset += len(whole) + len(newline)
-            # What a command prints that follows a journal has its warnings among the entries.
-            found = map(parse_entry, whole.decode(errors="replace").splitlines())
-            self.entries += [entry for entry in found if entry]
+        # What a command prints that follows a journal has its warnings among the entries.
+        self.entries += filter(None, map(parse_entry, self._lines.new_lines()))
         return self.entries
 
     def of(self, event: str) -> list[Entry]:
@@ -53,23 +53,11 @@ class Journal:
         """A place in the journal to search from: its end now."""
         return len(self.read())
 
-    def wait(self, wanted: Callable[[Entry], bool], start: int, seconds: float, what: str) -> Entry:
-        """The first such entry at or after ``start``.
-
-        Raises:
-            Failed: it did not come in time, or the job is over.
-        """
-        deadline, position = time.monotonic() + seconds, start
-        while True:
-            entries = self.read()
-            for entry in entries[position:]:
-                if wanted(entry):
-                    return entry
-            position = len(entries)
-            self._alive()
-            if time.monotonic() > deadline:
-                raise Failed(f"{what}: not within {seconds:g} s; the last entries: {entries[-4:]}")
-            time.sleep(POLL)
+    def wait(self, wanted: Callable[[Entry], object], start: int, seconds: float, what: str) -> Entry:
+        """The first such entry at or after ``start``."""
+        found = wait_until(lambda: next(filter(wanted, self.read()[start:]), None), seconds, what, self._alive)
+        assert found is not None
+        return found
 
 
 class ElasticJob:

@@ -54,11 +54,7 @@ class Sample:
 
 
 def measure(loop: Loop, setting: Setting) -> Sample:
-    """Run one loop once.
-
-    Raises:
-        Failed: it did not come to its end.
-    """
+    """Run one loop once."""
     with scratch() as processes:
         given = {"record": "meter", "model": setting.model, "samples": setting.samples, "warm_up": setting.warm_up}
         given |= {"seconds": setting.seconds, "workers": setting.workers, "way": loop.way, "folder": processes.folder}
@@ -153,14 +149,13 @@ LADDERS = (
         "Keras, two workers",
         "keras",
         workers=2,
-        references=("horovod-tf", "horovod-tf-grouped"),
+        references=("horovod-tf-grouped",),
         loops={
             "keras-2": Loop("with_keras", "library"),
             "keras-2-fit": Loop("with_keras", "fit"),
             "keras-2-torch": Loop("with_keras", "library", options=TORCH),
             "keras-2-fit-torch": Loop("with_keras", "fit", options=TORCH),
-            "horovod-tf": Loop("with_keras", "horovod", "horovod"),
-            "horovod-tf-grouped": Loop("with_keras", "horovod-grouped", "horovod"),
+            "horovod-tf-grouped": Loop("with_keras", "horovod", "horovod"),
         },
     ),
     _trainers(1, "alone"),

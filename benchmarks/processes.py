@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import psutil
 
@@ -21,26 +21,56 @@ from elasticdl.common.tether import tethered
 
 ROOT = Path(__file__).parent.parent
 POLL = 0.01
+Result = TypeVar("Result")
 
 
 class Failed(RuntimeError):
-    """What is measured went wrong, so there is no number; the text says what and shows the end of a log."""
+    """What is measured went wrong, so there is no number; the text says what and shows the end of a log.
 
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Raises:
-    Failed: it did not come about in time.
+    Whatever starts, waits for or reads something here may raise it, and does not say so.
     """
+
+
+def wait_until(
+    condition: Callable[[], Result], seconds: float, what: str, alive: Callable[[], object] = lambda: None
+) -> Result:
+    """Until the condition returns something true; returns that. ``alive`` raises if that is not to be expected any more."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
+        try:
+            alive()
+        except Failed:
+            if found := condition():  # by what was said last
+                return found
+            raise
         if time.monotonic() > deadline:
             raise Failed(f"{what}: not within {seconds:g} s")
         time.sleep(POLL)
+    return found
+
+
+class Growing:
+    """A text file that somebody else appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """Those that have become whole since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return whole.decode(errors="replace").splitlines()
 
 
 class Processes:
     """Leaving the context ends everything that was started in it. What is killed so has its temporary files, such as a job's
-    key, in a folder that goes with it."""
+    key, in a folder that goes with it.
+    """
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         """``env``: added to this process's environment for each."""
@@ -75,19 +105,15 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def wait_all(self, seconds: float) -> None:
-        """Wait for each to end with 0.
+        """Wait for each to end with 0."""
 
-        Raises:
-            Failed: one did not, or not in time.
-        """
-        deadline = time.monotonic() + seconds
-        while any(process.poll() is None for _, process in self._started):
-            self.raise_if_any_failed()
-            if time.monotonic() > deadline:
-                running = [name for name, process in self._started if process.poll() is None]
-                tails = "".join(f"\n{name}: {self.tail(name)}" for name in running)
-                raise Failed(f"{', '.join(running)}: still running after {seconds:g} s{tails}")
-            time.sleep(POLL)
+        def running() -> list[str]:
+            return [name for name, process in self._started if process.poll() is None]
+
+        try:
+            wait_until(lambda: not running(), seconds, "the end of all", self.raise_if_any_failed)
+        except Failed as failure:
+            raise Failed("\n".join([str(failure), *map(self.tail, running())])) from None
         self.raise_if_any_failed()
 
     def raise_if_any_failed(self) -> None:

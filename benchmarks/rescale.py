@@ -18,21 +18,12 @@ import random
 import signal
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-from benchmarks.harness import (
-    Parser,
-    Results,
-    add_out,
-    busy_cores,
-    names,
-    numbers,
-    show_table,
-    summarise,
-)
+from benchmarks.harness import Parser, Results, add_out, busy_cores, names, numbers, show_table, summarise
 from benchmarks.job import ElasticJob, flags_of
 from benchmarks.loops.records import traces_path
 from benchmarks.models import LAYERS
@@ -55,6 +46,7 @@ PROGRAMS = {
 SETTLED_STEPS = 5
 START_SECONDS = 180.0  # to import, warm up and join, several at once
 EVENT_SECONDS = 60.0
+HEARTBEAT_TIMEOUT = 1.5
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,66 +90,58 @@ class ElasticRun:
         """``options``: further ones of the job, by name."""
         program = [sys.executable, "-m", *PROGRAMS[framework], "--record", "steps"]
         program += flags_of({"model": model, "folder": processes.folder})
-        self._job = ElasticJob("rescale", f"1-{workers}", program, options, processes)
+        self.job = ElasticJob("rescale", f"1-{workers}", program, options, processes)
         self._workers = workers
         self._folder = processes.folder
         self._logs = StepLogs(processes.folder)
 
     def start(self) -> None:
-        self._job.start()
+        self.job.start()
         self._wait_for_world(0, self._workers, START_SECONDS)
 
-    def stop(self) -> None:
-        self._job.stop()
-
     def repeat(self, event: str, number: int, settle: float, rng: random.Random) -> list[Change]:
-        """Provoke the event once, and let the job grow back: two changes.
-
-        Raises:
-            Failed: the job did not come through in time.
-        """
+        """Provoke the event once, and let the job grow back: two changes."""
         world = self._settle(self._workers, settle, rng)
-        mark, now = self._job.journal.mark(), time.monotonic()
+        mark, now = self.job.journal.mark(), time.monotonic()
         if event == "grow":
-            self._job.scale(1, self._workers - 1)
+            self.job.scale(1, self._workers - 1)
         else:
-            os.kill(self._job.pid_of(world["members"][number % self._workers]), SIGNALS[event])
+            os.kill(self.job.pid_of(world["members"][number % self._workers]), SIGNALS[event])
         fewer = self._wait_for_world(mark, self._workers - 1, EVENT_SECONDS)
         lost = self._collect("scale-down" if event == "grow" else event, world, fewer, mark, now)
         if event == "grow":
             fewer = self._settle(self._workers - 1, settle, rng)
-            mark = self._job.journal.mark()
-            self._job.scale(1, self._workers)
+            mark = self.job.journal.mark()
+            self.job.scale(1, self._workers)
         return [lost, self._regrow("grow" if event == "grow" else "rejoin", fewer, mark)]
 
     def _regrow(self, event: str, fewer: Entry, mark: int) -> Change:
         """Wait until a newcomer has been let in; counted from when the members were told of it."""
         more = self._wait_for_world(mark, self._workers, START_SECONDS)
-        told = [each for each in self._job.journal.of("change_announced") if each["world"] == more["world"] - 1]
+        told = [each for each in self.job.journal.of("change_announced") if each["world"] == more["world"] - 1]
         since = (told[-1] if told else more)["time"] - time.time() + time.monotonic()
-        return self._collect(event, fewer, more, self._job.journal.entries.index(more), since)
+        return self._collect(event, fewer, more, self.job.journal.entries.index(more), since)
 
     def _wait_for_world(self, mark: int, size: int, seconds: float) -> Entry:
         def formed(entry: Entry) -> bool:
-            return bool(entry["event"] == "world_formed" and len(entry["members"]) == size)
+            return entry["event"] == "world_formed" and len(entry["members"]) == size
 
-        return self._job.journal.wait(formed, mark, seconds, f"a world of {size}")
+        return self.job.journal.wait(formed, mark, seconds, f"a world of {size}")
 
     def _settle(self, size: int, seconds: float, rng: random.Random) -> Entry:
         """Wait until the newest world has this size and has trained for a while; then for a random part of a step."""
 
         def steady() -> bool:
-            self._job.raise_if_over()
-            world = self._job.world()
+            world = self.job.world()
             if len(world["members"]) != size or time.time() - world["time"] < seconds:
                 return False
-            self._logs.read()
-            pids = [self._job.pid_of(worker) for worker in world["members"]]
-            return all(self._logs.count(pid, str(world["world"])) >= SETTLED_STEPS for pid in pids)
+            logs, number = self._logs.read(), str(world["world"])
+            own = [logs.get(self.job.pid_of(worker), []) for worker in world["members"]]
+            return all(sum(step.world == number for step in steps) >= SETTLED_STEPS for steps in own)
 
-        wait_until(steady, START_SECONDS, f"steady training with {size} workers")
-        world = self._job.world()
-        steps = self._logs.steps[self._job.pid_of(world["members"][0])]
+        wait_until(steady, START_SECONDS, f"steady training with {size} workers", self.job.raise_if_over)
+        world = self.job.world()
+        steps = self._logs.steps[self.job.pid_of(world["members"][0])]
         time.sleep(rng.random() * (steps[-1].time - steps[-2].time))
         return world
 
@@ -165,12 +149,11 @@ class ElasticRun:
         """What the survivors report of the change from ``old`` to ``new``, and what their step logs say of it."""
         survivors = [worker for worker in old["members"] if worker in new["members"]]
         pauses = [self._pause_of(worker, new["world"], mark) for worker in survivors]
-        pids = [self._job.pid_of(worker) for worker in survivors]
-        wait_until(lambda: self._has_stepped(pids, old["world"]), EVENT_SECONDS, "a step after the change")
-        halves = []
-        for pid in pids:
-            steps = self._logs.steps[pid]
-            halves.append(split_at(steps, since, [int(step.world) > old["world"] for step in steps]))
+        pids = [self.job.pid_of(worker) for worker in survivors]
+        world = old["world"]
+        wait_until(lambda: self._logs.newest_world(pids) > world, EVENT_SECONDS, "a step after the change")
+        own = [self._logs.steps[pid] for pid in pids]
+        halves = [split_at(steps, since, [int(step.world) > old["world"] for step in steps]) for steps in own]
         files = [path for pid in pids if (path := traces_path(self._folder, pid)).exists()]
         traced: list[dict[str, int]] = [json.loads(path.read_text()) for path in files]
         return Change(
@@ -182,29 +165,21 @@ class ElasticRun:
             torn=max(pause["steps_torn"] for pause in pauses),
             worlds=max(pause["world"] for pause in pauses) - old["world"],
             traces={name: max(counts[name] for counts in traced) for name in (traced[0] if traced else ())},
-            worlds_seen=max(len({step.world for step in self._logs.steps[pid]}) for pid in pids),
+            worlds_seen=max(len({step.world for step in steps}) for steps in own),
         )
 
     def _pause_of(self, worker: int, world: int, mark: int) -> Entry:
-        def wanted(entry: Entry) -> bool:
-            return bool(entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world)
+        def wanted(entry: Entry) -> object:
+            return entry["event"] == "pause" and entry["worker"] == worker and entry["world"] >= world
 
-        return self._job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
-
-    def _has_stepped(self, pids: Collection[int], old_world: int) -> bool:
-        steps = self._logs.read()
-        return all(int(steps[pid][-1].world) > old_world for pid in pids)
+        return self.job.journal.wait(wanted, mark, EVENT_SECONDS, f"the pause of worker {worker}")
 
 
 def main() -> int:
     args = parse()
     results = Results("rescale", args.out)
-    changes: dict[Key, list[Change]] = defaultdict(list)
-    failures: dict[Key, int] = defaultdict(int)
-    measured = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
-    for each in measured:
-        measure(Key(*each), args, results, changes, failures)
-    report(changes, failures, results)
+    keys = itertools.product(args.events, args.workers, args.models, args.frameworks, args.collectives)
+    measure_all(itertools.starmap(Key, keys), results, args.repetitions, args.settle, args.heartbeat_timeout)
     print(f"results: {results.path}")
     return 0
 
@@ -218,8 +193,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--frameworks", type=names, default=["torch", "keras"], help=",".join(PROGRAMS))
     parser.add_argument("--collectives", type=names, default=list(COLLECTIVES), help=",".join(COLLECTIVES))
     parser.add_argument("--settle", type=float, default=1.0, help="seconds of steady training before an event")
-    parser.add_argument("--heartbeat_timeout", type=float, default=1.5, help="of the job in which a worker is stopped")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments within a step at which events come")
+    parser.add_argument(
+        "--heartbeat_timeout", type=float, default=HEARTBEAT_TIMEOUT, help="of the job in which a worker is stopped"
+    )
     add_out(parser)
     args = parser.parse_args()
     known = {"events": EVENTS, "models": LAYERS, "frameworks": PROGRAMS, "collectives": COLLECTIVES}
@@ -229,43 +205,52 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def measure(
-    key: Key,
-    args: argparse.Namespace,
-    results: Results,
-    changes: dict[Key, list[Change]],
-    failures: dict[Key, int],
+def measure_all(
+    keys: Iterable[Key], results: Results, repetitions: int, settle: float, heartbeat_timeout: float, **options: str
 ) -> None:
-    """All repetitions of one event in one job; a job that fails is recorded, and a new one goes on in its place."""
-    rng, number = random.Random(args.seed), 0
-    options = {"collective": key.collective}
-    if key.event == "sigstop":
-        options["heartbeat_timeout"] = str(args.heartbeat_timeout)
-    while number < args.repetitions:
+    """``options`` are the jobs', ``heartbeat_timeout`` is of those in which a worker is stopped."""
+    changes: dict[Key, list[Change]] = defaultdict(list)
+    failures: Counter[Key] = Counter()
+    for key in keys:
+        own = {"collective": key.collective, **options}
+        if key.event == "sigstop":
+            own["heartbeat_timeout"] = str(heartbeat_timeout)
+        for change in measure(key, results, repetitions, settle, own):
+            if change:
+                changes[replace(key, event=change.event)].append(change)
+            else:
+                failures[key] += 1
+    report(changes, failures, results)
+
+
+def measure(
+    key: Key, results: Results, repetitions: int, settle: float, options: dict[str, str]
+) -> Iterator[Change | None]:
+    """All repetitions of one event in one job; None for one that failed: then a new job goes on."""
+    rng, left = random.Random(0), iter(range(repetitions))
+    for first in left:
         keep = results.path.parent / f"failed-{'-'.join(map(str, asdict(key).values()))}-{time.time():.0f}"
         try:
             with scratch(keep) as processes:
                 run = ElasticRun(key.framework, key.model, key.workers, processes, options)
                 run.start()
-                while number < args.repetitions:
+                for number in itertools.chain([first], left):
                     before = busy_cores(0.2)
-                    for change in run.repeat(key.event, number, args.settle, rng):
-                        changed = replace(key, event=change.event)
-                        changes[changed].append(change)
+                    for change in run.repeat(key.event, number, settle, rng):
                         fields = {"repetition": number, "provoked": key.event, "busy_cores_before": before}
                         results.add("change", **{**asdict(key), **asdict(change)}, **fields)
-                        pauses = ", ".join(_ms(pause) for pause in change.gap.pauses)
-                        print(
-                            f"{changed} #{number + 1}: pauses {pauses} ms, step {_ms(change.gap.ordinary)} ms",
-                            flush=True,
-                        )
-                    number += 1
-                run.stop()
+                        tell(replace(key, event=change.event), number, change)
+                        yield change
+                run.job.stop()
         except Failed as failure:
-            failures[key] += 1
             results.add("failure", **asdict(key), reason=str(failure))
             print(f"{key}: FAILED: {failure}", flush=True)
-            number += 1
+            yield None
+
+
+def tell(key: Key, number: int, change: Change) -> None:
+    pauses = ", ".join(map(_ms, change.gap.pauses))
+    print(f"{key} #{number + 1}: pauses {pauses} ms, step {_ms(change.gap.ordinary)} ms", flush=True)
 
 
 def report(changes: Mapping[Key, Sequence[Change]], failures: Mapping[Key, int], results: Results) -> None:

@@ -1,45 +1,41 @@
 """The master of `benchmarks.master_scale`, and processes full of simulated workers for it.
 
-    python -m benchmarks.simulated master JOB_DIR HOSTS
-    python -m benchmarks.simulated host SOCKET LOG
+    python -m benchmarks.simulated master JOB_DIR
+    python -m benchmarks.simulated host JOB_DIR LOG HOST HOSTS
 
-The master is the real one, but for its launcher, which deals the ids of the first workers out to HOSTS processes, in turn, through
-a socket in the job's directory: one JSON line ``{"start": id}`` or ``{"end": id}``, after a greeting line with the master's
-address and token. A host answers ``{"ended": id}`` when a worker has ended. For replacements of these there is no place.
-
-A simulated worker is a task that speaks the session's protocol and trains nothing. Each has a stream of its own, all over a few
-connections: what is measured is the master, not the number of sockets. On SIGUSR1 one worker in ten ends. Each world that
-a worker receives is a line of the log: time, version, size; so is the first order: time, 0, 0.
+The master is the real one, but for its launcher, which has a place for each of the first workers, and for no replacement. A
+simulated worker is a task that speaks the session's protocol and trains nothing. Each has a stream of its own, all over a few
+connections: what is measured is the master, not the number of sockets. Of HOSTS processes each has the workers of every
+HOSTS-th id. On `BEGIN` the master launches all workers, and a process starts its own; on `LOSE` one worker in ten ends. Each
+world that a worker receives is a line of the log: time, version, size; so is the start of the first worker: time, 0, 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import grpc
 
 from elasticdl.common.channel import TOKEN_KEY
-from elasticdl.job.jobdir import JobDir, MasterAddress
+from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.local_master import serve_here
 from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
-from elasticdl.places.base import Launcher, Limits, Report
+from elasticdl.places.base import Report
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
 CHANNELS = 128  # of each host: with thousands of streams in one connection the connection is what is measured
 LOST_ONE_IN = 10
 RETRY_SECONDS = 1.0
-SOCKET = "hosts.sock"
+BEGIN, LOSE = signal.SIGHUP, signal.SIGUSR2  # SIGUSR1 tells a master that its parent has ended
 
 Metadata = tuple[tuple[str, str], ...]
 Note = Callable[[int, int], None]  # told the version and the size of a world received
@@ -49,7 +45,7 @@ class Worker:
     """Asks for a world, beats in it, and leaves it when told, until it is ended."""
 
     def __init__(self, worker_id: int, stub: pb_grpc.MasterStub, metadata: Metadata, note: Note) -> None:
-        self._id = worker_id
+        self.id = worker_id
         self._note = note
         self._stub = stub
         self._metadata = metadata
@@ -78,7 +74,7 @@ class Worker:
                     return True
                 self._take(message)
         except grpc.RpcError as error:
-            print(f"worker {self._id}: {error.code()}", file=sys.stderr)
+            print(f"worker {self.id}: {error.code()}", file=sys.stderr)
         finally:
             call.cancel()
         return False
@@ -86,7 +82,7 @@ class Worker:
     async def _messages(self, outbox: asyncio.Queue[pb.WorkerMessage]) -> AsyncIterator[pb.WorkerMessage]:
         world = self._world
         place = {"world_version": world.version, "rank": world.rank, "size": world.size}
-        yield pb.WorkerMessage(hello=pb.Hello(worker_id=self._id, host="127.0.0.1", pid=os.getpid(), **place))
+        yield pb.WorkerMessage(hello=pb.Hello(worker_id=self.id, host="127.0.0.1", pid=os.getpid(), **place))
         if not world.version:
             yield self._request
         while True:
@@ -122,80 +118,76 @@ class Worker:
         return pb.WorkerMessage(ask=ask)
 
 
-async def host(socket: str, log: Path) -> None:
-    """The workers of this process, until the launcher closes the connection."""
-    reader, writer = await asyncio.open_unix_connection(socket)
-    master: Mapping[str, str] = json.loads(await reader.readline())
+def awaited(number: signal.Signals) -> asyncio.Event:
+    """Is set once the signal has come."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
+
+
+async def host(job_dir: JobDir, log: Path, first: int, hosts: int) -> None:
+    """Some workers, until this process is killed. The log appears when they can begin."""
+    begin, lose = awaited(BEGIN), awaited(LOSE)
+    workers, master = JobSpec.from_json(job_dir.spec.read_text()).num_workers.maximum, job_dir.read_master()
+    assert master is not None
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(master["address"], options=options) for _ in range(CHANNELS)]
+    channels = [grpc.aio.insecure_channel(master.address, options=options) for _ in range(CHANNELS)]
     stubs = itertools.cycle([pb_grpc.MasterStub(channel) for channel in channels])
-    workers: dict[int, asyncio.Task[None]] = {}
-
-    def end(worker_id: int) -> None:
-        if task := workers.pop(worker_id, None):
-            task.cancel()
-            _tell(writer, {"ended": worker_id})
-
-    def end_some() -> None:
-        for worker_id in sorted(workers)[::LOST_ONE_IN]:
-            end(worker_id)
-
+    metadata = ((TOKEN_KEY, master.token),)
     with log.open("w", buffering=1) as lines:
 
         def note(version: int, size: int) -> None:
             lines.write(f"{time.monotonic():.6f} {version} {size}\n")
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, end_some)
-        async for line in reader:
-            order: Mapping[str, int] = json.loads(line)
-            if "end" in order:
-                end(order["end"])
-                continue
-            if not workers:
-                note(0, 0)
-            worker = Worker(order["start"], next(stubs), ((TOKEN_KEY, master["token"]),), note)
-            workers[order["start"]] = asyncio.create_task(worker.run())
-        for task in workers.values():
-            task.cancel()
-        await asyncio.gather(*workers.values(), return_exceptions=True)
+        await begin.wait()
+        note(0, 0)
+        own = [Worker(number, next(stubs), metadata, note) for number in range(first, workers, hosts)]
+        tasks = {worker.id: asyncio.create_task(worker.run()) for worker in own}
+        await lose.wait()
+        for number in tasks.keys() & lost(workers):
+            tasks[number].cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+def lost(workers: int) -> range:
+    """Those that end on `LOSE`."""
+    return range(0, workers, LOST_ONE_IN)
 
 
 class SimulatedLauncher:
-    """See `elasticdl.places.base.Launcher`; a worker's place is a task in some host process."""
+    """See `elasticdl.places.base.Launcher`; that a worker runs is only claimed here."""
 
-    def __init__(self, master: MasterAddress, report: Report, socket: Path, hosts: int, workers: int) -> None:
+    def __init__(self, report: Report, workers: int, begin: asyncio.Event) -> None:
         """``workers``: how many there may be, ever."""
-        self._master = master
         self._report = report
-        self._socket = socket
-        self._wanted = hosts
         self._workers = workers
-        self._hosts: list[asyncio.StreamWriter] = []
-        self._placed: dict[int, asyncio.StreamWriter] = {}
-        self._complete = asyncio.Event()
+        self._begin = begin
+        self._launched: set[int] = set()
 
     async def find(self, remembered: Mapping[int, str]) -> Sequence[FoundWorker]:
-        """Returns once all hosts are there, so that starting them is no part of what is measured."""
-        self._server = await asyncio.start_unix_server(self._serve, self._socket)
-        await self._complete.wait()
+        """Returns when all hosts are there, so that starting them is no part of what is measured."""
+        await self._begin.wait()
+        asyncio.get_running_loop().add_signal_handler(LOSE, self._lose_some)
         return ()
 
     async def launch(self, worker_id: int, away_from: Sequence[str] = ()) -> None:
-        if worker_id >= self._workers:
+        self._launched.add(worker_id)
+        if worker_id < self._workers:
+            self._report(WorkerPlaced(worker_id, "127.0.0.1", 1))
+        else:
             self._report(WorkerPending(worker_id, "the simulation has no more room"))
-            return
-        self._placed[worker_id] = self._hosts[worker_id % len(self._hosts)]
-        _tell(self._placed[worker_id], {"start": worker_id})
-        self._report(WorkerPlaced(worker_id, "127.0.0.1", 1))
 
     def terminate(self, worker_id: int) -> None:
         self.kill(worker_id)
 
     def kill(self, worker_id: int) -> None:
-        if host := self._placed.get(worker_id):
-            _tell(host, {"end": worker_id})
-        elif worker_id >= self._workers:
-            self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "it had no place"))
+        if worker_id in self._launched:
+            self._launched.remove(worker_id)
+            self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "SIGKILL"))
+
+    def _lose_some(self) -> None:
+        for worker_id in lost(self._workers):
+            self.kill(worker_id)
 
     def read_stacks(self, worker_id: int) -> None:
         """Simulated workers have none."""
@@ -204,38 +196,19 @@ class SimulatedLauncher:
         """Likewise."""
 
     async def detach(self) -> None:
-        await self.close()
+        """Nothing runs here."""
 
     async def close(self) -> None:
-        self._server.close()
-        for host in self._hosts:
-            host.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _tell(writer, asdict(self._master))
-        self._hosts.append(writer)
-        if len(self._hosts) == self._wanted:
-            self._complete.set()
-        async for line in reader:
-            worker_id = json.loads(line)["ended"]
-            if self._placed.pop(worker_id, None):
-                self._report(WorkerExited(worker_id, ExitCause.KILLED, -signal.SIGKILL, "SIGKILL"))
+        """Likewise."""
 
 
-def _tell(peer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:
-    peer.write(json.dumps(message).encode() + b"\n")
-
-
-async def master(job_dir: JobDir, hosts: int) -> None:
-    spec = JobSpec.from_json(job_dir.spec.read_text())
-    socket, workers = job_dir.path / SOCKET, spec.num_workers.maximum
-
-    def prepare(address: MasterAddress) -> Callable[[Report, Limits], Launcher]:
-        return lambda report, limits: SimulatedLauncher(address, report, socket, hosts, workers)
-
-    await serve_here(spec, job_dir, prepare)
+async def master(job_dir: JobDir) -> None:
+    spec, begin = JobSpec.from_json(job_dir.spec.read_text()), awaited(BEGIN)
+    workers = spec.num_workers.maximum
+    await serve_here(spec, job_dir, lambda address: lambda report, limits: SimulatedLauncher(report, workers, begin))
 
 
 if __name__ == "__main__":
-    role, where, what = sys.argv[1:]
-    asyncio.run(master(JobDir(Path(where)), int(what)) if role == "master" else host(where, Path(what)))
+    role, where, *rest = sys.argv[1:]
+    job = JobDir(Path(where))
+    asyncio.run(master(job) if role == "master" else host(job, Path(rest[0]), int(rest[1]), int(rest[2])))

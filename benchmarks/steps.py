@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.processes import Growing
+
 ORDINARY_STEPS = 31
 
 
@@ -40,24 +42,19 @@ class StepLogs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offsets: dict[Path, int] = {}
+        self._files: dict[Path, Growing] = {}
         self.steps: dict[int, list[Step]] = {}  # by process id
 
     def read(self) -> dict[int, list[Step]]:
         for path in self._folder.glob("steps-*.log"):
-            with path.open("rb") as lines:
-                lines.seek(self._offsets.get(path, 0))
-                text = lines.read()
-            whole = text.rpartition(b"\n")[0]
-            if whole:
-                self._offsets[path] = self._offsets.get(path, 0) + len(whole) + 1
-                steps = self.steps.setdefault(int(path.stem.partition("-")[2]), [])
-                steps += [_parse(line) for line in whole.decode().splitlines()]
+            if lines := self._files.setdefault(path, Growing(path)).new_lines():
+                self.steps.setdefault(int(path.stem.partition("-")[2]), []).extend(map(_parse, lines))
         return self.steps
 
-    def count(self, pid: int, world: str) -> int:
-        """Steps that this process has made in this world."""
-        return sum(step.world == world for step in self.steps.get(pid, []))
+    def newest_world(self, pids: Iterable[int]) -> int:
+        """In which all of these processes have made a step; worlds are numbered."""
+        steps = self.read()
+        return min(int(steps[pid][-1].world) for pid in pids)
 
     def active(self, size: int, after: float, count: int) -> set[int]:
         """Processes that made at least so many steps in a world of this size since then, one of them the last."""

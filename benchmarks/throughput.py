@@ -16,16 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from benchmarks.experiments.zoo.pace import VARIABLE as PACE
-from benchmarks.harness import (
-    Parser,
-    Results,
-    Summary,
-    add_out,
-    busy_cores,
-    names,
-    show_table,
-    summarise,
-)
+from benchmarks.harness import Parser, Results, Summary, add_out, busy_cores, names, show_table, summarise
 from benchmarks.ladders import LADDERS, LOOPS, MAIN_LOOPS, SAMPLES, Ladder, Sample, Setting, measure
 from benchmarks.models import LAYERS, TORCH_MODELS
 
@@ -114,7 +105,7 @@ def report(ladder: Ladder, model: str, runs: Mapping[str, Sequence[Sample]], res
             numbers["check_share"] = summarise(sample.laps_ms["check"] / sample.step_ms for sample in samples)
         over = {f"over_{reference}": value for reference, value in ratios.items()}
         results.add("summary", **identity(ladder, model, name), **numbers, **over)
-        shown = [value.show(2) if value else "-" for value in ratios.values()]
+        shown = [value.show(3) if value else "-" for value in ratios.values()]
         rows.append([name, rate.show(0), *shown, f"{step:.2f}", f"{cpu.median:.1f}"])
         commit = f"{100 * laps['commit'] / step:.2f} %" if "commit" in laps else "-"
         parts.append([name, *(f"{laps[lap]:.3f}" if lap in laps else "-" for lap in shown_laps), commit])

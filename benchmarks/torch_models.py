@@ -79,55 +79,25 @@ class _Transformer(torch.nn.Module):
         return classes
 
 
-class Bottleneck(torch.nn.Module):
-    """He et al., *Deep residual learning for image recognition*, figure 5, with the stride in the middle as in torchvision."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.path = torch.nn.Sequential(
-            *_convolution(inputs, width, 1),
-            torch.nn.ReLU(inplace=True),
-            *_convolution(width, width, 3, stride),
-            torch.nn.ReLU(inplace=True),
-            *_convolution(width, outputs, 1),
-        )
-        same = stride == 1 and inputs == outputs
-        self.short = torch.nn.Identity() if same else torch.nn.Sequential(*_convolution(inputs, outputs, 1, stride))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.relu(self.path(images) + self.short(images))
-        return result
-
-
 class _OnDevice(torch.nn.Module):
-    """ResNet-50 in bf16, which is given numbers of images that are on the device: no loader of either loop's decides.
+    """transformers' ResNet-50 in bf16, which is given numbers of images that are on the device: no loader of either loop's decides.
 
     As torchvision's it has 25,557,032 parameters. The tiny one has a quarter of the width, and one block a stage.
     """
 
     def __init__(self, name: str) -> None:
+        from transformers import ResNetConfig, ResNetForImageClassification
+
         super().__init__()
-        stem, blocks, pixels = (16, (1, 1, 1, 1), 32) if name == TINY else (64, (3, 4, 6, 3), 224)
-        layers = [*_convolution(3, stem, 7, 2), torch.nn.ReLU(inplace=True), torch.nn.MaxPool2d(3, 2, 1)]
-        inputs = stem
-        for stage, count in enumerate(blocks):
-            for block in range(count):
-                width = stem << stage
-                layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
-                inputs = 4 * width
-        layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000)]
-        self.layers = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        stem, blocks, pixels = (16, [1, 1, 1, 1], 32) if name == TINY else (64, [3, 4, 6, 3], 224)
+        widths = [4 * stem << stage for stage in range(len(blocks))]
+        config = ResNetConfig(embedding_size=stem, hidden_sizes=widths, depths=blocks, num_labels=1000)
+        self.resnet = ResNetForImageClassification(config).to(memory_format=torch.channels_last)
         images = torch.randn(2 * worker_batch(name), 3, pixels, pixels).to(memory_format=torch.channels_last)
         self.register_buffer("images", images, persistent=False)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         images = self.get_buffer("images")
         with torch.autocast(images.device.type, torch.bfloat16):
-            classes: torch.Tensor = self.layers(images[numbers])
+            classes: torch.Tensor = self.resnet(images[numbers]).logits
         return classes.float()
-
-
-def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[torch.nn.Module]:
-    convolution = torch.nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-    return [convolution, torch.nn.BatchNorm2d(outputs)]

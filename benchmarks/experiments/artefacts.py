@@ -40,10 +40,6 @@ class Artefacts:
         finally:
             os.close(folder)
 
-    def path(self, name: str) -> Path:
-        """For a file that is written as things happen."""
-        return self.folder / name
-
     def journal(self, name: str, entries: Iterable[Entry]) -> None:
         self.text(f"{name}.jsonl", "".join(f"{dump_entry(entry)}\n" for entry in entries))
 

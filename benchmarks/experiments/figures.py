@@ -40,12 +40,13 @@ FILLS = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """GPUs over time of one run; ``marks`` are moments worth a line, by what to write there."""
+    """GPUs over time of one run; ``marks`` are moments worth a line, by what to write there. Owners' names begin with ``prefix``."""
 
     title: str
     changes: Sequence[Change]
     end: float
     marks: Mapping[str, float]
+    prefix: str = ""
 
 
 def draw_gpus(path: Path, panels: Sequence[Panel], owners: Mapping[str, str], gpus: int) -> None:
@@ -68,7 +69,7 @@ def _draw_panel(axis: Any, panel: Panel, owners: Mapping[str, str], gpus: int, l
     edges = [span.start for span, _ in steps] + [panel.end]
     base = [0.0] * len(steps)
     for (owner, label), (colour, hatch) in zip(owners.items(), FILLS, strict=False):
-        top = [below + held.get(owner, 0) for below, (_, held) in zip(base, steps, strict=True)]
+        top = [below + held.get(panel.prefix + owner, 0) for below, (_, held) in zip(base, steps, strict=True)]
         axis.stairs(top, edges, baseline=base, fill=True, fc=colour, hatch=hatch, ec="white", lw=0, label=label)
         axis.stairs(top, edges, baseline=None, color=INK, lw=0.7)
         base = top

@@ -86,11 +86,9 @@ class GangScheduler(PodWatch):
                 self._core.create_namespaced_binding(
                     self._namespace, binding, _preload_content=False, _request_timeout=ANSWER_SECONDS
                 )
-            except client.ApiException as error:
-                if error.status not in _GONE_OR_BOUND:
-                    print(f"gang scheduler: {name}: {error.status} {error.reason}", file=sys.stderr)
-            except HTTPError as error:
-                print(f"gang scheduler: {name}: no answer: {error}", file=sys.stderr)
+            except (client.ApiException, HTTPError) as error:
+                if getattr(error, "status", None) not in _GONE_OR_BOUND:
+                    print(f"gang scheduler: {name}: {error}", file=sys.stderr)
             else:
                 self._bound[pods[name]["metadata"]["uid"]] = node
 

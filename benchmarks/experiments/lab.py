@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,20 +53,14 @@ class Lab:
     folder: Path  # on tier 1 the pods see it under the same path
     env: Mapping[str, str]  # with which commands find the cluster
     _jobs: list[str] = field(default_factory=list)
-    _classes: list[str] = field(default_factory=list)
 
     @property
     def place_flags(self) -> list[str]:
         """By which a command finds the namespace."""
-        context = self.options.kube_context
-        return ["--namespace", self.namespace, *(["--kube_context", context] if context else [])]
+        return ["--namespace", self.namespace]
 
     def elasticdl(self, command: str, *arguments: str) -> str:
-        """Run a command as a user does; what it prints.
-
-        Raises:
-            Failed: it ended with another code than 0, or not in time; the last line that it said.
-        """
+        """Run a command as a user does; what it prints."""
         whole = [*COMMAND, command, *self.place_flags, *arguments]
         shown = f"elasticdl {' '.join([command, *arguments[:1]])}"
         try:
@@ -85,10 +79,6 @@ class Lab:
         self._jobs.append(name)
         volume = ["--volume", self.options.volume] if self.options.volume else []
         self.elasticdl("train", "--job_name", name, "--image", self.options.image, "--detach", *volume, *flags)
-
-    def delete(self, name: str) -> None:
-        self.elasticdl("delete", name)
-        self._jobs.remove(name)
 
     def journal(self, name: str) -> list[Entry]:
         return [json.loads(line) for line in self.elasticdl("events", name, "--json").splitlines()]
@@ -113,25 +103,13 @@ class Lab:
 
         return str(generate(self.folder / "data", "binary", samples, self.options.seed))
 
-    def make_priority_class(self, name: str, value: int) -> str:
-        """Its name, which is made the lab's own, as such classes belong to the whole cluster."""
-        own = f"{name}-{self.namespace}"
-        api = client.SchedulingV1Api(self.core.api_client)
-        with refusals("make a PriorityClass"):
-            api.create_priority_class(client.V1PriorityClass(metadata=client.V1ObjectMeta(name=own), value=value))
-        self._classes.append(own)
-        return own
-
     def close(self) -> None:
-        """Remove what was made in a cluster that stays; says what could not be removed."""
+        """Remove the jobs from a cluster that stays; says what could not be removed."""
         for job in self._jobs:
-            with _said(f"job {job}"):
+            with removing(f"job {job}"):
                 client.BatchV1Api(self.core.api_client).delete_namespaced_job(
                     master_name(job), self.namespace, propagation_policy="Background"
                 )
-        for name in self._classes:
-            with _said(f"PriorityClass {name}"):
-                client.SchedulingV1Api(self.core.api_client).delete_priority_class(name)
 
 
 def job_is_over(pods: Pods, job: str) -> bool:
@@ -145,12 +123,7 @@ def job_is_over(pods: Pods, job: str) -> bool:
 def conducted(
     options: Options, gpus: int, results: Sequence[str], real: str, simulated: str
 ) -> Iterator[tuple[Lab, Artefacts]]:
-    """An experiment in a lab of its own; says what of it is real. ``results``: what an earlier one has left.
-
-    Raises:
-        UserError: there is no such lab, or another experiment writes there; nothing was started.
-        Failed: the cluster did not come up, or does not answer.
-    """
+    """An experiment in a lab of its own; says what of it is real. ``results``: what an earlier one has left."""
     machine = machine_facts()
     facts = {"scale": options.scale, "seed": options.seed, "real": real, "simulated": simulated, "machine": machine}
     artefacts = Artefacts(options.out, facts)
@@ -164,24 +137,22 @@ def conducted(
 
 @contextmanager
 def open_lab(options: Options, gpus: int) -> Iterator[Lab]:
-    """A lab with so many free GPUs.
-
-    Raises:
-        UserError: there is no such cluster, or it has too few GPUs, or others use them; nothing was started.
-        Failed: the cluster did not come up, or does not answer.
-    """
+    """A lab with so many free GPUs."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="elasticdl-lab-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         size = NODE_GPUS if gpus % NODE_GPUS == 0 else gpus
         nodes = {f"n{number}": size for number in range(gpus // size)}
         kubeconfig = stack.enter_context(_tier1(nodes)) if options.cluster is ClusterKind.TIER1 else None
-        core = client.CoreV1Api(connect(ClusterTarget(context=options.kube_context, file=str(kubeconfig or ""))).api)
+        core = client.CoreV1Api(connect(ClusterTarget(file=str(kubeconfig or ""))).api)
         with refusals("look at the cluster's nodes and pods"):
             require_free_gpus(core, gpus)
-        with refusals("make a namespace (or give one with --namespace)"):
-            own_one = nullcontext(_require_namespace(core, options.namespace)) if options.namespace else None
-            namespace = stack.enter_context(own_one or new_namespace(core.api_client))
+        namespace = options.namespace
+        with refusals(f"use --namespace {namespace}" if namespace else "make one (or give one with --namespace)"):
+            if namespace:
+                core.read_namespace(namespace)
+            else:
+                namespace = stack.enter_context(new_namespace(core.api_client))
         if options.queue == OWN_QUEUE:
             stack.enter_context(GangScheduler(core, namespace))
         own = {"ELASTICDL_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
@@ -199,21 +170,15 @@ def queue_flags(options: Options) -> list[str]:
 
 
 def require_free_gpus(core: client.CoreV1Api, wanted: int) -> None:
-    """Raises:
-    UserError: the cluster has fewer, or others have them.
-    """
     total = sum(gpu_capacity(core).values())
     listed: Any = core.list_pod_for_all_namespaces(_preload_content=False)
     pods = json.loads(listed.data)["items"]
-    if total < wanted:
-        raise UserError(f"the cluster has {total} GPUs ({GPU}) on nodes that take pods; the experiment needs {wanted}")
-    holders = {"{namespace}/{name}".format_map(pod["metadata"]): held_gpus(pod) for pod in pods}
-    taken = {name: held for name, held in holders.items() if held}
-    if total - sum(taken.values()) < wanted:
-        raise UserError(
-            f"the cluster is busy: {total - sum(taken.values())} of its {total} GPUs are free, the experiment needs "
-            f"{wanted}; the others are held by {', '.join(sorted(taken)[:5])}{' ...' if len(taken) > 5 else ''}"
-        )
+    taken = {"{namespace}/{name}".format_map(pod["metadata"]): held for pod in pods if (held := held_gpus(pod))}
+    free = total - sum(taken.values())
+    if free < wanted:
+        others = f"; pods hold the others: {', '.join(sorted(taken)[:5])}" if taken else ""
+        there = f"{free} of {total} GPUs ({GPU}) on nodes that take pods are free"
+        raise UserError(f"the experiment needs {wanted} GPUs, and {there}{others}")
 
 
 @contextmanager
@@ -238,35 +203,22 @@ def _tier1(nodes: Mapping[str, int]) -> Iterator[Path]:
         cluster.stop()
 
 
-def _require_namespace(core: client.CoreV1Api, name: str) -> str:
-    """Raises:
-    UserError: there is none. Whoever may not look has to take it for granted.
-    """
-    try:
-        core.read_namespace(name)
-    except client.ApiException as error:
-        if error.status == 404:
-            raise UserError(f"there is no namespace {name} in the cluster: choose another --namespace") from error
-        if error.status != 403:
-            raise
-    return name
-
-
 @contextmanager
 def refusals(what: str) -> Iterator[None]:
     """What a cluster answers, as errors of ours."""
     try:
         yield
     except client.ApiException as error:
-        if error.status in (401, 403):
-            raise UserError(f"you may not {what}: {error.status} {error.reason}") from error
-        raise Failed(f"could not {what}: {error.status} {error.reason}") from error
+        mended_by_the_user = error.status in (401, 403, 404)
+        raise (UserError if mended_by_the_user else Failed)(
+            f"could not {what}: {error.status} {error.reason}"
+        ) from error
     except (OSError, HTTPError) as error:
         raise Failed(f"the cluster does not answer: {error}") from error
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def removing(what: str) -> Iterator[None]:
     """Removing goes on with the next, whatever it was that could not be removed."""
     try:
         yield

@@ -1,11 +1,13 @@
-"""The command line that the experiments share, and how they end: 2 for what the user has to mend, before anything starts."""
+"""The command line that the experiments share, and how they end: 2 for what the user has to mend, before anything starts.
+
+Whatever checks the command line or the cluster raises UserError for it, and does not say so.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,7 +22,7 @@ OWN_QUEUE = "own"
 NO_QUEUE = "none"
 SHORTEST_PACE = 1e-6
 HOST_IMAGE = "local/host"  # on tier 1 any name does
-OF_A_GIVEN_CLUSTER = ("namespace", "kube_context", "image", "volume", "training_data", "queue")
+OF_A_GIVEN_CLUSTER = ("namespace", "image", "volume", "training_data", "queue")
 
 
 class ClusterKind(StrEnum):
@@ -28,13 +30,11 @@ class ClusterKind(StrEnum):
     KUBECONFIG = "kubeconfig"  # yours, with real GPUs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """``seconds_per_sample`` is what a simulated GPU takes; 0: the workers have real ones."""
+class Options(argparse.Namespace):
+    """Those of all experiments; what an experiment adds has no type. ``seconds_per_sample``: of a simulated GPU; 0: real ones."""
 
     cluster: ClusterKind
     namespace: str
-    kube_context: str
     image: str
     repository: str
     volume: str
@@ -63,7 +63,6 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     parser.add_argument("--cluster", choices=[str(kind) for kind in ClusterKind], default=str(ClusterKind.TIER1))
     given = parser.add_argument_group("with --cluster kubeconfig")
     given.add_argument("--namespace", default="", help="an existing one, instead of one that is made and removed")
-    given.add_argument("--kube_context", default="", help="context of the kubeconfig (the current one)")
     given.add_argument("--image", default="", help="has elasticdl, Horovod, torch, and this repository")
     given.add_argument("--repository", default="/elasticdl", help="where the image has this repository (/elasticdl)")
     given.add_argument("--volume", default="", help="for the pods, as for `elasticdl train`")
@@ -77,13 +76,14 @@ def make_parser(name: str, description: str | None, scale: float, seconds_per_sa
     return parser
 
 
-def read(parser: Parser, argv: list[str] | None = None) -> tuple[Options, argparse.Namespace]:
-    """The common options, and all; ends the program with 2 if something is wrong with them."""
-    args = parser.parse_args(argv)
+def read(parser: Parser, argv: list[str] | None = None) -> Options:
+    """Ends the program with 2 if something is wrong with them."""
+    options = parser.parse_args(argv, namespace=Options())
     try:
-        return _checked(args), args
+        _check(options)
     except UserError as error:
         parser.error(str(error))
+    return options
 
 
 def run(parser: Parser, work: Callable[[], None]) -> int:
@@ -102,55 +102,45 @@ def run(parser: Parser, work: Callable[[], None]) -> int:
     return 0
 
 
-def _checked(args: argparse.Namespace) -> Options:
-    args.cluster = ClusterKind(args.cluster)
-    tier1 = args.cluster is ClusterKind.TIER1
-    if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(args, name)), "")):
+def _check(options: Options) -> None:
+    options.cluster = ClusterKind(options.cluster)
+    tier1 = options.cluster is ClusterKind.TIER1
+    if tier1 and (wrong := next((name for name in OF_A_GIVEN_CLUSTER if getattr(options, name)), "")):
         raise UserError(f"--{wrong} is for --cluster kubeconfig: give that as well, or leave it out")
     for name in () if tier1 else ("image", "training_data"):
-        if not getattr(args, name):
+        if not getattr(options, name):
             raise UserError(f"--cluster kubeconfig needs --{name}")
-    if args.seconds_per_sample is None:
-        args.seconds_per_sample = args.tier1_seconds if tier1 else 0.0
-    if 0 < args.seconds_per_sample < SHORTEST_PACE:
+    if options.seconds_per_sample is None:
+        options.seconds_per_sample = options.tier1_seconds if tier1 else 0.0
+    if 0 < options.seconds_per_sample < SHORTEST_PACE:
         raise UserError(
-            f"--seconds_per_sample {args.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
+            f"--seconds_per_sample {options.seconds_per_sample:g}: at least {SHORTEST_PACE:g}, or 0 for real GPUs"
         )
-    _require_parsed("volume", args.volume, parse_volumes)
-    if args.queue not in ("", OWN_QUEUE, NO_QUEUE):
-        _require_parsed("queue", args.queue, parse_queue)
-    args.queue = args.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
-    args.scale = args.scale or (args.tier1_scale if tier1 else 1.0)
-    args.image = args.image or HOST_IMAGE
-    args.repository = str(ROOT) if tier1 else args.repository
-    args.out = writable(args.out)
-    return Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
-
-
-def require_gpus(options: Options) -> None:
-    """Raises:
-    UserError: there are none on tier 1, and none are to be simulated.
-    """
-    if options.cluster is ClusterKind.TIER1 and not options.simulated:
+    if tier1 and options.tier1_seconds and not options.simulated:
         raise UserError("--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0")
-
-
-def _require_parsed(name: str, text: str, parse: Callable[[str], object]) -> None:
-    try:
-        parse(text)
-    except ValueError as error:
-        raise UserError(f"--{name} {text}: {error}") from None
-
-
-def writable(folder: Path) -> Path:
-    """Made if need be."""
-    require_writable("--out", folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()
+    queue = "" if options.queue in (OWN_QUEUE, NO_QUEUE) else options.queue
+    for name, text, parse in (("volume", options.volume, parse_volumes), ("queue", queue, parse_queue)):
+        try:
+            parse(text)
+        except ValueError as error:
+            raise UserError(f"--{name} {text}: {error}") from None
+    options.queue = options.queue or (OWN_QUEUE if tier1 else NO_QUEUE)
+    options.scale = options.scale or (options.tier1_scale if tier1 else 1.0)
+    options.image = options.image or HOST_IMAGE
+    options.repository = str(ROOT) if tier1 else options.repository
+    require_writable("--out", options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.out = options.out.resolve()
 
 
 def positive(text: str) -> float:
     if not (value := not_negative(text)):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def counting(text: str) -> int:
+    if not (value := natural(text)):
         raise argparse.ArgumentTypeError("must be above 0")
     return value
 

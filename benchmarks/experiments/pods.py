@@ -90,11 +90,7 @@ class PodWatch:
         self._watch.join()
 
     def wait(self, ready: Callable[[Pods], Result], seconds: float, what: str) -> Result:
-        """Until ``ready`` returns something true of the pods, by name; return that.
-
-        Raises:
-            Failed: it did not in time, or what is seen can't be kept.
-        """
+        """Until ``ready`` returns something true of the pods, by name; return that."""
 
         def look() -> Result | bool | None:
             if self._failure:
@@ -194,11 +190,7 @@ class GpuSeries(PodWatch):
         self._changes: list[Change] = []
 
     def __enter__(self) -> Self:
-        """Returns when it sees the pods.
-
-        Raises:
-            Failed: the cluster does not answer.
-        """
+        """Returns when it sees the pods."""
         self._lines = self._path.open("w", newline="")
         self._write("time", "owner", "gpus")
         self.epoch, self._began = time.time(), time.monotonic()
@@ -240,9 +232,3 @@ class GpuSeries(PodWatch):
             self._lines.flush()
         except OSError as error:  # told to whoever waits; the watch goes on
             self._failure = f"{self._path}: {error.strerror}"
-
-
-def read_series(path: Path) -> list[Change]:
-    """What was written so far."""
-    with path.open(newline="") as lines:
-        return [Change(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]

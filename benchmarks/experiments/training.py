@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
-import time
+import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.lab import Lab, job_is_over
@@ -15,15 +16,16 @@ from benchmarks.experiments.options import Options
 from benchmarks.experiments.pods import GpuSeries, Pods
 from benchmarks.experiments.zoo.pace import VARIABLE
 from benchmarks.experiments.zoo.step_log import LoggedStep, logged_steps
-from benchmarks.job import COMMAND, Journal, flags_of
-from benchmarks.processes import Failed, Processes, wait_until
+from benchmarks.job import COMMAND, Journal, flags_of, success_of
+from benchmarks.processes import Failed, Growing, Processes, wait_until
 from elasticdl.job.journal import Entry
 
 MODEL = "benchmarks.experiments.zoo.resnet20"
 # One thread each: on a machine with fewer cores than workers more would only be in each other's way.
 THREADS = "OMP_NUM_THREADS=1"
+# Workers that are more than there are cores may be silent for longer than the default without being frozen.
+HEARTBEAT_SECONDS = 15.0
 END_SECONDS = 60.0
-LOOK_SECONDS = 0.3
 TICK = 0.05
 
 
@@ -58,10 +60,14 @@ class Training:
 class Followed:
     """A job that was submitted, followed by the commands that a user follows it with; they end with ``processes``."""
 
-    def __init__(self, lab: Lab, name: str, processes: Processes) -> None:
+    def __init__(self, lab: Lab, name: str, processes: Processes, given_up: threading.Event | None = None) -> None:
+        """``given_up``: set when nobody wants to know more of it."""
         self._lab = lab
         self._processes = processes
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._given_up = given_up or threading.Event()
+        self._logs = Growing(processes.log_of("logs"))
+        self._steps: list[LoggedStep] = []
         self.name = name
         self.journal = Journal(processes.log_of("events"), self.raise_if_over)
         self._follow("events", "--json")
@@ -72,49 +78,22 @@ class Followed:
 
     def steps(self) -> list[LoggedStep]:
         """Of the lines that are whole, so far."""
-        path = self._processes.log_of("logs")
-        text = path.read_text(errors="replace") if path.exists() else ""
-        return sorted(logged_steps(text.rpartition("\n")[0].splitlines()), key=lambda step: step.time)
+        self._steps = sorted([*self._steps, *logged_steps(self._logs.new_lines())], key=lambda step: step.time)
+        return self._steps
 
     def raise_if_over(self) -> None:
-        """Raises:
-        Failed: nothing is followed any more; the job is over, or its master can't be found.
-        """
+        if self._given_up.is_set():
+            raise Failed(f"job {self.name} is given up")
         for name, process in self._started.items():
             if process.poll() is not None:
                 raise Failed(f"job {self.name} is over; its {name}:\n{self._processes.tail(name)}")
 
-    def wait_for_world(self, workers: int, seconds: float) -> None:
-        """Raises:
-        Failed: so many workers did not come together in time.
-        """
-
-        def formed() -> bool:
-            self.raise_if_over()
-            return [len(entry["members"]) for entry in self.journal.of("world_formed")][-1:] == [workers]
-
-        wait_until(formed, seconds, f"a world of {workers} workers")
-
-    def wait_for_steps(self, workers: int, seconds: float) -> None:
-        """Until so many workers make them.
-
-        Raises:
-            Failed: they did not in time.
-        """
-
-        def made() -> bool:
-            time.sleep(LOOK_SECONDS)  # the logs are long
-            self.raise_if_over()
-            return [step.workers for step in self.steps()[-1:]] == [workers]
-
-        wait_until(made, seconds, f"steps of {workers} workers")
+    def wait(self, condition: Callable[[], object], what: str, seconds: float = math.inf) -> None:
+        """For ever if need be: a job in which nobody makes progress ends by itself."""
+        wait_until(condition, seconds, f"{self.name}: {what}", self.raise_if_over)
 
     def stop(self) -> None:
-        """The job, by the command; returns when the followers have seen its end.
-
-        Raises:
-            Failed: it did not end in time.
-        """
+        """The job, by the command; returns when the followers have seen its end."""
         self._lab.elasticdl("stop", self.name)
         ended = self._started.values()
         wait_until(lambda: all(process.poll() is not None for process in ended), END_SECONDS, f"the end of {self.name}")
@@ -143,33 +122,21 @@ class Ended:
     journal: list[Entry]
 
 
-class Witness:
-    """Is told of each job that begins or ends."""
-
-    def began(self, job: str) -> None: ...
-
-    def ended(self, job: str) -> None: ...
-
-
-NOBODY = Witness()
-
-
 def run_jobs(
     what: str,
     jobs: Sequence[Submission],
     lab: Lab,
     artefacts: Artefacts,
     patience: float,
-    witness: Witness = NOBODY,
+    tell: Callable[[list[str]], object] = lambda running: None,
 ) -> tuple[list[Ended], list[Change]]:
-    """Submit all jobs in their time, and wait for their ends; returns these, and who had which GPUs.
+    """Submit all jobs in their time, and wait for their ends; returns these, and which of them had which GPUs.
 
-    Raises:
-        Failed: one did not end in time; what its workers printed is kept.
+    ``tell`` is told of the jobs that run, whenever one begins or ends.
     """
     submitted: dict[str, float] = {}
-    to_come, running = deque(jobs), set[str]()
-    with GpuSeries(lab.core, lab.namespace, artefacts.path(f"gpus-{what}.csv")) as series:
+    to_come, running = deque(jobs), list[str]()
+    with GpuSeries(lab.core, lab.namespace, artefacts.folder / f"gpus-{what}.csv") as series:
 
         def is_due() -> bool:
             return bool(to_come) and series.now() >= to_come[0].after
@@ -184,22 +151,22 @@ def run_jobs(
                     submitted[job.name] = series.now()
                     lab.submit(job.name, job.flags)
                     print(f"{job.name} submitted at {submitted[job.name]:.1f} s", flush=True)
-                    running.add(job.name)
-                    witness.began(job.name)
+                    running.append(job.name)
+                    tell(list(running))
                     continue
                 seconds = to_come[0].after - series.now() + TICK if to_come else patience
-                found = series.wait(happens, seconds, f"the end of {', '.join(sorted(running))}")
+                found = series.wait(happens, seconds, f"the end of {', '.join(running)}")
                 for name in found if isinstance(found, list) else ():
                     print(f"{name} is over at {series.now():.1f} s", flush=True)
-                    running.discard(name)
-                    witness.ended(name)
+                    running.remove(name)
+                    tell(list(running))
             ended = [Ended(name, at, series.epoch, lab.journal(name)) for name, at in submitted.items()]
         except Failed:
             lab.keep_traces(list(submitted), artefacts)
             raise
         for each in ended:
             artefacts.journal(f"events-{each.name}", each.journal)
-        return ended, series.changes
+        return ended, [change for change in series.changes if change.owner in submitted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +185,13 @@ class JobRun:
         return self.steps[0].time
 
 
-def job_run(name: str, submitted: float, epoch: float, journal: Sequence[Entry], steps: Sequence[LoggedStep]) -> JobRun:
-    """``epoch``: when the experiment began, in seconds since 1970.
-
-    Raises:
-        Failed: the job did not succeed, or did not log its steps.
-    """
-    ends = [entry for entry in journal if entry["event"] == "job_finished"]
-    if not ends or ends[-1]["phase"] != "succeeded":
-        raise Failed(f"job {name} has not succeeded: {ends[-1]['reason'] if ends else 'it has not finished'}")
-    if not steps:
-        raise Failed(f"job {name} has no steps in its logs")
-    began = next(entry["time"] for entry in journal if entry["event"] == "world_formed")
-    own = sorted((LoggedStep(s.step, s.time - epoch, s.workers, s.loss) for s in steps), key=lambda step: step.time)
-    return JobRun(name, submitted, began - epoch, ends[-1]["time"] - epoch, tuple(own))
+def job_run(job: Ended, steps: Iterable[LoggedStep]) -> JobRun:
+    end = success_of(job.name, job.journal)["time"] - job.epoch
+    began = next(entry["time"] for entry in job.journal if entry["event"] == "world_formed") - job.epoch
+    own = sorted((replace(step, time=step.time - job.epoch) for step in steps), key=lambda step: step.time)
+    if not own:
+        raise Failed(f"job {job.name} has no steps in its logs")
+    return JobRun(job.name, job.submitted, began, end, tuple(own))
 
 
 STEP_COLUMNS = ("time", "owner", "step", "workers", "loss")

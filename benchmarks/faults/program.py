@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -106,24 +105,6 @@ def touch_memory_that_never_comes() -> None:
     area[0]
 
 
-OWN: dict[str, Callable[[], None]] = {
-    each.__name__: each
-    for each in (
-        wait_for_a_lock,
-        spin,
-        hold_pythons_lock,
-        hang_in_c,
-        search_for_ever,
-        compile_for_ever,
-        read_from_a_dead_mount,
-        receive_for_ever,
-        swallow_errors,
-        print_into_a_full_pipe,
-        touch_memory_that_never_comes,
-    )
-}
-
-
 def note_begin(folder: Path) -> None:
     aside = folder / f".began-{os.getpid()}"
     aside.write_text(str(time.time()))
@@ -145,12 +126,9 @@ class Points(Dataset):  # type: ignore[type-arg]
             if not (self.folder / "began").exists():
                 note_begin(self.folder)
             if self.fault == "load_behind_a_lock":
-                self.load_behind_a_lock()
+                wait_for_a_lock()
             time.sleep(0.01)  # load_slowly
         return torch.linspace(-1, 1, 8) * (index % 13), index % 3
-
-    def load_behind_a_lock(self) -> None:
-        wait_for_a_lock()
 
 
 class Work(torch.nn.Module):
@@ -190,8 +168,8 @@ def train(fault: str, is_victim: bool, loader_processes: int) -> None:
                     elastic.mean(inputs.mean())
                 continue
             note_begin(FOLDER)
-            if fault in OWN:
-                OWN[fault]()
+            if own := globals().get(fault):
+                own()
             is_victim = fault == "skip_a_collective"
 
 

@@ -2,7 +2,6 @@
 
 records     what a loop tells of its steps, and to whom; standard library only
 library     loops on elasticdl's library, with PyTorch
-own_host    how workers that share a GPU come to reduce by NCCL
 plain       the loop of every tutorial: alone, elastic, with DDP, Horovod or Gloo
 trainers    Lightning and Hugging Face's Trainer: alone, elastic, with DDP
 with_keras  loops on Keras, `fit`, and Horovod with TensorFlow

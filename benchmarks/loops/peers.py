@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -85,7 +86,7 @@ def horovodrun(work: Work) -> None:
 
 
 def torchft(work: Work) -> None:
-    """One process per replica group, named by its folder's process; a failed step is made again."""
+    """One process per replica group; a failed step is made again."""
     from torchft import (  # type: ignore[import-not-found]
         DistributedDataParallel,
         Manager,
@@ -110,7 +111,7 @@ def torchft(work: Work) -> None:
         state_dict=save,
         use_async_quorum=False,
         timeout=TIMEOUT,
-        replica_id=f"replica-{work.way}",
+        replica_id=f"replica-{os.getpid()}",
         rank=0,
         world_size=1,
         store_addr="127.0.0.1",

@@ -68,16 +68,30 @@ class Record:
         """How often this process has traced each of its functions."""
 
 
+class Work(argparse.Namespace):
+    """What `run` was told."""
+
+    model: str
+    samples: int
+    way: str
+    workers: int
+    folder: Path
+    warm_up: int
+    seconds: float
+    began: float
+    record: Record
+
+
 class Meter(Record):
     """Samples per second after a warm-up, and where the time of a step goes.
 
     After the warm-up the ranks agree on a number of steps, so that all stop after the same one.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._folder: Path = args.folder
-        self._warm_up: int = args.warm_up
-        self._seconds: float = args.seconds
+    def __init__(self, work: Work) -> None:
+        self._folder = work.folder
+        self._warm_up = work.warm_up
+        self._seconds = work.seconds
         self._laps: dict[str, list[float]] = {}
         self._spent: dict[str, float] = {}
         self._steps = self._target = 0
@@ -151,9 +165,9 @@ class StepLog(Record):
 
     warm = True
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._folder: Path = args.folder
-        self._file = (args.folder / f"steps-{os.getpid()}.log").open("a", buffering=1)
+    def __init__(self, work: Work) -> None:
+        self._folder = work.folder
+        self._file = (work.folder / f"steps-{os.getpid()}.log").open("a", buffering=1)
         self._traces: dict[str, int] = {}
 
     def made(self, number: int) -> None:
@@ -170,9 +184,9 @@ class StepLog(Record):
 class Start(Record):
     """When the program's first line ran and when its first step was done; it then waits to be killed."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._began: float = args.began
-        self._path: Path = args.folder / f"{os.getpid()}.json"
+    def __init__(self, work: Work) -> None:
+        self._began = work.began
+        self._path = work.folder / f"{os.getpid()}.json"
 
     def made(self, number: int) -> None:
         if not self._path.exists():
@@ -183,30 +197,18 @@ class Start(Record):
         return False
 
 
-RECORDS: Mapping[str, Callable[[argparse.Namespace], Record]] = {
+RECORDS: Mapping[str, Callable[[Work], Record]] = {
     "meter": Meter,
     "steps": StepLog,
     "start": Start,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """``way``: alone, elastic, or with whom. ``workers``: whose batches are the global one. ``samples``: of an epoch."""
-
-    model: str
-    samples: int
-    way: str
-    workers: int
-    folder: Path
-    record: Record
-
-
 def run(loops: Mapping[str, Callable[[Work], None]], began: float = 0.0) -> None:
     """The loop that the command line names. ``began``: the time of the program's first line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=list(loops))
-    parser.add_argument("--record", choices=list(RECORDS), required=True)
+    parser.add_argument("--record", dest="how", choices=list(RECORDS), required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for what is recorded")
     parser.add_argument("--samples", type=int, default=65536, help="of an epoch")
@@ -214,9 +216,9 @@ def run(loops: Mapping[str, Callable[[Work], None]], began: float = 0.0) -> None
     parser.add_argument("--workers", type=int, default=2, help="whose batches are the global one")
     parser.add_argument("--warm_up", type=int, default=30, help="steps before a meter measures")
     parser.add_argument("--seconds", type=float, default=10.0, help="that a meter measures")
-    args = parser.parse_args()
-    record = RECORDS[args.record](argparse.Namespace(**vars(args), began=began))
-    loops[args.loop](Work(args.model, args.samples, args.way, args.workers, args.folder, record))
+    work = parser.parse_args(namespace=Work(began=began))
+    work.record = RECORDS[work.how](work)
+    loops[work.loop](work)
 
 
 def traces_path(folder: Path, pid: int) -> Path:

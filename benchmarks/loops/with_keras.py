@@ -6,13 +6,43 @@ BEGAN = time.time()
 
 # ruff: noqa: E402
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.keras_models import make_arrays, make_loss, make_model, make_optimizer, use_one_thread
+import numpy as np
+
 from benchmarks.loops.records import Record, Team, Work, run, team_of_job
-from benchmarks.models import WORKER_BATCH
+from benchmarks.models import CLASSES, LAYERS, WORKER_BATCH
 from elasticdl.tensorflow import keras, tf
+
+
+def use_one_thread() -> None:
+    """Before TensorFlow computes anything."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def make_model(name: str) -> keras.Sequential:
+    """Built, and always with the same initial weights."""
+    keras.utils.set_random_seed(0)
+    inputs, *hidden, outputs = LAYERS[name]
+    layers = [keras.layers.Dense(units, "relu") for units in hidden]
+    return keras.Sequential([keras.Input((inputs,)), *layers, keras.layers.Dense(outputs)])
+
+
+def make_optimizer() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def make_loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def make_arrays(name: str, samples: int) -> tuple[Any, Any]:
+    """Random inputs and labels in memory."""
+    generator = np.random.default_rng(1)
+    inputs = generator.standard_normal((samples, LAYERS[name][0]), np.float32)
+    return inputs, generator.integers(0, CLASSES, samples)
 
 
 def library(work: Work) -> None:
@@ -84,24 +114,8 @@ def fit(work: Work, *, jit_compile: bool | str = "auto") -> None:
     model.fit(inputs, labels, batch, epochs=10**9, verbose=0, callbacks=[Steps(work.record, team)])
 
 
-Gradients = Sequence[tf.Tensor]
-
-
 def horovod(work: Work) -> None:
-    """As Horovod documents it: the tape's gradients, a tensor at a time."""
-    import horovod.tensorflow as hvd
-
-    _horovod(work, lambda gradients: [hvd.allreduce(gradient, op=hvd.Average) for gradient in gradients])
-
-
-def horovod_grouped(work: Work) -> None:
-    """All gradients in one group."""
-    import horovod.tensorflow as hvd
-
-    _horovod(work, functools.partial(hvd.grouped_allreduce, op=hvd.Average))
-
-
-def _horovod(work: Work, average: Callable[[Gradients], Gradients]) -> None:
+    """As Horovod documents it, with all of the tape's gradients in one group."""
     import horovod.tensorflow as hvd
 
     record = work.record
@@ -114,7 +128,8 @@ def _horovod(work: Work, average: Callable[[Gradients], Gradients]) -> None:
     def make_step(inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = loss(labels, model(inputs, training=True))
-        optimizer.apply(average(tape.gradient(value, model.trainable_variables)), model.trainable_variables)
+        gradients = hvd.grouped_allreduce(tape.gradient(value, model.trainable_variables), op=hvd.Average)
+        optimizer.apply(gradients, model.trainable_variables)
         return value
 
     def agree(number: int) -> int:
@@ -138,7 +153,6 @@ LOOPS: dict[str, Callable[[Work], None]] = {
     "fit": fit,
     "fit-xla": functools.partial(fit, jit_compile=True),
     "horovod": horovod,
-    "horovod-grouped": horovod_grouped,
 }
 
 if __name__ == "__main__":

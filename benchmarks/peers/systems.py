@@ -7,23 +7,22 @@ elasticdl's own requirements, in the same versions; `setup.sh` makes a virtual e
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import platformdirs
 import psutil
 
 from benchmarks.harness import versions
-from benchmarks.job import ElasticJob
+from benchmarks.job import ElasticJob, flags_of
 from benchmarks.processes import Processes, free_port, wait_until
+from elasticdl.job.jobdir import write_aside
 from elasticdl.job.journal import Entry
 
 NOTICE_SECONDS = 30.0
@@ -40,26 +39,29 @@ TIMERS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def training(program: str, loop: str, model: str, processes: Processes) -> list[str]:
-    """The arguments of Python for a worker, which writes its step log."""
-    options = ["--record", "steps", "--model", model, "--folder", str(processes.folder)]
-    return ["-m", f"benchmarks.loops.{program}", loop, *options]
+class Peer:
+    """One system. Its workers write step logs into the folder of the processes; it trains until it is killed."""
 
-
-class Peer(Protocol):
-    """One system. Its workers write step logs into the folder of the processes."""
+    packages: Sequence[str] = ("torch",)  # of what it consists of
+    _processes: Processes
 
     def missing(self) -> str | None:
         """Why it can't be measured here; None if it can."""
+        return next((name for name in self.packages if name not in self.versions()), None)
 
     def versions(self) -> dict[str, str]:
-        """Of what it consists of, by the names of the packages."""
+        return versions(self.packages)
 
     def start(self, model: str, workers: int, processes: Processes) -> None:
-        """Start a job that trains until it is killed."""
+        self._processes = processes
+        self._begin(model, workers)
+
+    def _begin(self, model: str, workers: int) -> None:
+        raise NotImplementedError
 
     def add(self) -> None:
         """Bring one worker more."""
+        raise NotImplementedError
 
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         """Send the signal to one worker, and to whatever stands for its machine; returns the worker's process id.
@@ -67,9 +69,31 @@ class Peer(Protocol):
         A SIGTERM stands for notice to leave; a system that takes another kind of notice gets that instead.
         ``pids``: of the workers that train.
         """
+        raise NotImplementedError
+
+    def _training(self, program: str, loop: str, model: str) -> list[str]:
+        """The arguments of Python for a worker, which writes its step log."""
+        given = {"record": "steps", "model": model, "folder": self._processes.folder}
+        return ["-m", f"benchmarks.loops.{program}", loop, *flags_of(given)]
 
 
-class ElasticDl:
+class Agents(Peer):
+    """A process of its own for each worker."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._command: list[str] = []
+        self._environment: dict[str, str] = {}
+
+    def add(self) -> None:
+        name = f"agent-{len(self._started)}"
+        self._started.append(self._processes.start(name, self._command, self._environment))
+
+    def _newest(self) -> subprocess.Popen[bytes]:
+        return next(agent for agent in reversed(self._started) if agent.poll() is None)
+
+
+class ElasticDl(Peer):
     """elasticdl itself: `elasticdl run` on this machine.
 
     A worker that leaves or is killed has its machine go with it, as at the peers. So once the master has noticed the signal,
@@ -78,20 +102,14 @@ class ElasticDl:
     master, like torchrun's store and torchft's lighthouse, is on no machine that goes.
     """
 
-    def __init__(self) -> None:
-        self._job: ElasticJob | None = None
-        self._size = 0
+    packages = ("elasticdl", "horovod", "torch")
+    _job: ElasticJob
+    _size = 0
 
-    def missing(self) -> str | None:
-        return None if versions(("horovod",)) else "horovod"
-
-    def versions(self) -> dict[str, str]:
-        return versions(("elasticdl", "horovod", "torch"))
-
-    def start(self, model: str, workers: int, processes: Processes) -> None:
+    def _begin(self, model: str, workers: int) -> None:
         self._size = workers
-        program = [sys.executable, *training("library", "library", model, processes)]
-        self._job = ElasticJob("peers", f"1-{workers}", program, {}, processes)
+        program = [sys.executable, *self._training("library", "library", model)]
+        self._job = ElasticJob("peers", f"1-{workers}", program, {}, self._processes)
         self._job.start()
 
     def add(self) -> None:
@@ -99,27 +117,25 @@ class ElasticDl:
 
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         """The newest worker goes, as at the peers."""
-        assert self._job is not None
         journal = self._job.journal
         started = {int(each["worker"]): int(each["pid"]) for each in journal.of("worker_started")}
         worker = max(worker for worker, pid in started.items() if pid in pids)
         mark = journal.mark()
         os.kill(started[worker], number)
 
-        def noticed(entry: Entry) -> bool:
-            return entry["event"] in NOTICED and bool(entry["worker"] == worker)
+        def noticed(entry: Entry) -> object:
+            return entry["event"] in NOTICED and entry["worker"] == worker
 
         journal.wait(noticed, mark, NOTICE_SECONDS, f"the master's notice of worker {worker}'s {number.name}")
         self._scale_by(-1)
         return started[worker]
 
     def _scale_by(self, workers: int) -> None:
-        assert self._job is not None
         self._size += workers
         self._job.scale(1, self._size)
 
 
-class HorovodRun:
+class HorovodRun(Peer):
     """Horovod's own elastic mode: horovodrun with a discovery script, one slot on each of several loopback addresses.
 
     A host that fails is never used again, so each newcomer comes on an address of its own. Horovod takes only addresses of
@@ -129,10 +145,11 @@ class HorovodRun:
     any. After a death survivors may wait for Gloo's timeout, as they do for newcomers, which must have started within it.
     """
 
+    packages = ("horovod", "torch")
+
     def __init__(self) -> None:
         self._hosts: list[str] = []
         self._added = 0
-        self._folder = Path()
 
     def missing(self) -> str | None:
         if not self._program().exists():
@@ -142,23 +159,19 @@ class HorovodRun:
         probe = subprocess.run([*_own_loopback(), "true"], capture_output=True, text=True, timeout=60, check=False)
         return f"no network namespace of its own: {probe.stderr.strip()}" if probe.returncode else None
 
-    def versions(self) -> dict[str, str]:
-        return versions(("horovod", "torch"))
-
-    def start(self, model: str, workers: int, processes: Processes) -> None:
-        self._folder = processes.folder
-        script = self._folder / "discover.sh"
-        script.write_text(f"#!/bin/sh\ncat {self._folder}/hosts\n")
+    def _begin(self, model: str, workers: int) -> None:
+        script = self._processes.folder / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {script.with_name('hosts')}\n")
         script.chmod(0o755)
         for _ in range(workers):
             self.add()
         sizes = ["-np", str(workers), "--min-np", "1", "--max-np", str(workers)]
         timeout = ["--gloo-timeout-seconds", str(GLOO_SECONDS)]
         options = ["--gloo", *timeout, "--network-interface", "lo", *sizes, "--host-discovery-script", str(script)]
-        program = [sys.executable, *training("peers", "horovodrun", model, processes)]
+        program = [sys.executable, *self._training("peers", "horovodrun", model)]
         path = f"{self._program().parent}{os.pathsep}{os.environ['PATH']}"
         command = [*_own_loopback(), str(self._program()), *options, *program]
-        processes.start("horovodrun", command, {"PATH": path, "HOROVOD_GLOO_IFACE": "lo"})
+        self._processes.start("horovodrun", command, {"PATH": path, "HOROVOD_GLOO_IFACE": "lo"})
 
     def add(self) -> None:
         self._added += 1
@@ -175,9 +188,7 @@ class HorovodRun:
 
     def _discover(self, hosts: list[str]) -> None:
         self._hosts = hosts
-        new = self._folder / "hosts.new"
-        new.write_text("".join(f"{host}:1\n" for host in hosts))
-        new.replace(self._folder / "hosts")
+        write_aside(self._processes.folder / "hosts", "".join(f"{host}:1\n" for host in hosts))
 
     @staticmethod
     def _program() -> Path:
@@ -190,15 +201,10 @@ def _own_loopback() -> list[str]:
     return ["unshare", "--map-root-user", "--net", "sh", "-c", setup, "sh"]
 
 
-class TorchFt:
+class TorchFt(Agents):
     """A lighthouse, and one replica group of one process per worker, with a synchronous quorum each step."""
 
-    def __init__(self) -> None:
-        self._bin = platformdirs.user_cache_path("elasticdl") / "peers" / "torchft" / "bin"
-        self._replicas: list[subprocess.Popen[bytes]] = []
-        self._command: list[str] = []
-        self._environment: dict[str, str] = {}
-        self._processes: Processes | None = None
+    _bin = platformdirs.user_cache_path("elasticdl") / "peers" / "torchft" / "bin"
 
     def missing(self) -> str | None:
         program: Path = self._bin / "torchft_lighthouse"
@@ -208,47 +214,28 @@ class TorchFt:
         packages = [str(folder) for folder in self._bin.parent.glob("lib/*/site-packages")]
         return versions(("torchft-nightly", "torch"), packages)
 
-    def start(self, model: str, workers: int, processes: Processes) -> None:
-        self._processes = processes
+    def _begin(self, model: str, workers: int) -> None:
         address = f"127.0.0.1:{free_port()}"
-        processes.start("lighthouse", [str(self._bin / "torchft_lighthouse"), *LIGHTHOUSE, "--bind", address])
+        self._processes.start("lighthouse", [str(self._bin / "torchft_lighthouse"), *LIGHTHOUSE, "--bind", address])
         self._environment = {"TORCHFT_LIGHTHOUSE": f"http://{address}", "GLOO_SOCKET_IFNAME": "lo"}
-        self._command = [str(self._bin / "python"), *training("peers", "torchft", model, processes)]
+        self._command = [str(self._bin / "python"), *self._training("peers", "torchft", model)]
         for _ in range(workers):
             self.add()
 
-    def add(self) -> None:
-        assert self._processes is not None
-        number = len(self._replicas)
-        command = [*self._command, "--way", str(number)]
-        self._replicas.append(self._processes.start(f"replica-{number}", command, self._environment))
-
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
-        replica = next(replica for replica in reversed(self._replicas) if replica.pid in pids)
+        replica = self._newest()
         replica.send_signal(number)
         return replica.pid
 
 
-class TorchRun:
+class TorchRun(Agents):
     """torchrun's elastic mode: one agent per worker; survivors are restarted and load a checkpoint on disk."""
 
-    def __init__(self) -> None:
-        self._agents: list[subprocess.Popen[bytes]] = []
-        self._command: list[str] = []
-        self._processes: Processes | None = None
-
-    def missing(self) -> str | None:
-        return None if importlib.util.find_spec("torch") else "torch"
-
-    def versions(self) -> dict[str, str]:
-        return versions(("torch",))
-
-    def start(self, model: str, workers: int, processes: Processes) -> None:
-        self._processes = processes
-        port = free_port()
+    def _begin(self, model: str, workers: int) -> None:
+        port, self._environment = free_port(), UNSHARED
         elastic = [f"--nnodes=1:{MOST_AGENTS}", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=benchmark"]
-        program = training("peers", "torchrun", model, processes)
+        program = self._training("peers", "torchrun", model)
         run = [sys.executable, "-m", "torch.distributed.run", *elastic, *meeting]
         self._command = [*run, f"--rdzv-conf={TIMERS}", "--local-addr=127.0.0.1", *program]
         self.add()
@@ -256,14 +243,9 @@ class TorchRun:
         for _ in range(workers - 1):
             self.add()
 
-    def add(self) -> None:
-        assert self._processes is not None
-        name = f"agent-{len(self._agents)}"
-        self._agents.append(self._processes.start(name, self._command, UNSHARED))
-
     def remove(self, number: signal.Signals, pids: set[int]) -> int:
         """The newest agent goes: the oldest serves the store. A SIGKILL takes its worker along, as a lost machine."""
-        agent = next(agent for agent in reversed(self._agents) if agent.poll() is None)
+        agent = self._newest()
         (worker,) = {child.pid for child in psutil.Process(agent.pid).children(recursive=True)} & pids
         agent.send_signal(number)
         if number == signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Brings disturbances about, each when the job has recovered from those before.
+"""What happens in a storm, and when: made from a seed. Each disturbance comes when the job has recovered from those before.
 
 One worker that holds the state is always left in peace: a storm is what a job must survive without a checkpoint.
 """
@@ -7,23 +7,106 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar
 
-from benchmarks.processes import Failed
+from benchmarks.processes import wait_until
 from benchmarks.storm.job import HEARTBEAT_TIMEOUT, PROGRESS_TIMEOUT, LastingJob
-from benchmarks.storm.schedule import Disturbance, Kind, Moment
 from benchmarks.storm.surroundings import MASTER, Disk, Network
 from benchmarks.storm.training import check_journal
 from elasticdl.cli.commands.jobs import parse_workers
 
+K = TypeVar("K")
+
+SHORTEST_CALM, LONGEST_CALM = 0.2, 2.0
+SECOND_COMES = 0.25  # of all, while the job is recovering from the one before
+LONGEST_DELAY = 0.5
+
+
+class Kind(StrEnum):
+    KILL = "a worker gets SIGKILL"
+    TERM = "a worker gets SIGTERM"
+    STOP = "a worker gets SIGSTOP, and SIGCONT before it is missed"
+    FREEZE = "a worker gets SIGSTOP, until it is given up"
+    SCALE = "elasticdl scale"
+    KILL_MASTER = "the master gets SIGKILL, and another is started"
+    FILL_DISK = "the disk of the checkpoints is full for a while"
+    CUT_FROM_MASTER = "no way between a worker and the master for a while"
+    CUT_FROM_PEER = "no way between two workers for a while"
+
+
+# Those that take longer than the rest are rarer.
+WEIGHTS = {
+    Kind.KILL: 4,
+    Kind.TERM: 4,
+    Kind.STOP: 5,
+    Kind.FREEZE: 1,
+    Kind.SCALE: 3,
+    Kind.KILL_MASTER: 3,
+    Kind.FILL_DISK: 3,
+    Kind.CUT_FROM_MASTER: 3,
+    Kind.CUT_FROM_PEER: 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """``pick`` chooses whom it befalls, ``length`` how long it lasts; both from 0 to 1. ``after``: seconds since another
+    of the same moment.
+    """
+
+    kind: Kind
+    pick: float
+    length: float
+    after: float = 0.0
+
+    def choose(self, options: Sequence[K]) -> K:
+        return options[int(self.pick * len(options))]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """``calm``: seconds since the job has recovered from the moment before."""
+
+    calm: float
+    disturbances: tuple[Disturbance, ...]
+
+
+def each_kind_first(rng: random.Random, weights: Mapping[K, float], count: int) -> list[K]:
+    """Each kind before any a second time, then in any order."""
+    once = rng.sample(list(weights), min(count, len(weights)))
+    kinds = [*once, *rng.choices(list(weights), list(weights.values()), k=count - len(once))]
+    rng.shuffle(kinds)
+    return kinds
+
+
+def schedule(seed: int, count: int) -> list[Moment]:
+    """So many disturbances; sometimes a second one comes while the job recovers from the first."""
+    rng = random.Random(seed)
+    moments: list[Moment] = []
+    for kind in each_kind_first(rng, WEIGHTS, count):
+        calm, second = rng.uniform(SHORTEST_CALM, LONGEST_CALM), rng.random() < SECOND_COMES
+        disturbance = Disturbance(kind, rng.random(), rng.random(), rng.uniform(0, LONGEST_DELAY))
+        if second and moments and _has_room(moments[-1], kind):
+            moments[-1] = replace(moments[-1], disturbances=(*moments[-1].disturbances, disturbance))
+        else:
+            moments.append(Moment(calm, (replace(disturbance, after=0.0),)))
+    return moments
+
+
+def _has_room(moment: Moment, kind: Kind) -> bool:
+    return len(moment.disturbances) == 1 and moment.disturbances[0].kind is not kind
+
+
 # What the job is scaled to; the last is what it begins with. With 2, a loss has the other one wait for its replacement.
 RANGES = [parse_workers(text) for text in ("2", "1-3", "1-4", "1-5")]
-POLL = 0.02
 RECOVERY_SECONDS = 180.0  # nothing takes as long, also on a machine that has much else to do
 # How long each lasts, at least and at most.
 LENGTHS = {
@@ -48,24 +131,16 @@ class Brought:
     recovery: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Of the storm's own story."""
-
-    time: float
-    text: str
-
-
 @dataclass(slots=True)
 class Story:
-    """What was done, as it is done; whoever shows progress reads it."""
+    """What was done, and when, as it is done; whoever shows progress reads it."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[tuple[float, str]] = field(default_factory=list)
     counts: Counter[Kind] = field(default_factory=Counter)
     brought: list[Brought] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        self.lines.append(Line(time.time(), text))
+        self.lines.append((time.time(), text))
 
 
 class Driver:
@@ -83,11 +158,6 @@ class Driver:
         self._scaling: subprocess.Popen[bytes] | None = None
 
     def run(self, moments: Sequence[Moment]) -> None:
-        """
-        Raises:
-            Failed: the job did not recover.
-            Wrong: a worker crashed, or the state was lost.
-        """
         began = time.monotonic()
         for number, moment in enumerate(moments):
             mean = (time.monotonic() - began) / number if number else FIRST_GUESS
@@ -214,7 +284,9 @@ class Driver:
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         began, patient = time.monotonic(), True
-        while True:
+
+        def meanwhile() -> None:
+            nonlocal patient
             self._job.raise_if_over()
             now = time.monotonic()
             if patient and now - began > LONG_SECONDS:
@@ -224,12 +296,9 @@ class Driver:
             for each in [each for each in self._ends if each[0] <= now]:
                 self._ends.remove(each)
                 each[1]()
-            if condition():
-                return
-            if now - began > RECOVERY_SECONDS:
-                raise Failed(f"{what}: not within {RECOVERY_SECONDS:g} s")
             self._show()
-            time.sleep(POLL)
+
+        wait_until(condition, RECOVERY_SECONDS, what, meanwhile)
 
     def _set_pace(self, seconds_left: float) -> None:
         """So that training lasts as long as the storm does."""

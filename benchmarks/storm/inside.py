@@ -20,11 +20,10 @@ import psutil
 
 from benchmarks.harness import Results, Summary, show_table, summarise
 from benchmarks.processes import Failed, Processes
-from benchmarks.storm.driver import RANGES, Brought, Driver, Line, Story
+from benchmarks.storm.driver import RANGES, Brought, Driver, Kind, Story, schedule
 from benchmarks.storm.job import LastingJob
-from benchmarks.storm.schedule import Kind, schedule
-from benchmarks.storm.surroundings import MASTER, Disk, Network
-from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, Wrong, check_journal, compare
+from benchmarks.storm.surroundings import Disk, Network
+from benchmarks.storm.training import STEPS_PER_EPOCH, Agreement, check_journal, compare
 from elasticdl.job.journal import Entry, dump_entry
 
 HOSTS = 8  # more than there are workers, those that start and end included
@@ -53,13 +52,12 @@ class Run:
         with Processes(self._folder, home) as processes:
             network = Network(HOSTS, processes)
             with closing(Disk(self._folder / "disk")) as disk:
-                checkpoints = disk.folder / "checkpoints"
-                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, MASTER, checkpoints)
+                job = LastingJob(processes, self._epochs, RANGES[-1], network.hosts, disk.folder)
                 try:
                     self._disturb(job, network, disk)
-                    _check_checkpoints(checkpoints, job.steps)
+                    _check_checkpoints(job.checkpoints, job.steps)
                     self._check(job, network, processes, time.monotonic() - began)
-                except (Failed, Wrong) as failure:
+                except Failed as failure:
                     self._tell(failure, job)
                     return False
                 finally:
@@ -87,10 +85,6 @@ class Run:
         job.finish()
 
     def _check(self, job: LastingJob, network: Network, processes: Processes, seconds: float) -> None:
-        """
-        Raises:
-            Failed, Wrong: what does not hold.
-        """
         journal = job.journal.read()
         check_journal(journal)
         if left := [*_wait_until_gone(processes), *network.sockets_in_use(), *os.listdir(tempfile.gettempdir())]:
@@ -99,21 +93,11 @@ class Run:
         show(self._story, journal, agreement, self._results)
         worlds = sum(entry["event"] == "world_formed" for entry in journal)
         counts = {kind.name: count for kind, count in self._story.counts.items()}
-        self._results.add(
-            "storm",
-            seed=self._seed,
-            disturbances=self._count,
-            counts=counts,
-            seconds=round(seconds, 1),
-            worlds=worlds,
-            steps=agreement.steps,
-            samples=agreement.samples,
-            losses_compared=agreement.losses_compared,
-            largest_difference=agreement.difference,
-        )
+        about = {"seed": self._seed, "disturbances": self._count, "counts": counts, "seconds": round(seconds, 1)}
+        self._results.add("storm", **about, worlds=worlds, **asdict(agreement))
         print(f"seed {self._seed}: {self._count} disturbances, {worlds} worlds in {seconds:.0f} s; all holds")
 
-    def _tell(self, failure: Failed | Wrong, job: LastingJob) -> None:
+    def _tell(self, failure: Failed, job: LastingJob) -> None:
         keep = self._results.path.parent / f"failed-storm-{self._seed}-{time.time():.0f}"
         for name in filter(lambda each: (self._folder / each).exists(), KEPT):
             ignored = shutil.ignore_patterns("*.tmp", "tls")
@@ -160,22 +144,17 @@ def show(story: Story, journal: Sequence[Entry], agreement: Agreement, results: 
     print(
         f"{agreement.steps} steps, {agreement.samples} samples in {agreement.epochs} epochs, each once; "
         f"{agreement.losses_compared} losses seen by workers are those of an undisturbed run (largest difference "
-        f"{agreement.difference:.1e}, relative)"
+        f"{agreement.largest_difference:.1e}, relative)"
     )
 
 
 def write_story(path: Path, story: Story, journal: Iterable[Entry]) -> None:
     """What was done beside what the job says happened, in the order of time."""
-    lines = [*story.lines, *(Line(entry["time"], f"    {dump_entry(entry)}") for entry in journal)]
-    ordered = sorted(lines, key=lambda line: line.time)
-    path.write_text("".join(f"{line.time - ordered[0].time:9.3f} s  {line.text}\n" for line in ordered))
+    lines = sorted([*story.lines, *((entry["time"], f"    {dump_entry(entry)}") for entry in journal)])
+    path.write_text("".join(f"{time - lines[0][0]:9.3f} s  {text}\n" for time, text in lines))
 
 
 def _check_checkpoints(folder: Path, last: int) -> None:
-    """
-    Raises:
-        Failed: that of the last step is not there, or one that is not whole is.
-    """
     there = sorted(os.listdir(folder))
     if f"checkpoint-{last:010d}.pt" not in there or there[0].startswith("."):
         raise Failed(f"the checkpoints are {', '.join(there)}, and the last step was {last}")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.job import COMMAND, Journal
-from benchmarks.processes import Failed, Processes
-from benchmarks.storm.lasting_master import Host, agents_of, write_hosts
+from benchmarks.job import COMMAND, Journal, success_of
+from benchmarks.processes import Failed, Growing, Processes, wait_until
+from benchmarks.storm.lasting_master import HOSTS, Host, agents_of
+from benchmarks.storm.surroundings import MASTER
 from benchmarks.storm.training import BATCH, STEPS_PER_EPOCH
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.common.certificates import issue
@@ -22,7 +23,7 @@ from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.journal import Entry
 from elasticdl.job.spec import JobSpec, WorkerRange
 
-NAME, MASTER = "storm", "master"
+NAME = "storm"
 PORT = 4000  # of a network namespace in which nobody else is
 HEARTBEAT_TIMEOUT = 4.0
 PROGRESS_TIMEOUT = 6.0
@@ -43,13 +44,7 @@ class LastingJob:
     """Trains `watched_softmax`; all that it writes is in the folder of the processes, but for its checkpoints."""
 
     def __init__(
-        self,
-        processes: Processes,
-        epochs: int,
-        workers: WorkerRange,
-        hosts: Sequence[Host],
-        master: Host,
-        checkpoints: Path,
+        self, processes: Processes, epochs: int, workers: WorkerRange, hosts: Sequence[Host], disk: Path
     ) -> None:
         folder, self._processes = processes.folder, processes
         self.dir = JobDir(folder / "jobs" / NAME)
@@ -57,12 +52,14 @@ class LastingJob:
         self._hosts = {host.address: host for host in hosts}
         self.losses, self.record = folder / "losses", folder / "record"
         self.losses.mkdir()
+        self.checkpoints = disk / "checkpoints"
         self.steps = epochs * STEPS_PER_EPOCH
         self.journal = Journal(self.dir.journal, self.raise_if_over)
         self._slow = folder / "slow"
-        self._address = f"{master.address}:{PORT}"
+        self._address = f"{MASTER.address}:{PORT}"
         self._master: subprocess.Popen[bytes] | None = None
-        self._read: dict[int, tuple[int, int]] = {}  # by worker: bytes of its losses that were read, and the last step
+        self._losses: dict[int, Growing] = {}
+        self._last_steps: dict[int, int] = {}  # by worker
         options = {
             "job_name": NAME,
             "num_workers": str(workers),
@@ -70,7 +67,7 @@ class LastingJob:
             "model_def": "watched_softmax",
             "num_epochs": epochs,
             "global_batch_size": BATCH,
-            "checkpoint_dir": str(checkpoints),
+            "checkpoint_dir": str(self.checkpoints),
             "checkpoint_steps": CHECKPOINT_STEPS,
             "sample_record": str(self.record),
             "heartbeat_timeout": HEARTBEAT_TIMEOUT,
@@ -78,7 +75,7 @@ class LastingJob:
         }
         spec = JobSpec.model_validate(options)
         self.dir.spec.write_text(spec.to_json())
-        write_hosts(self.dir, hosts)
+        (self.dir.path / HOSTS).write_text(json.dumps(hosts))
         for role, files in issue(NAME, datetime.now(UTC)).items():
             files.write(self.dir.tls / role)
 
@@ -86,7 +83,7 @@ class LastingJob:
 
     def start_master(self) -> None:
         module = "benchmarks.storm.lasting_master"
-        self._master = self._processes.start_module(MASTER, module, str(self.dir.path), self._address)
+        self._master = self._processes.start_module("master", module, str(self.dir.path), self._address)
 
     def kill_master(self) -> None:
         assert self._master is not None
@@ -95,12 +92,8 @@ class LastingJob:
         self._master = None
 
     def raise_if_over(self) -> None:
-        """
-        Raises:
-            Failed: the master has ended, and nobody had killed it.
-        """
         if self._master is not None and (code := self._master.poll()) is not None:
-            raise Failed(f"the master ended with {code}; its log: {self._processes.tail(MASTER)}")
+            raise Failed(f"the master ended with {code}; its log: {self._processes.tail('master')}")
 
     def scale(self, workers: WorkerRange) -> subprocess.Popen[bytes]:
         """Begin `elasticdl scale`."""
@@ -133,32 +126,22 @@ class LastingJob:
         write_aside(self._slow, f"{seconds:.4f}")
 
     def _last_step(self, worker: int) -> int:
-        offset, step = self._read.get(worker, (0, 0))
-        with contextlib.suppress(FileNotFoundError), (self.losses / str(worker)).open("rb") as file:
-            file.seek(offset)
-            text = file.read().rpartition(b"\n")[0]
-            if text:
-                offset, step = offset + len(text) + 1, int(text.rpartition(b"\n")[2].split()[0])
-        self._read[worker] = offset, step
-        return step
+        losses = self._losses.setdefault(worker, Growing(self.losses / str(worker)))
+        for line in losses.new_lines()[-1:]:
+            self._last_steps[worker] = int(line.split()[0])
+        return self._last_steps.get(worker, 0)
 
     # ---- the end ----
 
     def finish(self) -> None:
-        """Have it train on as fast as it can, to its end.
-
-        Raises:
-            Failed: it does not end well, or not in time.
-        """
+        """Have it train on as fast as it can, to its end."""
         self._slow.unlink()
-        deadline = time.monotonic() + END_SECONDS + 0.1 * (self.steps - self.step())
-        while self._master is not None and self._master.poll() is None:
-            if time.monotonic() > deadline:
-                raise Failed(f"the job did not end; it stands at step {self.step()} of {self.steps}")
-            time.sleep(0.1)
-        end = self.journal.read()[-1]
-        if (end["event"], end.get("phase"), end.get("steps")) != ("job_finished", "succeeded", self.steps):
-            raise Failed(f"the job did not succeed: {end}")
+        master, step = self._master, self.step()
+        assert master is not None
+        seconds, what = END_SECONDS + 0.1 * (self.steps - step), f"the end of the job, from step {step} of {self.steps}"
+        wait_until(lambda: master.poll() is not None, seconds, what)
+        if (steps := success_of(NAME, self.journal.read())["steps"]) != self.steps:
+            raise Failed(f"the job was over after {steps} steps of {self.steps}")
 
     def close(self) -> None:
         """Kill whatever still runs."""

@@ -1,8 +1,7 @@
 """A master that may be killed and started again, as on a cluster: it listens at one address, its memory is in a file, and the
 agents of its workers outlive it. `python -m benchmarks.storm.lasting_master JOB_DIR HOST:PORT`
 
-The agents run beside it or, with a file ``hosts.json`` in the job's folder, each in the network namespace of one host. Everybody
-has certificates if the job's folder has any, else a token.
+The agents run each in the network namespace of one host, and everybody has certificates: both are in the job's folder.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from elasticdl.common import environment as variables
-from elasticdl.common.credentials import Role, TlsFolder, Token
+from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.access import TlsAccess, TokenAccess
+from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.shell.serve import EXIT_CODES, Platform, serve
@@ -43,24 +43,18 @@ from elasticdl.places.base import Launcher, Limits, Place, PlaceState, Report
 from elasticdl.places.launcher import PlaceLauncher
 from elasticdl.places.polled import End, PolledPlaces
 
-TOKEN = "of-this-job"
+HOSTS = "hosts.json"  # in the job's folder
 MASTER_TIMEOUT = 120.0
 POLL_SECONDS = 0.2
 # Writes its process id before anything else, so that a master which is killed at that moment leaves no agent unknown to the next.
 NOTE_AND_RUN = 'echo $$ > "$0"; exec "$@"'
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where workers run. ``pid``: of a process in its network namespace, 0 if that is the master's own."""
+class Host(NamedTuple):
+    """``pid``: of a process in its network namespace, 0 if that is the master's own."""
 
     address: str
     pid: int = 0
-
-    @property
-    def prefix(self) -> tuple[str, ...]:
-        """What makes a command run on it."""
-        return ("nsenter", f"--net=/proc/{self.pid}/ns/net") if self.pid else ()
 
 
 class HostProvider:
@@ -68,12 +62,12 @@ class HostProvider:
 
     def __init__(self, job_dir: JobDir, master: str) -> None:
         self._folder = agents_of(job_dir)
-        self._hosts = read_hosts(job_dir)
+        self._hosts = [Host(*each) for each in json.loads((job_dir.path / HOSTS).read_text())]
         self._environment = {
             **os.environ,
             variables.MASTER: master,
-            variables.TOKEN: "" if job_dir.tls.exists() else TOKEN,
-            variables.TLS: str(job_dir.tls / Role.WORKER) if job_dir.tls.exists() else "",
+            variables.TOKEN: "",
+            variables.TLS: str(job_dir.tls / Role.WORKER),
             variables.JOB_SPEC: str(job_dir.spec),
             variables.MASTER_TIMEOUT: f"{MASTER_TIMEOUT:g}",
             variables.LOGS: str(job_dir.logs),
@@ -99,17 +93,11 @@ class HostProvider:
         temporary = self._folder / f"{place_id}.tmp"
         temporary.mkdir()
         own = {variables.PLACE: place_id, variables.NODE: host.address, "TMPDIR": str(temporary)}
-        command = [
-            "sh",
-            "-c",
-            NOTE_AND_RUN,
-            str(self._folder / f"{place_id}.pid"),
-            *RUN_MODULE,
-            "elasticdl.places.agent",
-        ]
+        file = self._folder / f"{place_id}.pid"
+        command = ["nsenter", f"--net=/proc/{host.pid}/ns/net", "sh", "-c", NOTE_AND_RUN, str(file)]
         with (self._folder / f"{place_id}.log").open("wb") as log:
             child = subprocess.Popen(
-                [*host.prefix, *command],
+                [*command, *RUN_MODULE, "elasticdl.places.agent"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -117,7 +105,7 @@ class HostProvider:
                 start_new_session=True,
             )
         self._children.append(child)
-        while not (self._folder / f"{place_id}.pid").exists() and child.poll() is None:
+        while not file.exists() and child.poll() is None:
             await asyncio.sleep(POLL_SECONDS / 10)
         return place_id
 
@@ -154,22 +142,11 @@ class FileStore(SnapshotStore):
         write_aside(self._path, memory.to_json())
 
 
-def write_hosts(job_dir: JobDir, hosts: Sequence[Host]) -> None:
-    write_aside(job_dir.path / "hosts.json", json.dumps([asdict(host) for host in hosts]))
-
-
-def read_hosts(job_dir: JobDir) -> list[Host]:
-    file = job_dir.path / "hosts.json"
-    return [Host(**fields) for fields in json.loads(file.read_text())] if file.exists() else [Host(variables.LOOPBACK)]
-
-
 async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
     spec = JobSpec.from_json(job_dir.spec.read_text())
-    secured = job_dir.tls.exists()
-    access = TlsAccess.load(TlsFolder(job_dir.tls / Role.MASTER)) if secured else TokenAccess(Token(TOKEN))
-    server, agents = Server(host, access), Agents()
-    address = MasterAddress.of_this_process(f"{host}:{server.bind(port)}", "" if secured else TOKEN)
-    address = replace(address, tls=str(job_dir.tls / Role.OWNER) if secured else "")
+    server, agents = Server(host, TlsAccess.load(TlsFolder(job_dir.tls / Role.MASTER))), Agents()
+    own = MasterAddress.of_this_process(f"{host}:{server.bind(port)}", "")
+    address = replace(own, tls=str(job_dir.tls / Role.OWNER))
     places = partial(PolledPlaces, HostProvider(job_dir, f"{host}:{port}"), seconds=POLL_SECONDS)
 
     @asynccontextmanager

@@ -60,16 +60,13 @@ class Network:
 
     def _add_host(self, number: int, processes: Processes) -> Host:
         holder = processes.start(f"host-{number}", ["unshare", "--net", "sleep", "infinity"])
-        _wait_for_namespace(holder.pid)
+        own, what = os.readlink("/proc/self/ns/net"), f"a network namespace of its own for process {holder.pid}"
+        wait_until(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != own, UP_SECONDS, what)
         host, port = Host(f"198.18.0.{number}", holder.pid), f"port{number}"
-        run_ip(
-            [
-                f"link add {port} type veth peer name {_interface(host)} netns {host.pid}",
-                f"link set {port} master {SWITCH} up",
-            ]
-        )
-        own = [f"link set {_interface(host)} up", f"addr add {host.address}/24 dev {_interface(host)}"]
-        _ip(host, ["link set lo up", *own])
+        pair = f"link add {port} type veth peer name {_interface(host)} netns {host.pid}"
+        run_ip([pair, f"link set {port} master {SWITCH} up"])
+        up = [f"link set {each} up" for each in ("lo", _interface(host))]
+        _ip(host, [*up, f"addr add {host.address}/24 dev {_interface(host)}"])
         return host
 
 
@@ -79,13 +76,6 @@ def _interface(host: Host) -> str:
 
 def _ip(host: Host, lines: list[str]) -> None:
     in_namespace(host.pid or os.getpid(), lines)
-
-
-def _wait_for_namespace(pid: int) -> None:
-    """Until the process has left our network namespace for its own."""
-    own = os.readlink("/proc/self/ns/net")
-    what = f"a network namespace of its own for process {pid}"
-    wait_until(lambda: os.readlink(f"/proc/{pid}/ns/net") != own, UP_SECONDS, what)
 
 
 class Disk:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.processes import Failed
 from benchmarks.sample_records import consumed
 from benchmarks.storm.zoo import watched_softmax
 from elasticdl.elastic.core.progress import epoch_order
@@ -19,32 +20,24 @@ STEPS_PER_EPOCH = watched_softmax.SAMPLES // BATCH
 ROUNDING = 1e-4  # of a loss, relative
 
 
-class Wrong(Exception):
-    """The training is not what it would have been."""
+class Wrong(Failed):
+    """The training is not what it would have been: a worker crashed, a step or a sample was lost, repeated or different."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """``difference``: the largest of any loss that any worker has seen, relative."""
+    """``largest_difference``: of any loss that any worker has seen, relative."""
 
     steps: int
     epochs: int
     samples: int
     losses_compared: int
-    difference: float
+    largest_difference: float
 
 
 def undisturbed(epochs: int) -> list[float]:
     """The loss of every step as PyTorch alone makes them: one process, whole batches, only the order is the job's."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for what is as small as this, several only wait for one another
-    try:
-        return _train_alone(epochs)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _train_alone(epochs: int) -> list[float]:
     inputs, labels = watched_softmax.dataset("training", "").tensors
     model = watched_softmax.custom_model()
     optimizer = watched_softmax.optimizer(model.parameters())
@@ -61,21 +54,14 @@ def _train_alone(epochs: int) -> list[float]:
 
 
 def compare(losses: Iterable[Path], records: Iterable[Path], epochs: int) -> Agreement:
-    """``losses``: what `watched_softmax` wrote; ``records``: what `--sample_record` did.
-
-    Raises:
-        Wrong: a step or a sample was lost, repeated or different.
-    """
+    """``losses``: what `watched_softmax` wrote; ``records``: what `--sample_record` did."""
     count, difference = _compare_losses(losses, undisturbed(epochs))
     _compare_samples(records, epochs)
     return Agreement(epochs * STEPS_PER_EPOCH, epochs, epochs * watched_softmax.SAMPLES, count, difference)
 
 
 def check_journal(journal: Iterable[Entry]) -> None:
-    """
-    Raises:
-        Wrong: a worker crashed, or the state was lost.
-    """
+    """That no worker crashed, and the state was never lost."""
     newest = 0
     for entry in journal:
         match entry["event"]:

@@ -46,9 +46,9 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "arguments", "found"),
     [
-        ("start", ["--repetitions", "1", "--frameworks", "torch", "--jobs", "0"], [("method", "fork"), ("method", "spawn")]),
+        ("start", ["--repetitions", "1", "--frameworks", "torch"], [("method", "fork"), ("method", "spawn")]),
         ("master_scale", ["--workers", "20", "--repetitions", "1", "--steady", "0.5"], [("workers", 20)]),
-        ("gpu", ["--small"], [("part", part) for part in ("overhead", "rescale")]),
+        ("gpu", ["--small"], [("loop", "prepared"), ("event", "grow"), ("event", "sigkill")]),
     ],
 )  # fmt: skip
 def test_a_benchmark_tells_what_it_measures(run, benchmark, arguments, found):
@@ -62,7 +62,7 @@ def test_a_benchmark_tells_what_it_measures(run, benchmark, arguments, found):
     ("needs", "loops"),
     [
         ("torch", ["elasticdl-torch", "elasticdl-horovod", "horovod", "ddp"]),
-        ("tensorflow", ["keras-2-torch", "horovod-tf"]),
+        ("tensorflow", ["keras-2-torch", "horovod-tf-grouped"]),
         ("lightning", ["transformers-elastic-2", "lightning-ddp-2"]),
     ],
 )

@@ -21,15 +21,13 @@ from kubernetes import client
 
 from benchmarks import experiment4
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Course, Shared
+from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import Curve, difference
-from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind
-from benchmarks.experiments.convergence.settings import Policy
+from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind, Policy
 from benchmarks.experiments.lab import Lab
+from benchmarks.experiments.measures import Change as GpuChange
 from benchmarks.experiments.options import make_parser, read
-from benchmarks.experiments.pods import read_series
-from benchmarks.experiments.sharing.policies import POLICIES
-from benchmarks.experiments.sharing.workload import BATCH, STEP_SECONDS, PlannedJob
+from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
@@ -63,6 +61,11 @@ def experiment(own_cluster, namespace, pods, tmp_path):
     for process in started:
         process.kill()
         process.wait(10)
+
+
+def read_series(path: Path) -> list[GpuChange]:
+    with path.open(newline="") as lines:
+        return [GpuChange(float(row["time"]), row["owner"], int(row["gpus"])) for row in csv.DictReader(lines)]
 
 
 def most_beside_the_first(out: Path, mode: str) -> int:
@@ -109,7 +112,7 @@ def test_in_the_second_serving_takes_a_gpu_from_training_and_gives_it_back(
     experiment, own_cluster, namespace, tmp_path
 ):
     pytest.importorskip("tensorflow")
-    process = experiment("benchmarks.experiment2", 1200, "--serving_model", str(tmp_path / "model"), *SECOND)
+    process = experiment("benchmarks.experiment2", 1200, *SECOND)
     said, complaints = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, said + complaints
     out = tmp_path / "out"
@@ -134,7 +137,7 @@ def test_in_the_second_serving_takes_a_gpu_from_training_and_gives_it_back(
 
 def test_one_that_is_interrupted_cleans_up(experiment, own_cluster, namespace, tmp_path):
     pytest.importorskip("tensorflow")
-    process = experiment("benchmarks.experiment2", 1200, "--serving_model", str(tmp_path / "model"), *SECOND)
+    process = experiment("benchmarks.experiment2", 1200, *SECOND)
     listing = (client.CoreV1Api(own_cluster.client()).list_namespaced_pod, namespace)
     until(lambda seen: any(name.startswith("training-master") for name in seen), "a master", *listing)
     process.send_signal(signal.SIGINT)
@@ -149,7 +152,7 @@ def test_one_that_is_interrupted_cleans_up(experiment, own_cluster, namespace, t
 @pytest.fixture
 def lab(own_cluster, namespace, tmp_path):
     def make(name: str, seconds_per_sample: float) -> Lab:
-        options, _ = read(make_parser(name, None, 1, seconds_per_sample), ["--out", str(tmp_path / "out")])
+        options = read(make_parser(name, None, 1, seconds_per_sample), ["--out", str(tmp_path / "out")])
         own = {"KUBECONFIG": str(own_cluster.kubeconfig), "ELASTICDL_HOME": str(tmp_path / "home")}
         core = client.CoreV1Api(own_cluster.client())
         return Lab(options, core, namespace, tmp_path, {**os.environ, **own, "PYTHONPATH": str(ROOT)})
@@ -163,14 +166,14 @@ def test_in_the_third_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_pat
         Job(Policy.BATCH, Kind.ELASTIC, 0, epochs=1, changes=(Change(2, 4),)),
         Job(Policy.BATCH, Kind.TWO, 0, epochs=1),
     ]
-    course = Course(lab("experiment3", 0), tiny, Shared.on_host(tmp_path), threading.Event())
+    course = Course(lab("experiment3", 0), tiny, tmp_path, threading.Event())
     with ThreadPoolExecutor() as lanes:
         elastic, fixed = (Curve.of(result) for result in lanes.map(course.run, jobs))
     assert (elastic.workers, fixed.workers) == ((2, 2, 4, 4), (2, 2, 2, 2))
     found = difference([elastic, fixed])
     # Parameters are the same to the bit; the mean loss that is told is a sum in another order.
-    assert found.loss == pytest.approx(0, abs=1e-6)
-    assert found.accuracy == 0
+    assert found["loss"] == pytest.approx(0, abs=1e-6)
+    assert found["accuracy"] == 0
     assert elastic.losses[0] != elastic.losses[1]
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from benchmarks.faults.run import BY_NAME, find
+from benchmarks.faults.__main__ import BY_NAME, LIMITS, find
 from benchmarks.processes import scratch
 
 pytestmark = pytest.mark.slow
-LIMITS = {"progress_timeout": 8.0, "heartbeat_timeout": 5.0}
 LATE_SECONDS = 5.0  # at most, beyond the limit
 
 

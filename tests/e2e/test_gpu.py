@@ -7,7 +7,7 @@ import sys
 import pytest
 from running_job import REPOSITORY, start
 
-from benchmarks.loops.own_host import OF_ALL
+from benchmarks.loops.library import OF_ALL
 from elasticdl.places.slots import find_gpus
 
 pytestmark = pytest.mark.skipif(not find_gpus({}), reason="there is no GPU")

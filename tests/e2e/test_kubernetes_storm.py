@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cluster_kit import STEPS_PER_EPOCH, WatchedJob, objects_in, priority_classes, wait_for
 
-from benchmarks.storm.schedule import each_kind_first
+from benchmarks.storm.driver import each_kind_first
 from benchmarks.storm.training import check_journal
 from tests.cluster.cluster import Cluster
 from tests.cluster.kit import Pods, is_running

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storm.schedule import Kind
+from benchmarks.storm.driver import Kind
 from tests.namespaces import needs_namespaces
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import experiment1_peers
-from benchmarks.models import RESNET20
-from benchmarks.peers.run import (
+from benchmarks.experiment1_peers import (
     JITTER,
     JOIN,
     KILL,
@@ -21,13 +20,13 @@ from benchmarks.peers.run import (
     SIGNALS,
     Course,
     Happened,
-    PeerChange,
-    PeerRun,
     rate,
     schedule,
     summary,
     useful_steps,
 )
+from benchmarks.models import RESNET20
+from benchmarks.peers.run import PeerChange, PeerRun
 from benchmarks.processes import Processes
 from benchmarks.steps import Gap, Step
 from benchmarks.torch_models import make_model

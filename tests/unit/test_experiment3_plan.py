@@ -9,8 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.experiments.convergence.course import require_plan
-from benchmarks.experiments.convergence.plan import CIFAR10, DIGITS, Change, Job, Kind, Recipe, draw_changes
-from benchmarks.experiments.convergence.settings import VARIABLE, Data, Policy, Settings, Step, read_steps
+from benchmarks.experiments.convergence.plan import (
+    CIFAR10,
+    DIGITS,
+    VARIABLE,
+    Change,
+    Job,
+    Kind,
+    Policy,
+    Step,
+    Task,
+    draw_changes,
+    read_steps,
+)
 from benchmarks.processes import Failed
 from elasticdl.elastic.core.plan import BatchPlan
 
@@ -22,14 +33,6 @@ def test_micro_batches_are_the_same_for_any_number_of_workers(recipe):
         plan = BatchPlan.equal(range(recipe.global_batch), workers)
         every = [each for rank in range(workers) for each in plan.mine(rank, recipe.micro_batch)]
         assert {each.samples for each in every} == {recipe.micro_batch}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({"worker_batch": 4}, "12 samples: not whole micro"), ({"samples": 100}, "100 ")]
-)
-def test_a_recipe_that_would_cut_workers_batches_differently_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        Recipe(**{"data": Data.DIGITS, "samples": 96, "worker_batch": 8, "reference": 3, "micro_batch": 2} | wrong)
 
 
 @given(st.sampled_from(Policy), st.integers(0, 1000))
@@ -44,13 +47,12 @@ def test_changes_follow_from_the_seed_and_fit_the_shortest_training(policy, seed
     assert changes[-1].step < 5 * DIGITS.steps_per_epoch(policy, 4)
 
 
-def test_settings_and_steps_travel_through_the_folder(tmp_path):
-    job = Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3), Change(9, 2)))
-    settings = job.settings(DIGITS)
-    settings.write(tmp_path)
-    assert Settings.read({VARIABLE: str(tmp_path)}) == settings
-    assert settings.holds == (4, 8)
-    assert settings.epoch_factor == 15
+def test_what_is_to_be_done_and_steps_travel_through_the_folder(tmp_path):
+    task = Task(Job(Policy.RATE, Kind.ELASTIC, 0, 6, (Change(5, 3), Change(9, 2))), DIGITS)
+    task.write(tmp_path)
+    assert Task.read({VARIABLE: str(tmp_path)}) == task
+    assert task.job.holds == [4, 8]
+    assert task.job.epoch_factor == 15
     steps = [Step(1, 2, 0.5, 0.002), Step(2, 3, 0.25, 0.003)]
     for step in steps:
         step.append(tmp_path)
@@ -58,7 +60,7 @@ def test_settings_and_steps_travel_through_the_folder(tmp_path):
         file.write('{"step": 3, "work')  # is being written
     assert list(read_steps(tmp_path)) == steps
     with pytest.raises(ValueError, match=r"python -m benchmarks\.experiment3"):
-        Settings.read({})
+        Task.read({})
 
 
 def formed(step, workers):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks import experiment3
 from benchmarks.experiments.artefacts import Artefacts
-from benchmarks.experiments.convergence.course import Result, Shared
-from benchmarks.experiments.convergence.plan import DIGITS, make_jobs
-from benchmarks.experiments.convergence.settings import Policy, Step
+from benchmarks.experiments.convergence.course import Result
+from benchmarks.experiments.convergence.plan import DIGITS, Policy, Step, make_jobs
 from benchmarks.processes import Failed
 
 JOBS = make_jobs(DIGITS, [Policy.BATCH], [0, 1], 5, 2)
@@ -40,7 +38,7 @@ def test_what_is_done_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment3, "Course", FakeCourse)
     experiment = experiment3.Experiment(JOBS, DIGITS, Artefacts(tmp_path, {"seed": 0}))
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(None, Shared(tmp_path, Path("/there")), at_once=2)
+        experiment.run(None, tmp_path, at_once=2)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["jobs_done"], summary["jobs_planned"]) == (3, 6)
     assert len((tmp_path / "accuracy.csv").read_text().splitlines()) == 1 + 3 * 5

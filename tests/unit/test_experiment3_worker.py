@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from benchmarks.experiments.convergence.plan import go_file, held_file
 from benchmarks.experiments.convergence.resnet20 import GRID, LIMIT, TERMS, AddedExactly, Hold
-from benchmarks.experiments.convergence.settings import go_file, held_file
 from elasticdl.elastic.torch_kit.reduction.hooks import ParameterHooks
 
 

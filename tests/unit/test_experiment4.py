@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.experiment4 import Completed, Outcome, compared, measured
 from benchmarks.experiments.measures import Change
-from benchmarks.experiments.sharing.policies import RESTART_FACTOR, Candidate, allocate, candidate
-from benchmarks.experiments.sharing.workload import KINDS, PlannedJob, draw_jobs
+from benchmarks.experiments.sharing import KINDS, RESTART_FACTOR, Candidate, PlannedJob, allocate, candidate, draw_jobs
 
 
 def test_a_seed_gives_the_same_unequal_jobs_and_a_scale_makes_work_and_waiting_shorter_alike():
@@ -23,9 +22,9 @@ def test_a_seed_gives_the_same_unequal_jobs_and_a_scale_makes_work_and_waiting_s
 
 
 def test_the_kinds_scale_as_their_names_say():
-    good, middling, poor = (kind.speedup(8) for kind in KINDS)
+    good, middling, poor = (kind.seconds(1) / kind.seconds(8) for kind in KINDS)
     assert good > 6 > middling > 2.5 > poor
-    assert max(range(1, 9), key=KINDS[2].speedup) < 8
+    assert min(range(1, 9), key=KINDS[2].seconds) < 8
 
 
 def brute_force(candidates, places):

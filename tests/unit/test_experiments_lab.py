@@ -40,7 +40,7 @@ GIVEN = ["--cluster", "kubeconfig", "--image", "i", "--training_data", "d"]
         (["--seconds_per_sample", "nan"], "argument --seconds_per_sample: 'nan' is not a number of at least 0"),
         (["--seconds_per_sample", "1e-320"], "--seconds_per_sample 9.99989e-321: at least 1e-06, or 0 for real GPUs"),
         (["--seconds_per_sample", "0"], "--cluster tier1 has no real GPUs: --seconds_per_sample must be above 0"),
-        (["--steps", "-5"], "--steps -5: must be above 0"),
+        (["--steps", "-5"], "argument --steps: '-5' is not a whole number of at least 0"),
         (["--gpus", "8", "--workers", "4"], "--workers 4 --gpus 8: one job has to fit, and two must not"),
         ([*GIVEN, "--steps", "5"], "the kubeconfig"),  # is none
     ],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 from benchmarks.experiments.convergence.course import Result
-from benchmarks.experiments.convergence.plan import Kind
-from benchmarks.experiments.convergence.settings import Policy
+from benchmarks.experiments.convergence.plan import Kind, Policy
 from benchmarks.experiments.figures import Band
 
 
@@ -49,66 +48,50 @@ def chosen(curves: Iterable[Curve], policy: Policy, kind: Kind) -> list[Curve]:
     return [curve for curve in curves if (curve.policy, curve.kind) == (policy, kind)]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The largest between any two jobs of the same seed."""
-
-    loss: float
-    accuracy: float
-    first_step: int | None  # from which on losses differ at all
+Numbers = dict[str, Any]
 
 
-def difference(curves: Sequence[Curve]) -> Difference | None:
-    """Of one policy; None if no two jobs of a seed are there, or they made different numbers of steps."""
+def difference(curves: Sequence[Curve]) -> Numbers | None:
+    """The largest between any two jobs of the same seed, and the first step with another loss, of one policy.
+
+    None if no two jobs of a seed are there, or they made different numbers of steps.
+    """
     pairs = [(a, b) for a, b in combinations(curves, 2) if a.seed == b.seed]
     if not pairs or any(len(a.losses) != len(b.losses) for a, b in pairs):
         return None
     losses = [[abs(x - y) for x, y in zip(a.losses, b.losses, strict=True)] for a, b in pairs]
     accuracy = max(abs(x - y) for a, b in pairs for x, y in zip(a.accuracies, b.accuracies, strict=True))
     first = min((step for row in losses for step, each in enumerate(row, 1) if each), default=None)
-    return Difference(max(map(max, losses)), accuracy, first)
+    return {"loss": max(map(max, losses)), "accuracy": accuracy, "first_step": first}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the elastic jobs end where the fixed ones do.
+def verdict(curves: Sequence[Curve]) -> Numbers | None:
+    """Whether the elastic jobs of one policy end where the fixed ones do; None while one of the kinds has no job.
 
     ``gap``: between the mean last accuracy of the elastic jobs and that of the nearer fixed number of workers;
-    ``spread``: between the best and the worst last accuracy of fixed jobs.
+    ``spread_of_fixed``: between the best and the worst last accuracy of fixed jobs.
     """
-
-    gap: float
-    spread: float
-
-
-def verdict(curves: Sequence[Curve]) -> Verdict | None:
-    """Of one policy; None while one of the kinds has no job."""
     last = {kind: [c.accuracies[-1] for c in curves if c.kind is kind] for kind in Kind}
     if not all(last.values()):
         return None
     fixed = [*last[Kind.TWO], *last[Kind.FOUR]]
     means = [fmean(last[kind]) for kind in (Kind.TWO, Kind.FOUR)]
     elastic = fmean(last[Kind.ELASTIC])
-    return Verdict(min(abs(elastic - mean) for mean in means), max(fixed) - min(fixed))
+    return {"gap": min(abs(elastic - mean) for mean in means), "spread_of_fixed": max(fixed) - min(fixed)}
 
 
-def summarise(curves: Sequence[Curve]) -> dict[str, Any]:
+def summarise(curves: Sequence[Curve]) -> Numbers:
     """By policy, and in it by kind."""
-    return {str(policy): _summarise([c for c in curves if c.policy is policy]) for policy in Policy}
-
-
-def _summarise(curves: Sequence[Curve]) -> dict[str, Any]:
-    groups = {kind: [c for c in curves if c.kind is kind] for kind in Kind}
-    found: dict[str, Any] = {str(kind): _group(group) for kind, group in groups.items() if group}
-    apart, judged = difference(curves), verdict(curves)
-    if apart is not None:
-        found["largest_difference"] = asdict(apart)
-    if judged is not None:
-        found["last_accuracy"] = {"gap": judged.gap, "spread_of_fixed": judged.spread}
+    found: Numbers = {}
+    for policy in Policy:
+        own = [curve for curve in curves if curve.policy is policy]
+        found[policy] = {str(kind): _group(group) for kind in Kind if (group := chosen(own, policy, kind))}
+        compared = {"largest_difference": difference(own), "last_accuracy": verdict(own)}
+        found[policy] |= {name: numbers for name, numbers in compared.items() if numbers}
     return found
 
 
-def _group(curves: Sequence[Curve]) -> dict[str, Any]:
+def _group(curves: Sequence[Curve]) -> Numbers:
     over = band(curves)
     return {
         "seeds": [curve.seed for curve in curves],

@@ -1,14 +1,74 @@
-"""Which jobs there are, and at which step each world of an elastic one begins. Pure: the same seed gives the same plan."""
+"""Which jobs there are, and at which step each world of an elastic one begins; and what workers and driver tell each other.
+
+The same seed gives the same plan. What is told goes by files in a folder that all share. Importable without a framework.
+"""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 
-from benchmarks.experiments.convergence.settings import Data, Policy, Settings
+from pydantic import TypeAdapter
+
+from benchmarks.processes import Growing
+
+VARIABLE = "EXPERIMENT_FOLDER"
+_TASK, _STEPS = "task.json", "steps.jsonl"
+
+
+class Policy(StrEnum):
+    BATCH = "batch"  # a fixed global batch; the learning rate is left alone
+    RATE = "rate"  # a fixed batch per worker; the learning rate is times the number of workers
+
+
+class Data(StrEnum):
+    DIGITS = "digits"  # scikit-learn's, brought to 3 x 32 x 32
+    CIFAR10 = "cifar10"
+
+
+def shared_folder(environ: Mapping[str, str]) -> Path:
+    """In a worker: the folder of its job.
+
+    Raises:
+        ValueError: the driver has not named it.
+    """
+    if not environ.get(VARIABLE):
+        raise ValueError(f"${VARIABLE} is not set: this module is trained by `python -m benchmarks.experiment3`")
+    return Path(environ[VARIABLE])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    step: int
+    workers: int
+    loss: float
+    learning_rate: float
+
+    def append(self, folder: Path) -> None:
+        """One write, as whoever is rank 0 in the next world goes on with the file."""
+        with (folder / _STEPS).open("ab", buffering=0) as lines:
+            lines.write((json.dumps(asdict(self)) + "\n").encode())
+
+
+def read_steps(folder: Path) -> Iterator[Step]:
+    """Those made so far."""
+    return (Step(**json.loads(line)) for line in Growing(folder / _STEPS).new_lines())
+
+
+def held_file(folder: Path, step: int) -> Path:
+    """Is there once the workers wait after this step."""
+    return folder / f"held-{step}"
+
+
+def go_file(folder: Path, step: int) -> Path:
+    """Is there once they may go on."""
+    return folder / f"go-{step}"
+
 
 FEWEST, MOST = 2, 4
 PUBLISHED_EPOCHS = 90
@@ -36,15 +96,6 @@ class Recipe:
     worker_batch: int
     reference: int
     micro_batch: int
-
-    def __post_init__(self) -> None:
-        for workers in range(FEWEST, MOST + 1):
-            if self.global_batch % (workers * self.micro_batch):
-                raise ValueError(
-                    f"{self.global_batch} samples: not whole micro-batches of {self.micro_batch} for {workers} workers"
-                )
-        if self.samples % self.global_batch:
-            raise ValueError(f"{self.samples} samples: not whole batches of {self.global_batch}")
 
     @property
     def global_batch(self) -> int:
@@ -83,21 +134,36 @@ class Job:
     def first_workers(self) -> int:
         return FEWEST if self.kind is Kind.ELASTIC else int(self.kind)
 
-    def settings(self, recipe: Recipe) -> Settings:
-        """Held one step before each change, as that step is still made in the old world."""
-        return Settings(
-            policy=self.policy,
-            data=recipe.data,
-            samples=recipe.samples,
-            epoch_factor=PUBLISHED_EPOCHS / self.epochs,
-            reference=recipe.reference,
-            holds=tuple(change.step - 1 for change in self.changes),
-        )
+    @property
+    def holds(self) -> list[int]:
+        """Steps after which all wait: one before each change, as that step is still made in the old world."""
+        return [change.step - 1 for change in self.changes]
+
+    @property
+    def epoch_factor(self) -> float:
+        """Published epochs that one stands for."""
+        return PUBLISHED_EPOCHS / self.epochs
 
     def batch_flags(self, recipe: Recipe) -> dict[str, int]:
         if self.policy is Policy.RATE:
             return {"minibatch_size": recipe.worker_batch}
         return {"global_batch_size": recipe.global_batch, "max_worker_batch_size": recipe.micro_batch}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a job's workers are told."""
+
+    job: Job
+    recipe: Recipe
+
+    def write(self, folder: Path) -> None:
+        (folder / _TASK).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Task:
+        """In a worker."""
+        return TypeAdapter(cls).validate_json((shared_folder(environ) / _TASK).read_text())
 
 
 def draw_changes(recipe: Recipe, policy: Policy, epochs: int, count: int, seed: int) -> tuple[Change, ...]:

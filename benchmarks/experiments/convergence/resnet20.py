@@ -17,15 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from benchmarks.experiments.convergence.settings import (
-    Data,
-    Policy,
-    Settings,
-    Step,
-    go_file,
-    held_file,
-    shared_folder,
-)
+from benchmarks.experiments.convergence.plan import Data, Policy, Step, Task, go_file, held_file, shared_folder
 from benchmarks.experiments.zoo.step_log import InWorld
 from elasticdl.callbacks import Callback, LearningRateScheduler, Logs
 from model_zoo.cifar10 import resnet20_torch
@@ -47,7 +39,7 @@ POLL = 0.02
 def custom_model() -> torch.nn.Module:
     model = resnet20_torch.custom_model()
     model.register_forward_pre_hook(_channels_last)
-    return AddedExactly(model) if Settings.read(os.environ).policy is Policy.BATCH else model
+    return AddedExactly(model) if Task.read(os.environ).job.policy is Policy.BATCH else model
 
 
 class AddedExactly(torch.nn.Module):
@@ -94,13 +86,13 @@ def dataset(mode: str, path: str) -> Dataset[Any]:
     """Raises:
     ValueError: there is no such data at ``path``, or too little of it.
     """
-    settings = Settings.read(os.environ)
-    whole: Any = (resnet20_torch.dataset if settings.data is Data.CIFAR10 else digits)(mode, path)
+    recipe = Task.read(os.environ).recipe
+    whole: Any = (resnet20_torch.dataset if recipe.data is Data.CIFAR10 else digits)(mode, path)
     if mode != "training":
         return cast("Dataset[Any]", whole)
-    if len(whole) < settings.samples:
-        raise ValueError(f"{path}: {len(whole):,} training images; the experiment takes {settings.samples:,} of them")
-    return Subset(whole, range(settings.samples))
+    if len(whole) < recipe.samples:
+        raise ValueError(f"{path}: {len(whole):,} training images; the experiment takes {recipe.samples:,} of them")
+    return Subset(whole, range(recipe.samples))
 
 
 def digits(mode: str, path: str) -> TensorDataset:
@@ -148,10 +140,11 @@ def callbacks() -> list[Callback]:
     """The published schedule, its epochs brought to those of this run."""
     import horovod.torch as hvd
 
-    settings = Settings.read(os.environ)
+    task = Task.read(os.environ)
+    job = task.job
 
     def schedule(epoch: int) -> float:
-        workers = settings.reference if settings.policy is Policy.BATCH else hvd.size()
-        return learning_rate(round(epoch * settings.epoch_factor)) * float(workers)
+        workers = task.recipe.reference if job.policy is Policy.BATCH else hvd.size()
+        return learning_rate(round(epoch * job.epoch_factor)) * float(workers)
 
-    return [LearningRateScheduler(schedule), Record(), Hold(shared_folder(os.environ), settings.holds)]
+    return [LearningRateScheduler(schedule), Record(), Hold(shared_folder(os.environ), job.holds)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 # Of the series behind the published figure: GPUs that serving had, by seconds; the last is the end.
@@ -58,15 +58,6 @@ def parse_curve(text: str, scale: float, ramp: float) -> Curve:
     )
 
 
-def arrivals(curve: Curve, per_replica: float, rng: random.Random) -> Iterator[float]:
-    """When requests come: a Poisson process whose rate follows the curve."""
-    most = max(curve.replicas) * per_replica
-    time = 0.0
-    while (time := time + rng.expovariate(most)) < curve.end:
-        if rng.random() * most < curve.rate(time, per_replica):
-            yield time
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """``per_replica``: requests a second; ``patience``: how many recommendations a step down waits for."""
@@ -100,12 +91,6 @@ class Autoscaler:
         return min(max(math.ceil(rate / rule.per_replica), rule.least), rule.most)
 
 
-def rate_before(arrivals: Sequence[float], now: float, window: float) -> float:
-    """Requests a second in the window that ends now, of those that have come, in order."""
-    span = min(window, now)
-    return sum(1 for time in reversed(arrivals) if now - span < time <= now) / span if span > 0 else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """The autoscaler wants another number of replicas."""
@@ -127,8 +112,13 @@ class LoadPlan:
 
 
 def requests_of(plan: LoadPlan, per_replica: float) -> list[float]:
-    """When they are due."""
-    return list(arrivals(plan.curve, per_replica, random.Random(plan.seed)))
+    """When they are due: a Poisson process whose rate follows the curve."""
+    rng, time, found = random.Random(plan.seed), 0.0, []
+    most = max(plan.curve.replicas) * per_replica
+    while (time := time + rng.expovariate(most)) < plan.curve.end:
+        if rng.random() * most < plan.curve.rate(time, per_replica):
+            found.append(time)
+    return found
 
 
 def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
@@ -136,7 +126,8 @@ def scalings(plan: LoadPlan, autoscaler: Autoscaler) -> Iterator[Scaling]:
     due = requests_of(plan, autoscaler.rule.per_replica)
     for number in range(1, int(plan.curve.end / plan.every) + 1):
         now, before = number * plan.every, autoscaler.replicas
-        rate = rate_before(due[: bisect_right(due, now)], now, plan.window)
+        span = min(plan.window, now)
+        rate = (bisect_right(due, now) - bisect_right(due, now - span)) / span
         autoscaler = autoscaler.look(rate)
         if autoscaler.replicas != before:
             yield Scaling(now, rate, before, autoscaler.replicas)

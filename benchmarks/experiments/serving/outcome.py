@@ -72,6 +72,9 @@ class Lag:
     def total(self) -> float:
         return sum(self.parts.values())
 
+    def row(self) -> dict[str, Any]:
+        return {"at": self.at, "pod": self.pod, **self.parts, "total": self.total}
+
 
 def measured(seen: Seen) -> dict[str, Any]:
     for_serving, for_training = lags_for_serving(seen), lags_for_training(seen)
@@ -88,7 +91,10 @@ def measured(seen: Seen) -> dict[str, Any]:
         "workers_left_within": _range(worker_leaves(seen)),
         "requests": _requests(seen.requests),
         "steps": step_counts(seen),
-        "lags": {"for_serving": _listed(for_serving), "for_training": _listed(for_training)},
+        "lags": {
+            "for_serving": [lag.row() for lag in for_serving],
+            "for_training": [lag.row() for lag in for_training],
+        },
     }
 
 
@@ -206,7 +212,3 @@ def _range(values: Iterable[float]) -> dict[str, Any]:
     if not found:
         return {"n": 0, "median": None, "min": None, "max": None}
     return {"n": len(found), "median": float(np.median(found)), "min": min(found), "max": max(found)}
-
-
-def _listed(lags: Sequence[Lag]) -> list[dict[str, Any]]:
-    return [{"at": lag.at, "pod": lag.pod, **lag.parts, "total": lag.total} for lag in lags]

@@ -1,1 +1,0 @@
-"""Experiment 4: several jobs that scale unequally share a cluster."""
