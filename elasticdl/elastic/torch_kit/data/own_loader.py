@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.children import require_guard
+from elasticdl.elastic.training.seeds import kept_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,13 @@ def restore_streams(captured: Streams) -> None:
     random.setstate(captured[0])
     np.random.set_state(captured[1])
     torch.set_rng_state(captured[2])
+
+
+@contextlib.contextmanager
+def streams_apart() -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards they are as before."""
+    with kept_streams(), torch.random.fork_rng(devices=[]):
+        yield
 
 
 class RandomStreams:

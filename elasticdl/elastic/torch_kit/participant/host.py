@@ -106,8 +106,8 @@ class Host:
       While it is catching up, none of these, and no update.
     - After the last step `LoopState.last_step_made`.
 
-    What loads a batch may draw from the global random streams, and `Participant.settle` seeds them where a step is made again. A host
-    puts them back after both (`loading`), so that all workers go on to draw alike.
+    What loads a batch may draw from the global random streams, and so may a pass. A host puts them back after both (`Participant.apart`), so
+    that all workers go on to draw alike.
     """
 
     # -- batches --
@@ -188,6 +188,3 @@ class Host:
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""
         raise error
-
-    def was_remade(self) -> None:
-        """`remake` was called for the open batches, or others have made the step, or it is dropped."""
