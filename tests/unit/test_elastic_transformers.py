@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from session_kit import JobStub
 from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
@@ -164,7 +165,7 @@ class Others:
 
 def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
+    job = JobStub(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
     decisions = Decisions(job)
     participant = SimpleNamespace(job=job, open_batches=[], is_reduced=False, is_torn=False)
     participant.agreements = Agreements(participant, Answers())
@@ -219,7 +220,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     given = SimpleNamespace(part=MicroBatch((0,), 1.0))
-    job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
+    job = JobStub(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
     assert Items(job).of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 

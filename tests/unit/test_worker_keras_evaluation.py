@@ -1,11 +1,10 @@
 """The evaluation of a Keras model: each sample once, and what callbacks are told of it."""
 
-from types import SimpleNamespace
-
 import elastic_keras_kit
 import numpy as np
 import pytest
 from elastic_keras_kit import Board, SumOfThreads, run_all
+from session_kit import JobStub
 
 import keras  # isort: skip
 
@@ -33,7 +32,7 @@ def evaluator(rank, board, metrics, data):
         loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
         metrics=name_metrics(metrics),
         batch_size=3,
-        context=SimpleNamespace(collective=SumOfThreads(rank, board), advance=lambda activity: None),
+        context=JobStub(collective=SumOfThreads(rank, board), advance=lambda activity: None),
     )
 
 

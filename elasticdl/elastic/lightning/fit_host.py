@@ -32,7 +32,6 @@ from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.kept_state import require_origin
@@ -58,14 +57,7 @@ class FitHost(JoinedHost):
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
-        trained = lambda: self.participant.state.parameters()  # noqa: E731
-        self._weighed = WeighedGradients(
-            trained,
-            "the loss of training_step",
-            job.warn,
-            may_be_summed=True,
-            to_change="in on_before_optimizer_step",
-        )
+        self._weighed = self.weighed("the loss of training_step", "in on_before_optimizer_step")
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property

@@ -25,7 +25,6 @@ from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.movable import MovableHost
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
@@ -58,9 +57,7 @@ class TrainerHost(MovableHost):
         self.decisions = Decisions(job)
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
-        trained = lambda: self.participant.state.parameters()  # noqa: E731
-        made_by, to_change = "accelerator.backward(loss)", "in on_pre_optimizer_step"
-        self._weighed = WeighedGradients(trained, made_by, job.warn, may_be_summed=True, to_change=to_change)
+        self._weighed = self.weighed("accelerator.backward(loss)", "in on_pre_optimizer_step")
         self._iterator: Iterator[Any] | None = None  # over the present epoch
         self._next_epoch = 0  # that callbacks are told of
         self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there

@@ -179,8 +179,8 @@ class RandomStreams:
 
     @staticmethod
     def capture() -> bytes:
-        state = torch.get_rng_state().numpy().tobytes()
-        return pickle.dumps((random.getstate(), np.random.get_state(), state))
+        pythons, numpys, torchs = streams()
+        return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
 
     @staticmethod
     def compared(captured: bytes) -> dict[str, Any]:
@@ -190,9 +190,7 @@ class RandomStreams:
     @staticmethod
     def restore(captured: bytes) -> None:
         pythons, numpys, torchs = pickle.loads(captured)
-        random.setstate(pythons)
-        np.random.set_state(numpys)
-        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8)))
 
 
 def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:

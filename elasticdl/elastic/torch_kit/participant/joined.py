@@ -7,6 +7,7 @@ from collections.abc import Callable
 from elasticdl.elastic.torch_kit.participant.host import Host
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
+from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 
@@ -33,6 +34,11 @@ class JoinedHost(Host):
     def is_first(self) -> bool:
         """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
         return self.job.known_rank == 0 and not self.is_catching_up
+
+    def weighed(self, made_by: str, to_change: str) -> WeighedGradients:
+        """Refuses gradients that are made otherwise than by ``made_by``. ``to_change``: where they may be changed."""
+        trained = lambda: self.participant.state.parameters()  # noqa: E731
+        return WeighedGradients(trained, made_by, self.job.warn, may_be_summed=True, to_change=to_change)
 
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
