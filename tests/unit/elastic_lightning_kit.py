@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from front_end_kit import OwnJob
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from trainers_kit import make_data
@@ -13,27 +14,13 @@ lightning = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 from elasticdl.common.errors import UserError  # noqa: E402
-from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
 from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def keep_ranks(monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 0)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-class OwnJob:
-    """A job of this process, as often as one likes."""
-
-    def init_in_place(self, global_batch_size):
-        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
-
-    def train_in_place(self, finish):
-        self.finish = finish
-
-    def leave(self): ...
 
 
 def make_strategy(*, takes_part_alone=True):

@@ -6,17 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from front_end_kit import OwnJob, be_behind, come_later, keep_states
 from session_kit import JobStub
 from torch.utils.data import IterableDataset
 
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import BatchPolicy, MicroBatch
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
-from elasticdl.elastic.torch_kit.participant.participant import Participant
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 transformers = pytest.importorskip("transformers")
 
@@ -28,23 +26,9 @@ from elasticdl.elastic.transformers.items import Items  # noqa: E402
 from elasticdl.elastic.transformers.writing import is_meant, to_resume_from  # noqa: E402
 
 
-class Alone:
-    """In place of what knows this process's job."""
-
-    def init_in_place(self, global_batch_size):
-        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
-
-    def train_in_place(self, finish): ...
-
-    def leave(self): ...
-
-    def rank(self):
-        return 0
-
-
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(elastic_trainer, "runtime", Alone())
+    monkeypatch.setattr(elastic_trainer, "runtime", OwnJob())
     monkeypatch.setattr("sys.excepthook", sys.excepthook)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -120,34 +104,21 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert_same_weights(ours, theirs)
 
 
-def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
-    states = []
-    commit, join = Participant.commit, Participant.join
+def test_a_newcomer_goes_on_from_any_step_and_who_is_behind_takes_the_others_state(tmp_path, monkeypatch):
+    def train():
+        trainer = make(Trainer, tmp_path, {"num_train_epochs": 2})
+        trainer.train()
+        return trainer
 
-    def commit_and_keep(self, epoch):
-        done = commit(self, epoch)
-        states.append(pickle.dumps(self.state.state_dict()))
-        return done
-
-    monkeypatch.setattr(Participant, "commit", commit_and_keep)
-    whole = make(Trainer, tmp_path, {"num_train_epochs": 2})
-    whole.train()
-    monkeypatch.setattr(Participant, "commit", commit)
+    whole, states = keep_states(monkeypatch, train)
     assert len(states) == 10
     for number in range(1, 10):
-
-        def join_from(self, state=states[number]):
-            join(self)
-            self.state.load_state_dict(pickle.loads(state))
-            for part in p.SaveScope:  # as when it is sent
-                self.state.save(part)
-            self.is_catching_up = True
-
-        monkeypatch.setattr(Participant, "join", join_from)
-        late = make(Trainer, tmp_path, {"num_train_epochs": 2})
-        late.train()
+        late = come_later(monkeypatch, states[number], train)
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
         assert_same_weights(late, whole)
+    behind = be_behind(monkeypatch, 5, states[5], train)
+    assert numbers_of(behind)[:-1] == numbers_of(whole)[:-1]
+    assert_same_weights(behind, whole)
 
 
 class Others:
@@ -353,7 +324,7 @@ def test_what_cant_be_had_is_one_line(tmp_path, kind, options, given, words):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_it_trains_one_worker_writes(tmp_path, monkeypatch, rank):
-    monkeypatch.setattr(Alone, "rank", lambda self: rank)
+    monkeypatch.setattr(OwnJob, "rank", lambda self: rank)
     trainer = make(Trainer, tmp_path)
     assert trainer.is_world_process_zero() == trainer.is_local_process_zero() == (rank == 0)
 
