@@ -148,17 +148,32 @@ def come_later(monkeypatch, state, work):
 
 def be_behind(monkeypatch, step, state, work):
     """``work`` on a worker that has lost the connection when the gradients of this step had arrived everywhere else. ``state``: after that."""
+
+    def take_theirs(participant, settle):
+        take(participant, state)
+        participant.open_batches.clear()
+        return Outcome.BEHIND
+
+    return _settling(monkeypatch, step, take_theirs, work)
+
+
+def be_torn(monkeypatch, step, work):
+    """``work``, of which this step is torn, on the one worker of a `JobOfThreads`."""
+    return _settling(
+        monkeypatch, step, lambda participant, settle: settle(participant, WorldBroken("it is torn")), work
+    )
+
+
+def _settling(monkeypatch, step, instead, work):
     made, settle = [], Participant.settle
 
-    def settle_or_lose(self, failure=None, **how):
+    def settle_otherwise(self, failure=None, **how):
         if not self.is_reduced and not self.is_catching_up:
             made.append(self.state.step)
             if len(made) == step:
-                take(self, state)
-                self.open_batches.clear()
-                return Outcome.BEHIND
+                return instead(self, settle)
         return settle(self, failure, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Participant, "settle", settle_or_lose)
+        patched.setattr(Participant, "settle", settle_otherwise)
         return work()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from front_end_kit import JobOfThreads, OwnJob, be_behind, come_later, keep_states
+from front_end_kit import JobOfThreads, OwnJob, be_behind, be_torn, come_later, keep_states
 
 from tests import small_front_end
 from tests.small_front_end import ElasticTrainer, Trainer, make
@@ -17,9 +17,23 @@ def assert_same(ours, theirs, **tolerances):
     assert ours.losses == (pytest.approx(theirs.losses) if tolerances else theirs.losses)
 
 
+class Draws:
+    """As a callback may, after each step."""
+
+    def update(self, loss):
+        super().update(loss)
+        torch.rand(1)
+
+
+class PlainlyDraws(Draws, Trainer): ...
+
+
+class ElasticallyDraws(Draws, ElasticTrainer): ...
+
+
 @pytest.fixture
 def train(monkeypatch):
-    def train(kind=ElasticTrainer, **options):
+    def train(kind=ElasticallyDraws, **options):
         monkeypatch.setattr(small_front_end, "runtime", OwnJob())
         trainer = make(kind, **options)
         trainer.train()
@@ -29,7 +43,7 @@ def train(monkeypatch):
 
 
 def test_alone_it_is_the_librarys_own_to_the_bit(train):
-    assert_same(train(), train(Trainer))
+    assert_same(train(), train(PlainlyDraws))
 
 
 def test_a_worker_that_comes_later_goes_on_from_any_batch(train, monkeypatch):
@@ -42,6 +56,16 @@ def test_a_worker_that_comes_later_goes_on_from_any_batch(train, monkeypatch):
 def test_a_worker_whose_step_the_others_have_made_takes_their_state(train, monkeypatch):
     whole, states = keep_states(monkeypatch, lambda: train(dropout=0.3))
     assert_same(be_behind(monkeypatch, 9, states[9], lambda: train(dropout=0.3)), whole)
+
+
+def test_a_torn_step_draws_the_same_numbers_and_leaves_those_of_the_script(train, monkeypatch):
+    """By which the order of the second epoch is drawn."""
+    whole, job = train(dropout=0.3), JobOfThreads(1)
+    torn = make(ElasticallyDraws, dropout=0.3)
+    monkeypatch.setattr(small_front_end, "runtime", job)
+    said, _ = be_torn(monkeypatch, 3, lambda: job.run(lambda rank: torn.train()))
+    assert said == (None,)
+    assert_same(torn, whole, rtol=1e-5, atol=1e-6)
 
 
 def test_workers_make_the_steps_of_one_also_where_one_is_lost(train, monkeypatch):
