@@ -97,11 +97,9 @@ class Host:
 
     - `ScriptRuntime.init_in_place`, and `train_in_place` with what calls `Participant.end` and returns the state
       (`elasticdl.elastic.training.runtime`; the process's own is `elasticdl.elastic.torch_kit.torch_job.own`).
-    - `ScriptPosition.note_streams` for epoch 0, before others may be sent it; the position is the value ``place`` of the `LoopState`.
-    - `Participant.join`. Where another's state has come by that, the worker is catching up.
-    - For each epoch ``note_streams``, and ``put_back`` before it where others have begun the epoch, or ``put_back`` alone while it is
-      catching up by stand-ins; what `OwnLoader.of_epoch` returns is set as `Participant.drawn`; `Participant.batches`. A loop that passes by
-      what is done calls `Participant.arrive` before all that.
+    - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
+    - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
+      them (`elasticdl.elastic.torch_kit.participant.movable.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
     - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
       While it is catching up, none of these, and no update.
     - After the last step `LoopState.last_step_made`.
