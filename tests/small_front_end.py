@@ -1,8 +1,8 @@
 """The least that a front end takes: a trainer that stands for a library's, and what makes it elastic. docs/worker_side.md goes through it.
 
-    python tests/small_front_end.py plain|elastic CURVE [SECONDS]
+    python tests/small_front_end.py plain|elastic FOLDER
 
-CURVE is a file, to which each step adds its loss. SECONDS: a step takes so much longer.
+Adds a line to FOLDER/curve in each step, and writes all losses into FOLDER/end. While there is FOLDER/slow, a step takes longer.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss)
+
+    def writes(self) -> bool:
+        """Files, and to the screen."""
+        return True
 
 
 # -- the front end --
@@ -137,6 +141,9 @@ class ElasticTrainer(Trainer):
             self.update(loss)
             self._host.participant.close()
 
+    def writes(self) -> bool:
+        return self._host.is_first
+
 
 # -- a script --
 
@@ -150,17 +157,21 @@ def make(kind: type[Trainer], epochs: int = 2, *, dropout: float = 0.0, shuffle:
     return kind(model, optimizer, DataLoader(data, batch_size=8, shuffle=shuffle), epochs)
 
 
-def main(kind: str, curve: str, seconds: str = "0") -> None:
-    base = {"plain": Trainer, "elastic": ElasticTrainer}[kind]
+def main(kind: str, folder: str) -> None:
+    base, curve, slow = {"plain": Trainer, "elastic": ElasticTrainer}[kind], Path(folder, "curve"), Path(folder, "slow")
 
     class Observed(base):  # type: ignore[misc, valid-type]
         def update(self, loss: float) -> None:
             super().update(loss)
-            time.sleep(float(seconds))
-            with Path(curve).open("a") as file:
-                file.write(f"{len(self.losses)} {loss}\n")
+            time.sleep(0.1 if slow.exists() else 0.0)
+            if self.writes():
+                with curve.open("a") as file:
+                    file.write(f"{len(self.losses)} {loss}\n")
 
-    make(Observed, epochs=8).train()
+    trainer = make(Observed, epochs=50)
+    trainer.train()
+    if trainer.writes():
+        Path(folder, "end").write_text("".join(f"{loss}\n" for loss in trainer.losses))
 
 
 if __name__ == "__main__":
