@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from front_end_kit import be_torn
 from trainers_kit import Module, Net, lightning, process_is_kept  # noqa: F401
 from trainers_kit import run_trainers as run
 
@@ -236,3 +237,28 @@ def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, b
     for trainer, model in made:
         assert history(trainer)[1] == pytest.approx(history(alone)[1], rel=1e-5)
         torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
+
+
+class DrawingModule(Module):
+    def on_train_batch_end(self, *_):
+        self.net.drawn.append(torch.rand(1).item())
+
+
+class DrawingTrainer(Trainer):
+    def _maybe_log_save_evaluate(self, *args, **kwargs):  # after each step
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.model.drawn.append(torch.rand(1).item())
+
+
+@pytest.mark.parametrize("kind", [DrawingModule, DrawingTrainer])
+def test_a_torn_step_leaves_the_scripts_random_numbers_and_is_made_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(Net, "drawn", [], raising=False)
+    found = []
+    for torn in (-1, 2):
+        Net.drawn = []
+        said, ((_, net),), _ = be_torn(monkeypatch, torn, lambda: run(kind, tmp_path, monkeypatch, 1))
+        assert said == (None,)
+        found.append((Net.drawn, *net.parameters()))
+    (numbers, *whole), (same, *torn) = found
+    assert same == numbers
+    torch.testing.assert_close(torn, whole, rtol=1e-5, atol=1e-6)

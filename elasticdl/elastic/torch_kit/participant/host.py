@@ -95,8 +95,8 @@ class Host:
 
     What a front end calls, in this order; docs/worker_side.md says more, under "A trainer of another library":
 
-    - `ScriptRuntime.init_in_place`, and `train_in_place` with what calls `Participant.end` and returns the state
-      (`elasticdl.elastic.training.runtime`; the process's own is `elasticdl.elastic.torch_kit.torch_job.own`).
+    - `ScriptRuntime.init_in_place`, and `train_in_place` with `JoinedHost.finish` (`elasticdl.elastic.training.runtime`; the process's own is
+      `elasticdl.elastic.torch_kit.torch_job.own`).
     - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
     - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
       them (`elasticdl.elastic.torch_kit.participant.movable.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
