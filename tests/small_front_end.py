@@ -152,7 +152,7 @@ def make(kind: type[Trainer], epochs: int = 2, *, dropout: float = 0.0, shuffle:
     torch.manual_seed(0)
     inputs = torch.randn(50, 8)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(dropout), torch.nn.Linear(16, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     data = TensorDataset(inputs, inputs[:, :3].argmax(1))
     return kind(model, optimizer, DataLoader(data, batch_size=8, shuffle=shuffle), epochs)
 
