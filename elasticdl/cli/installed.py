@@ -10,22 +10,17 @@ import platform
 from collections.abc import Iterator
 
 import elasticdl
+from elasticdl.common.front_ends import FRONT_ENDS
 
-# Each by the names under which it is published; the first that is there counts.
+# Each by the names under which it is published.
 _COLLECTIVES = {"Horovod": ("horovod",), "torch.distributed": ("torch",)}
-_FRAMEWORKS = (
-    ("torch",),
-    ("tensorflow", "tensorflow-cpu", "tensorflow-rocm"),
-    ("keras",),
-    ("lightning", "pytorch-lightning"),
-    ("transformers",),
-)
 
 
 def version_text() -> str:
     """Two lines, as for a report of a fault."""
     collectives = [f"{name} {found[1]}" for name, names in _COLLECTIVES.items() for found in _installed(names)]
-    frameworks = [f"{name} {version}" for names in _FRAMEWORKS for name, version in _installed(names)]
+    libraries = [names for each in FRONT_ENDS for names in each.packages]
+    frameworks = [f"{name} {version}" for names in libraries for name, version in _installed(names)]
     return (
         f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}\n"
         f"collectives: {', '.join(collectives) or 'none'}; frameworks: {', '.join(frameworks) or 'none'}"

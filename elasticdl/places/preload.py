@@ -13,25 +13,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from elasticdl.common.front_ends import FRONT_ENDS
 from elasticdl.common.python_command import UnclearCommand, program_of
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.spec import JobSpec
 from elasticdl.places.fork_server import CannotFork
 from elasticdl.places.program import imports_of, imports_of_module
 
-_TRITON = "elasticdl.common.triton_first:import_triton"
-# By what a script imports. PyTorch's first optimizer would import its compiler.
-OF_SCRIPTS = {
-    "torch": ("torch", "torch._dynamo"),
-    "tensorflow": (_TRITON, "tensorflow"),
-    "keras": (_TRITON, "keras"),
-    "lightning": ("torch", "torch._dynamo", "lightning.pytorch"),
-    "pytorch_lightning": ("torch", "torch._dynamo", "pytorch_lightning"),
-    "transformers": ("transformers",),
-    "elasticdl.elastic.torch": ("torch", "torch._dynamo", "elasticdl.elastic.torch"),
-    "elasticdl.elastic.lightning": ("torch", "torch._dynamo", "elasticdl.elastic.lightning"),
-    "elasticdl.elastic.transformers": ("torch", "torch._dynamo", "elasticdl.elastic.transformers"),
-    "elasticdl.elastic.keras": ("elasticdl.elastic.keras",),
+# By what a script imports.
+OF_SCRIPTS = {name: modules for each in FRONT_ENDS for name, modules in each.libraries.items()} | {
+    each.module: (*each.first, each.module) for each in FRONT_ENDS
 }
 _OF_WORKERS = ("elasticdl.worker.trainer", "elasticdl.elastic.link.connection")
 _KERAS = ("elasticdl.worker.frameworks:import_keras", *_OF_WORKERS)

@@ -157,9 +157,8 @@ class Trainer(EpochDriver[Ledger]):
             path = export(Path(self._spec.output), self._learner.save_model)
             self._context.session.notify("exported", path=str(path))
         # If rank 0 dies at this, the others must still be there to do it.
-        self._context.advance(Activity.WAIT)
-        self._context.collective.barrier("elasticdl.complete")
-        self._context.advance(Activity.UPDATE)
+        with self._context.waiting():
+            self._context.collective.barrier("elasticdl.complete")
         self._report_evaluation()
         self._call("on_train_end")
 

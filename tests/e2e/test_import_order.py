@@ -8,13 +8,12 @@ import sys
 import pytest
 
 from elasticdl.common.environment import MASTER
+from elasticdl.common.front_ends import FRONT_ENDS, TORCH
 from elasticdl.common.startup import python_path
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this PyTorch comes without triton")
 
-FRONT_ENDS = [
-    f"elasticdl.{name}" for name in ("elastic.torch", "elastic.lightning", "elastic.transformers", "ga.torch")
-]
+FOR_TORCH = [*(each.module for each in FRONT_ENDS if each.first == TORCH), "elasticdl.ga.torch"]
 MAKE_OPTIMIZER = "torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)"
 
 
@@ -33,7 +32,7 @@ def test_front_ends_for_pytorch_refuse_a_script_that_has_imported_tensorflow_fir
     script = f"""
 import importlib, tensorflow
 from elasticdl.common.errors import UserError
-for name in {FRONT_ENDS}:
+for name in {FOR_TORCH}:
     try:
         importlib.import_module(name)
     except UserError as error:
@@ -42,8 +41,8 @@ import elasticdl.elastic.torch
 """
     done = run(script)
     told = done.stdout.splitlines()
-    assert [line.partition(" ")[0] for line in told] == FRONT_ENDS
-    for name, line in zip(FRONT_ENDS, told, strict=True):
+    assert [line.partition(" ")[0] for line in told] == FOR_TORCH
+    for name, line in zip(FOR_TORCH, told, strict=True):
         assert f"move `import {name}` above `import tensorflow`" in line
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].endswith(told[0].partition(" ")[2])

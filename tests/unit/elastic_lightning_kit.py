@@ -1,9 +1,10 @@
 """What tests of Lightning's strategy share: trainers of a job of this process, and modules."""
 
 import torch
+from front_end_kit import OwnJob
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from trainers_kit import OwnJob, lightning, make_data
+from trainers_kit import lightning, make_data
 
 from elasticdl.elastic.lightning import strategy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
@@ -10,6 +11,13 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.session import Session
+from elasticdl.elastic.training.steps import Steps
+
+
+class JobStub(SimpleNamespace):
+    """Of a job what a test has given it."""
+
+    waiting = Steps.waiting
 
 
 def alone() -> Session:

@@ -1,21 +1,19 @@
 """The strategy for Lightning in a world of one: to the bit Lightning's own; a newcomer goes on from any batch."""
 
 import csv
-import pickle
+import functools
 
 import numpy as np
 import pytest
 import torch
 from elastic_lightning_kit import ManualModule, Module, lightning, loader_of, make_strategy
+from front_end_kit import OwnJob, be_behind, come_later, keep_states
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from session_kit import receive
 from torch.utils.data import DataLoader
-from trainers_kit import OwnJob, make_data, process_is_kept  # noqa: F401
+from trainers_kit import make_data, process_is_kept  # noqa: F401
 
 from elasticdl.elastic.lightning import strategy
-from elasticdl.elastic.torch_kit.participant.host import Outcome
-from elasticdl.elastic.torch_kit.participant.participant import Participant
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,24 +88,6 @@ def test_in_a_world_of_one_it_is_lightnings_own_to_the_bit(tmp_path, feature):
     assert trainer.strategy._host.job.policy.batch_size(1) == 8 * FEATURES[feature].get("accumulate_grad_batches", 1)
 
 
-def keep_states(monkeypatch, work):
-    """What it returns, and the states after each of its batches."""
-    states, commit = [], Participant.commit
-
-    def commit_and_keep(self, epoch):
-        states.append(pickle.dumps(self.state.state_dict()))
-        return commit(self, epoch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Participant, "commit", commit_and_keep)
-        return work(), states
-
-
-def take(participant, state):
-    receive(participant.state, pickle.loads(state))
-    participant.is_catching_up = True
-
-
 def metrics_of(trainer):
     return {key: float(value) for key, value in trainer.callback_metrics.items()}
 
@@ -123,16 +103,10 @@ def test_a_newcomer_goes_on_from_any_batch(tmp_path, monkeypatch, feature):
     options = FEATURES[feature]
     (whole, module), states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy(), **options))
     seen, steps, epoch, _, rates, _, weights = result_of(tmp_path / "whole", whole, module)
-    join = Participant.join
     for number, state in enumerate(states):
-
-        def join_from(self, state=state):
-            join(self)
-            take(self, state)
-
-        monkeypatch.setattr(Participant, "join", join_from)
         folder = tmp_path / str(number)
-        trainer, module = fit(folder, make_strategy(), **options)
+        late = functools.partial(fit, folder, make_strategy(), **options)
+        trainer, module = come_later(monkeypatch, state, late)
         first = number // 3 * 7 + number % 3 * 3 if feature == "accumulate" else number
         found = result_of(folder, trainer, module)
         assert found[0] == seen[first:], f"from batch {number}"
@@ -165,21 +139,8 @@ def test_the_other_package_has_it_too():
 
 
 def test_a_worker_whose_step_the_others_have_made_takes_their_state(tmp_path, monkeypatch):
-    """It has lost the connection when the gradients had arrived everywhere else."""
     whole, states = keep_states(monkeypatch, lambda: fit(tmp_path / "whole", make_strategy()))
-    made, settle = [], Participant.settle
-
-    def settle_or_lose(self, failure=None):
-        if not self.is_reduced and not self.is_catching_up:
-            made.append(self.state.step)
-            if len(made) == 5:
-                take(self, states[5])
-                self.open_batches.clear()
-                return Outcome.BEHIND
-        return settle(self, failure)
-
-    monkeypatch.setattr(Participant, "settle", settle_or_lose)
-    lost = fit(tmp_path / "lost", make_strategy())
+    lost = be_behind(monkeypatch, 5, states[5], lambda: fit(tmp_path / "lost", make_strategy()))
     theirs, ours = result_of(tmp_path / "whole", *whole), result_of(tmp_path / "lost", *lost)
     assert (*ours[:3], *ours[4:]) == (*theirs[:3], *theirs[4:])
     assert metrics_of(lost[0]) == pytest.approx(metrics_of(whole[0]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from elastic_lightning_kit import Module, changed, lightning, loader_of, trainer_with
 from lightning.pytorch.loggers import CSVLogger
+from session_kit import JobStub
 from torch.utils.data import DataLoader
 from trainers_kit import process_is_kept  # noqa: F401
 
@@ -49,7 +50,7 @@ class Others:
 def deciding(*answers, **values):
     """With open batches what workers say is part of the step; see `Agreements.ask`."""
     said, warnings = [], []
-    job = SimpleNamespace(
+    job = JobStub(
         size=2,
         world=SimpleNamespace(version=3),
         advance=said.append,
@@ -90,7 +91,7 @@ def test_what_any_worker_wishes_all_do_and_who_is_on_its_way_wishes_nothing():
     assert decisions.anybody(True) is False
     assert deciding(is_catching_up=True)[0].anybody(True) is False
     later, *_ = deciding(0, open_batches=["a batch"])
-    later.participant.position.answers.add(False)
+    later.participant.position.answers.add([False])
     assert [later.anybody(True), later.anybody(True)] == [False, True]  # the others have gone on there
 
 

@@ -1,30 +1,13 @@
 """A plain loop whose step is torn: what the script does to tensors, gradients and modes is done once, as on one device."""
 
-import threading
-
 import pytest
 import torch
-from elastic_kit import Board, PlainScript, in_threads
-from session_kit import enter, lose_world
+from elastic_kit import PlainScript, in_threads
+from front_end_kit import BreakingBoard, Lost, be_alone
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
-from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.world import World
-
 TORN = 2  # steps are made before
-
-
-class Lost(Exception):
-    """A worker is."""
-
-
-class BreakingBoard(Board):
-    def exchange(self, rank, tensors):
-        try:
-            return super().exchange(rank, tensors)
-        except threading.BrokenBarrierError:
-            raise WorldBroken("a worker is lost") from None
 
 
 class Net(torch.nn.Module):
@@ -57,23 +40,15 @@ class Member:
         if board is not None:
             self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader)
             self.script.context.warn = self.warnings.append
-            self.script.context.change_world = self._be_alone
+            self.script.context.change_world = lambda state, why: be_alone(self.script.context)
             self.loader = self.script.loader
-
-    def _be_alone(self, state, why):
-        context = self.script.context
-        session = context.session
-        lose_world(context)
-        context.collective.world = World.of(session.core.world.version + 1, (context.world.root,), 0)
-        enter(context, context.collective.world)
 
     def loss(self, x, y):
         return cross_entropy(self.model(x), y)
 
     def lose(self):
         if self.rank == 1 and self.steps >= TORN:
-            self.script.context.collective._board.barrier.abort()
-            raise Lost
+            self.script.context.collective._board.lose()
 
     def mean(self, value):
         self.lose()

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torchmetrics
+from front_end_kit import be_torn
 from trainers_kit import Module, Net, lightning, process_is_kept, run_trainers, transformers  # noqa: F401
 
 from elasticdl.elastic.transformers import Trainer
@@ -77,7 +78,7 @@ def run_planted(kind, plant, folder, monkeypatch):
     callbacks = [[callback(nothing)], [callback(plant)]]
     said, _, told = run_trainers(kind, folder, monkeypatch, callbacks=callbacks.__getitem__, epochs=3)
     # The random streams of the two threads are those of one process, and may differ as well.
-    told = [re.sub(r"random\.[^;:]*(; )?", "", line).replace("; :", ":") for line in told]
+    told = [re.sub(r"random\.[^;:]*(; )?|; and 1 more", "", line).replace("; :", ":") for line in told]
     return said, [line for line in told if not re.match(r"after step \d+ :", line)]
 
 
@@ -339,3 +340,28 @@ def test_a_batch_that_all_workers_skip_has_no_gradients(tmp_path, monkeypatch, b
     for trainer, model in made:
         assert history(trainer)[1] == pytest.approx(history(alone)[1], rel=1e-5)
         torch.testing.assert_close(list(model.parameters()), list(expected.parameters()), rtol=1e-4, atol=1e-6)
+
+
+class DrawingModule(Module):
+    def on_train_batch_end(self, *_):
+        self.net.drawn.append(torch.rand(1).item())
+
+
+class DrawingTrainer(Trainer):
+    def _maybe_log_save_evaluate(self, *args, **kwargs):  # after each step
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.model.drawn.append(torch.rand(1).item())
+
+
+@pytest.mark.parametrize("kind", [DrawingModule, DrawingTrainer])
+def test_a_torn_step_leaves_the_scripts_random_numbers_and_is_made_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(Net, "drawn", [], raising=False)
+    found = []
+    for torn in (-1, 2):
+        Net.drawn = []
+        said, ((_, net),), _ = be_torn(monkeypatch, torn, lambda: run_trainers(kind, tmp_path, monkeypatch, 1))
+        assert said == (None,)
+        found.append((Net.drawn, *net.parameters()))
+    (numbers, *whole), (same, *torn) = found
+    assert same == numbers
+    torch.testing.assert_close(torn, whole, rtol=1e-5, atol=1e-6)

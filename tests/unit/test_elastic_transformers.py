@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from front_end_kit import OwnJob, be_behind, come_later, keep_states
 from refusal_kit import refused
-from session_kit import receive
+from session_kit import JobStub
 from torch.utils.data import IterableDataset
-from trainers_kit import OwnJob, process_is_kept, transformers  # noqa: F401
+from trainers_kit import process_is_kept, transformers  # noqa: F401
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerControl, TrainingArguments
 
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements, Answers
-from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.transformers import Seq2SeqTrainer, Trainer, elastic_trainer, patch
 from elasticdl.elastic.transformers.decisions import FLAGS, Decisions
 from elasticdl.elastic.transformers.items import Items
@@ -98,32 +98,21 @@ def test_alone_it_is_transformers_own_to_the_bit(tmp_path, options):
     assert_same_weights(ours, theirs)
 
 
-def test_a_newcomer_goes_on_from_any_step(tmp_path, monkeypatch):
-    states = []
-    commit, join = Participant.commit, Participant.join
+def test_a_newcomer_goes_on_from_any_step_and_who_is_behind_takes_the_others_state(tmp_path, monkeypatch):
+    def train():
+        trainer = make(Trainer, tmp_path, {"num_train_epochs": 2})
+        trainer.train()
+        return trainer
 
-    def commit_and_keep(self, epoch):
-        done = commit(self, epoch)
-        states.append(pickle.dumps(self.state.state_dict()))
-        return done
-
-    monkeypatch.setattr(Participant, "commit", commit_and_keep)
-    whole = make(Trainer, tmp_path, {"num_train_epochs": 2})
-    whole.train()
-    monkeypatch.setattr(Participant, "commit", commit)
+    whole, states = keep_states(monkeypatch, train)
     assert len(states) == 10
     for number in range(1, 10):
-
-        def join_from(self, state=states[number]):
-            join(self)
-            receive(self.state, pickle.loads(state))
-            self.is_catching_up = True
-
-        monkeypatch.setattr(Participant, "join", join_from)
-        late = make(Trainer, tmp_path, {"num_train_epochs": 2})
-        late.train()
+        late = come_later(monkeypatch, states[number], train)
         assert numbers_of(late)[:-1] == numbers_of(whole)[:-1], f"from step {number}"
         assert_same_weights(late, whole)
+    behind = be_behind(monkeypatch, 5, states[5], train)
+    assert numbers_of(behind)[:-1] == numbers_of(whole)[:-1]
+    assert_same_weights(behind, whole)
 
 
 class Others:
@@ -141,7 +130,7 @@ class Others:
 
 def test_what_a_callback_of_any_worker_decides_is_decided_for_all():
     world = SimpleNamespace(version=3)
-    job = SimpleNamespace(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
+    job = JobStub(size=2, world=world, is_told_to_leave=False, advance=lambda _: None)
     decisions = Decisions(job)
     participant = SimpleNamespace(job=job, open_batches=[], is_reduced=False, is_torn=False)
     participant.agreements = Agreements(participant, Answers())
@@ -196,7 +185,7 @@ def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatc
 def test_who_counts_items_waits_for_the_others_that_load_theirs():
     said = []
     given = SimpleNamespace(part=MicroBatch((0,), 1.0))
-    job = SimpleNamespace(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
+    job = JobStub(size=2, advance=said.append, collective=SimpleNamespace(sum_=lambda tensors, name: None))
     assert Items(job).of_step(["a", "b"], [given, given], lambda samples: float(len(samples))) == 2.0
     assert said == [Activity.WAIT, Activity.COMPUTE]
 

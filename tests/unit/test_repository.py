@@ -8,17 +8,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-import test_import_order
 
-from elasticdl.cli import installed
 from elasticdl.cli.commands.start import run, train
+from elasticdl.common.front_ends import FRONT_ENDS
 from elasticdl.job.event_catalogue import KINDS
-from elasticdl.master.core.fleet import NEVER_JOINED
-from elasticdl.places.preload import OF_SCRIPTS
 from scripts.site import library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +24,6 @@ MODULES = [path for path in (ROOT / "elasticdl").rglob("*.py") if path.parent.na
 MOST_LINES = 400
 # Of `elasticdl.elastic`. Its other folders are front ends; scripts of Horovod import none.
 KITS = ("collectives", "core", "link", "torch_kit", "training")
-FOLDERS = {path.parent.name for path in (ROOT / "elasticdl" / "elastic").glob("*/__init__.py")}
-FRONT_ENDS = sorted(FOLDERS - {*KITS, "horovod_scripts"})
 
 # Options are a promise: a new one, and one that goes, is a decision to be made here.
 COMMON_FLAGS = """
@@ -176,19 +172,20 @@ def test_no_modules_import_each_other_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("name", FRONT_ENDS)
-def test_a_front_end_is_in_all_lists(name):
-    """Nothing else fails where one forgets it: its workers are not forked, or `elasticdl --version` does not name its library."""
-    module = f"elasticdl.elastic.{name}"
+def test_the_table_of_front_ends_has_all_of_them():
+    folders = {path.parent.name for path in (ROOT / "elasticdl" / "elastic").glob("*/__init__.py")}
+    assert {each.name for each in FRONT_ENDS} == folders - {*KITS, "horovod_scripts"}
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda each: each.name)
+def test_a_front_end_is_in_the_lists_that_are_no_python_of_ours(front_end):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     lists = {
-        "elasticdl/cli/installed.py": (module for names in installed._FRAMEWORKS if name in names),
-        "elasticdl/master/core/fleet.py, NEVER_JOINED": [module] if name in NEVER_JOINED.lower() else [],
-        "elasticdl/places/preload.py": OF_SCRIPTS,
-        "scripts/site/library.py": (each.name for modules in library.MODULES.values() for each in modules),
-        "tests/e2e/test_import_order.py": [*test_import_order.FRONT_ENDS, "elasticdl.elastic.keras"],
+        "pyproject.toml, optional-dependencies": front_end.packages[0][0] in extras,
+        "scripts/site/library.py": front_end.name in library.MODULES,
+        "mkdocs.yml": f"reference/python/{front_end.name}.md" in (ROOT / "mkdocs.yml").read_text(),
     }
-    forgotten = [path for path, names in lists.items() if module not in names]
-    assert not forgotten, "; ".join(forgotten)
+    assert not [path for path, has_it in lists.items() if not has_it]
 
 
 def recorded_events():

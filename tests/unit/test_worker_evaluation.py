@@ -1,11 +1,10 @@
 """Every sample of the evaluation set counts once, however it is shared out."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from elastic_kit import Board, SumOfThreads, in_threads
 from refusal_kit import refused
+from session_kit import JobStub
 from torch.utils.data import TensorDataset
 
 from elasticdl.common.errors import UserError
@@ -35,7 +34,7 @@ def make_evaluator(collective, dataset, batch_size=4, model=None, advance=lambda
         loss=squared,
         metrics=in_order if metrics is None else metrics,
         batch_size=batch_size,
-        context=SimpleNamespace(collective=collective, device=torch.device("cpu"), advance=advance),
+        context=JobStub(collective=collective, device=torch.device("cpu"), advance=advance),
     )
 
 

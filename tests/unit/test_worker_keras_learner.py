@@ -1,7 +1,5 @@
 """What is around the training of a Keras module: devices, features by name, mixed precision, and the evaluation."""
 
-from types import SimpleNamespace
-
 import elastic_keras_kit
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import keras  # isort: skip
 
 import tensorflow as tf
 from elastic_keras_kit import Trainee
+from session_kit import JobStub
 from worker_keras_kit import make_job, spec_maker
 from worker_kit import function
 
@@ -43,7 +42,7 @@ def evaluator(rank, board, metrics, data):
         loss=lambda labels, outputs: keras.ops.square(outputs["sum"][:, 0] - keras.ops.cast(labels, "float32")),
         metrics=name_metrics(metrics),
         batch_size=3,
-        context=SimpleNamespace(collective=SumOfThreads(rank, board), advance=lambda activity: None),
+        context=JobStub(collective=SumOfThreads(rank, board), advance=lambda activity: None),
     )
 
 

@@ -1,18 +1,12 @@
-"""What tests of front ends with a trainer share: workers in the threads of one process, each with a trainer of its own.
-
-No state is sent when they join, and all threads draw from the same random streams. So make the trainers one after the other, from the
-same seed, before `JobOfThreads.run`, and let training draw nothing.
-"""
+"""What tests of Lightning's and Hugging Face's trainers share: workers in the threads of one process, each with a trainer of its own."""
 
 from __future__ import annotations
 
 import sys
-import threading
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads, in_threads
-from session_kit import FakeMaster, enter
+from front_end_kit import JobOfThreads
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,12 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
-from elasticdl.common.errors import UserError  # noqa: E402
-from elasticdl.elastic.core import protocol as p  # noqa: E402
-from elasticdl.elastic.core.plan import BatchPolicy  # noqa: E402
-from elasticdl.elastic.core.worker import WorkerCore  # noqa: E402
 from elasticdl.elastic.lightning import strategy  # noqa: E402
-from elasticdl.elastic.torch_kit.torch_job import ElasticContext  # noqa: E402
 from elasticdl.elastic.transformers import elastic_trainer  # noqa: E402
 
 
@@ -41,69 +30,6 @@ def process_is_kept(monkeypatch):
 def make_data(samples):
     pixels = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1))
     return TensorDataset(pixels, pixels[:, :3].argmax(1))
-
-
-class OwnJob:
-    """In place of what knows this process's job: a job of this worker alone, as often as one likes."""
-
-    def init_in_place(self, global_batch_size):
-        return ElasticContext.connect(BatchPolicy(global_batch_size, None), seed=0, environ={})
-
-    def train_in_place(self, finish):
-        self.finish = finish
-
-    def leave(self): ...
-
-    def rank(self):
-        return 0
-
-
-class JobOfThreads:
-    """The same, where each thread is a worker of a world of so many."""
-
-    def __init__(self, workers):
-        self._board = Board(workers)
-        self._own = threading.local()
-        self.told = []  # for the journal
-
-    def rank(self):
-        return getattr(self._own, "rank", 0)
-
-    def init_in_place(self, global_batch_size):
-        rank = self._own.rank
-        collective = SumOfThreads(rank, self._board)
-        session = FakeMaster(core=WorkerCore(rank)).session
-        context = ElasticContext(session, collective, BatchPolicy(global_batch_size, None), seed=0)
-        context.check_state, context.warn = "epoch", self.told.append
-        session.jobs_place = lambda: (0, 0)
-
-        def join(state):
-            context._ask_for_world(state)
-            enter(context, collective.world)
-            for part in p.SaveScope:
-                state.save(part)
-
-        context.join = join
-        return context
-
-    def train_in_place(self, finish):
-        self._own.finish = finish
-
-    def leave(self): ...
-
-    def run(self, work):
-        """``work(rank)`` on each worker, and the end of its script: the error that each has raised, or None; what it returned."""
-
-        def run(rank):
-            self._own.rank = rank
-            try:
-                made = work(rank)
-                self._own.finish()
-            except UserError as error:
-                return error, None
-            return None, made
-
-        return tuple(zip(*in_threads(run, range(self._board.size)), strict=True))
 
 
 class Net(torch.nn.Module):

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.keras.coupling import couplings, couplings_of_metrics, most_probed
 from elasticdl.elastic.keras.driver import KerasDriver, looks_at_steps
@@ -292,9 +291,8 @@ class Fit(EpochDriver[FitLedger]):
         if self._stands is not None:
             stands, self._stands = self._stands, None
             self.data.bring(stands, self._context.seed)
-        self._context.advance(Activity.WAIT)
-        samples.attributes.agree(self._context.collective)
-        self._context.advance(Activity.UPDATE)
+        with self._context.waiting():
+            samples.attributes.agree(self._context.collective)
 
     def _pack(self) -> dict[str, Any]:
         self.state.loader.rest()

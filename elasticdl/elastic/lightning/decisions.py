@@ -43,17 +43,14 @@ class Decisions:
 
     def anybody(self, wish: bool) -> bool | None:
         """Whether any worker wishes it; None: the world has broken, and the answer comes when it is asked again."""
-
-        def tell() -> bool:
-            wishes = torch.tensor([float(wish and not self._job.is_told_to_leave)], dtype=torch.float64)
-            self._job.collective.sum_asked(wishes, "the question whether to stop")
-            return bool(wishes.item() > 0)
-
         participant = self.participant
         if participant is None:
             return wish
         is_behind = participant.is_catching_up and (self._job.size > 1 or participant.is_torn)
-        return participant.agreements.agree(tell, wish and not is_behind)  # what it has seen is not the job's
+        own = wish and not is_behind  # what it has seen is not the job's
+        told = wish and not self._job.is_told_to_leave
+        answer = participant.agreements.any_of([told], "the question whether to stop", [own])
+        return None if answer is None else answer[0]
 
     def _agreed(self, what: str, tell: Callable[[], Any], own: Any) -> Any:
         if self.participant is None:

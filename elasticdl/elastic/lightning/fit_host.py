@@ -27,27 +27,27 @@ from elasticdl.elastic.lightning.trainer_state import PACKAGES, TrainerState, Wi
 from elasticdl.elastic.lightning.writing import Told, Writing
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
+from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.kept_state import require_origin
 from elasticdl.elastic.training.runtime import ScriptRuntime
 
 
-class FitHost(Host):
+class FitHost(JoinedHost):
     """Between a trainer's loops and the `Participant` of the job."""
 
     def __init__(
         self, trainer: Any, runtime: ScriptRuntime[ElasticContext], job: ElasticContext, writing: Writing
     ) -> None:
-        self.job = job
+        super().__init__(job, runtime.leave)
         self._trainer = trainer
         self._runtime = runtime
         self._writing = writing
-        self._joined: Participant | None = None  # from the beginning of the loops
         self.decisions = Decisions(job)
         self.told = Told(trainer, job)
         self._stopping: Stopping | None = None  # from the beginning of the loops
@@ -57,24 +57,12 @@ class FitHost(Host):
         self.window = Window()
         self._epoch_begins = (b"", b"")  # with these streams, and what else its order is drawn from
         self._on_sigterm: Any = None
-        trained = lambda: self.participant.state.parameters()  # noqa: E731
-        self._weighed = WeighedGradients(
-            trained,
-            "the loss of training_step",
-            job.warn,
-            may_be_summed=True,
-            to_change="in on_before_optimizer_step",
-        )
+        self._weighed = self.weighed("the loss of training_step", "in on_before_optimizer_step")
         self._manual: Manual | None = None  # if the module's training step makes its own updates
 
     @property
     def is_manual(self) -> bool:
         return self._manual is not None
-
-    @property
-    def participant(self) -> Participant:
-        assert self._joined is not None, "the loops have begun"
-        return self._joined
 
     @property
     def is_making(self) -> bool:
@@ -137,16 +125,13 @@ class FitHost(Host):
         if self._is_newcomer and participant.state.resumed is not None:
             require_origin(*participant.state.resumed, participant.state.origin, participant.state.progress.position)
         epoch, number = trainer.current_epoch, 0
-        snapshot, position = self.trainer_state.snapshot, participant.position
-        if participant.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
-            if self._is_newcomer:
-                begin_epoch_as_others(trainer)
-            position.put_back(epoch, data.draws)
-            number = snapshot.number if self._is_newcomer else 0
+        snapshot = self.trainer_state.snapshot
+        if self._is_newcomer and participant.is_catching_up and snapshot.at_batch and snapshot.epoch == epoch:
+            begin_epoch_as_others(trainer)
+            number = snapshot.number
         self._is_newcomer = False
-        position.note_streams(epoch, data.draws, since=participant.state.progress.epoch)
-        self._epoch_begins = position.streams[epoch], position.draws[epoch]
-        participant.drawn = data.order_of(epoch)
+        participant.begin_epoch(epoch, data.order_of)
+        self._epoch_begins = participant.position.streams[epoch], participant.position.draws[epoch]
         return number
 
     def asks_for(self, batch: GlobalBatch) -> bool:
@@ -308,18 +293,15 @@ class FitHost(Host):
             self.trainer_state.note(at_batch=False)
             self.participant.state.last_step_made()
 
-    def finish(self) -> FitState | None:
-        participant = self.participant
-        if participant.is_catching_up:
-            participant.arrive()
-        if participant.open_batches and not participant.is_reduced:
-            participant.close()
-        return cast(FitState, participant.state) if participant.end() else None
+    def finish(self) -> LoopState | None:
+        if self._open_batches and not self.participant.is_reduced:
+            self.participant.close()
+        return super().finish()
 
     def left(self) -> None:
         self.decisions.participant = None
         self._writing.stop()
-        self._runtime.leave()
+        super().left()
 
     # -- details --
 
@@ -357,9 +339,6 @@ class FitHost(Host):
         self._step_before = self.participant.state.progress.step
         if self.participant.settle(failure) is Outcome.MADE:
             self._logged.apply()
-
-    def was_remade(self) -> None:
-        self.window.put_back()
 
     @property
     def _open_batches(self) -> list[GivenBatch]:

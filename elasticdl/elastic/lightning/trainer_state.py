@@ -261,11 +261,10 @@ class Window:
     def __init__(self) -> None:
         self._outside: Streams | None = None  # the script's, while the window is open
         self._within: Streams | None = None  # while it is paused
-        self._before: Streams | None = None  # the script's, as the last window was closed
 
     def open(self, seed: Callable[[], None] | None) -> None:
         """``seed``: sets the streams of the batch; None: the script's are used throughout."""
-        self._before = self._within = None
+        self._within = None
         if seed is not None:
             self._outside = streams()
             seed()
@@ -286,12 +285,7 @@ class Window:
         self._within = None
         if self._outside is not None:
             restore_streams(self._outside)
-            self._before, self._outside = self._outside, None
-
-    def put_back(self) -> None:
-        """A training step was run again, and has drawn."""
-        if self._before is not None:
-            restore_streams(self._before)
+            self._outside = None
 
 
 def begin_epoch_as_others(trainer: Any) -> None:

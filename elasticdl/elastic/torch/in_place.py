@@ -14,25 +14,9 @@ import torch
 
 from elasticdl.common.tree import leaves as leaves_of
 
-_OPERATORS = frozenset(
-    f"__i{name}__"
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "matmul",
-        "truediv",
-        "floordiv",
-        "div",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ]
-)
+_OF_NUMBERS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "div", "mod", "pow")
+_OF_BITS = ("and", "or", "xor", "lshift", "rshift")
+_OPERATORS = frozenset(f"__i{name}__" for name in (*_OF_NUMBERS, *_OF_BITS))
 _OTHERS = frozenset({"__setitem__", *_OPERATORS})
 _OF_RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm"})  # which come behind the input
 _ATTRIBUTES = ("data", "requires_grad")

@@ -34,7 +34,8 @@ from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -45,7 +46,7 @@ from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 log = logging.getLogger(__name__)
 
 
-class LoopHost(Host):
+class LoopHost(JoinedHost):
     """Between a plain loop and the `Participant` of the job."""
 
     def __init__(
@@ -59,15 +60,13 @@ class LoopHost(Host):
         share: float = 1.0,
     ) -> None:
         """``values``: asked at the first batch for what else travels. ``on_left``: this worker leaves for good. ``share``: see `Participant`."""
-        self.job = job
+        super().__init__(job, on_left)
         self.fault: Exception | None = None  # which has ended the script, if it was not swallowed
         self._model = model
         self._optimizer = optimizer
         self._data = data
         self._values = values
-        self._on_left = on_left
         self._share = share
-        self._joined: Participant | None = None  # none before this worker asks for a world
         self._order = Order(data)
         self._repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
         self._watch = Watch(model, self)
@@ -83,11 +82,6 @@ class LoopHost(Host):
         self._began_with = moved(each_of(optimizer))
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
-
-    @property
-    def participant(self) -> Participant:
-        assert self._joined is not None, "the script has been given a batch"
-        return self._joined
 
     @property
     def is_idle(self) -> bool:
@@ -242,7 +236,7 @@ class LoopHost(Host):
 
     def left(self) -> None:
         self._watch.stop()
-        self._on_left()
+        super().left()
 
     # -- what the script does with a batch --
 
@@ -343,14 +337,11 @@ class LoopHost(Host):
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
                 return None
             self._begin(GlobalBatch(self._epochs, 0, 0, ()))
-        participant = self.participant
-        if participant.is_catching_up:
-            at = participant.state.progress
-            if self._approach.is_short_of(at):
-                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
-                return None
-            participant.arrive()
-        return participant.state if participant.end() else None
+        at = self.participant.state.progress
+        if self.is_catching_up and self._approach.is_short_of(at):
+            self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
+            return None
+        return super().finish()
 
     # -- a step that is torn --
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from elasticdl.elastic.torch_kit.reduction.named import modules_of
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -19,7 +21,7 @@ class Modes:
     """Of a model and its modules: whether they train, what numbers the script's own ones hold, and which parameters."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = _modules_of(model)
+        self._modules = modules_of([model])
         self._training = [each.training for each in self._modules]
         self.trains = any(self._training)
         self._numbers = [(each, _numbers_of(each)) for each in self._modules if not _is_of_torch(each)]
@@ -53,18 +55,6 @@ class Modes:
 
     def _present_parameters(self) -> list[int]:
         return [id(parameter) for module in self._modules for parameter in module._parameters.values()]
-
-
-def _modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """As ``model.modules()`` gives them, in a third of the time."""
-    found: dict[int, torch.nn.Module] = {}
-    left = [model]
-    while left:
-        module = left.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            left += [each for each in module._modules.values() if each is not None]
-    return list(found.values())
 
 
 def _is_of_torch(module: torch.nn.Module) -> bool:

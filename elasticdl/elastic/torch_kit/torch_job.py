@@ -10,7 +10,6 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.opening import open_collective
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.link.store import Endpoint
 from elasticdl.elastic.torch_kit.first_seed import seed_torch
@@ -56,9 +55,6 @@ def sum_of_all(job: ElasticContext, mine: float) -> float:
         WorldBroken: a worker is lost.
     """
     total = torch.tensor([mine], dtype=torch.float64)
-    job.advance(Activity.WAIT)
-    try:
+    with job.waiting():
         job.collective.sum_asked(total, "elastic.mean()")
-    finally:
-        job.advance(Activity.UPDATE)
     return float(total)

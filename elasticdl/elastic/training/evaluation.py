@@ -51,9 +51,8 @@ def sum_of_all(context: JobContext, mine: Sequence[Array], name: str) -> list[Ar
     Raises:
         WorldBroken: a member was lost.
     """
-    context.advance(Activity.WAIT)
-    flat = np.asarray(context.collective.sum(np.concatenate([array.ravel() for array in mine]), name))
-    context.advance(Activity.UPDATE)
+    with context.waiting():
+        flat = np.asarray(context.collective.sum(np.concatenate([array.ravel() for array in mine]), name))
     ends = np.cumsum([array.size for array in mine])[:-1]
     return [part.reshape(array.shape) for part, array in zip(np.split(flat, ends), mine, strict=True)]
 

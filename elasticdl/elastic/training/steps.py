@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from elasticdl.common.errors import UserError
@@ -150,6 +151,15 @@ class Steps(ABC):
     def advance(self, activity: Activity) -> None:
         """Something was done, and this is begun. Any thread may say that what was begun goes on (``ALIVE``)."""
         self._core.reporting.advance(activity, time.monotonic())
+
+    @contextlib.contextmanager
+    def waiting(self, then: Activity = Activity.UPDATE) -> Iterator[None]:
+        """Around a collective, which may last as long as another member takes. ``then``: what goes on after it."""
+        self.advance(Activity.WAIT)
+        try:
+            yield
+        finally:
+            self.advance(then)
 
     def resume_clock(self) -> None:
         """Training goes on after what is neither a step nor a pause, such as an evaluation."""

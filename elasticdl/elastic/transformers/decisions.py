@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
@@ -42,13 +40,7 @@ class Decisions:
         if participant.is_catching_up:
             return
         wished = [name in self._wishes or bool(getattr(control, name)) for name in FLAGS]
-
-        def tell() -> list[bool]:
-            flags = torch.tensor([float(each) for each in wished])
-            self._job.collective.sum_asked(flags, "the callbacks' decisions")
-            return [each > 0 for each in flags.tolist()]
-
-        answer = participant.agreements.agree(tell, wished)
+        answer = participant.agreements.any_of(wished, "the callbacks' decisions", wished)
         if answer is None:  # it is asked again after the next step
             return
         self._wishes.clear()

@@ -52,7 +52,7 @@ class Elastic:
 
     def _prepare_for_training(self: Any, max_steps: int, train_dataloader: Any, *args: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, *args)  # type: ignore[misc]
-        self._elastic.join(train_dataloader)
+        self._elastic.begin(train_dataloader)
         return prepared
 
     # -- an epoch --
@@ -61,7 +61,7 @@ class Elastic:
         resumes = given["resume_from_checkpoint"] is not None and given["epoch"] == given["epochs_trained"]
         at = given["steps_trained_in_current_epoch"] if resumes and not self.args.ignore_data_skip else 0
         has_come_later = self._elastic.is_catching_up
-        first = self._elastic.begin_epoch(given["epoch"], at)
+        first = self._elastic.go_to(given["epoch"], at)
         if first is None:
             return
         if has_come_later:

@@ -47,11 +47,10 @@ class Items:
     def _sum(self, like: Any, samples: list[Any]) -> Any:
         own = self._count(samples) if samples and self._count is not None else None
         total = torch.tensor([0.0 if own is None else float(own)], dtype=torch.float64)
-        self._job.advance(Activity.WAIT)
-        try:
-            self._job.collective.sum_([total], "elasticdl.items")
-        except WorldBroken as failure:
-            log.info("items are counted again: %s", failure)  # as the step that follows is torn
-            total.fill_(1.0)
-        self._job.advance(Activity.COMPUTE)
+        with self._job.waiting(Activity.COMPUTE):
+            try:
+                self._job.collective.sum_([total], "elasticdl.items")
+            except WorldBroken as failure:
+                log.info("items are counted again: %s", failure)  # as the step that follows is torn
+                total.fill_(1.0)
         return total.to(like)[0] if torch.is_tensor(like) else float(total)

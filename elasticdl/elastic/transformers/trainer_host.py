@@ -6,10 +6,8 @@ a backward pass of each then. After the last of these the gradients are summed, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,16 +16,15 @@ import torch
 from transformers.trainer_callback import ProgressCallback
 
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.plan import MicroBatch, step_seed
+from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.torch_kit.data.loaders import seed_generators
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams, restore_streams, streams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
+from elasticdl.elastic.torch_kit.participant.movable import MovableHost
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
-from elasticdl.elastic.torch_kit.reduction.gradients import WeighedGradients
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
@@ -43,34 +40,26 @@ FORWARD = b"forward"
 # Where transformers has its callbacks for TensorBoard and the like.
 REPORTS = "transformers.integrations."
 
-# Where a job stands that has no further step.
-NO_EPOCH = 2**31
-
 OWN_OPTIMIZER = "have create_optimizer make one of all parameters, these in a group of their own"
 
 # Makes the gradients of some inputs, given the number of items in the step's batches, and returns the loss.
 Pass = Callable[[Any, Any], torch.Tensor]
 
 
-class TrainerHost(Host):
+class TrainerHost(MovableHost):
     """One call of `train`, from the trainer's preparation to the end of the script."""
 
+    _place: TrainerSnapshot
+
     def __init__(self, trainer: Any, job: ElasticContext, on_left: Callable[[], None]) -> None:
+        super().__init__(job, on_left, TrainerSnapshot(trainer))
         self._trainer = trainer
-        self.job = job
-        self._on_left = on_left
-        self._place = TrainerSnapshot(trainer)
         self.decisions = Decisions(job)
         self.begins_as_told = False  # the script names the checkpoint that it means
         self.part = 1.0  # this worker's, of the batch that the last pass was made on
-        trained = lambda: self._participant.state.parameters()  # noqa: E731
-        made_by, to_change = "accelerator.backward(loss)", "in on_pre_optimizer_step"
-        self._weighed = WeighedGradients(trained, made_by, job.warn, may_be_summed=True, to_change=to_change)
-        self._joined: Participant | None = None  # from the trainer's preparation of model, optimizer and scheduler on
+        self._weighed = self.weighed("accelerator.backward(loss)", "in on_pre_optimizer_step")
         self._iterator: Iterator[Any] | None = None  # over the present epoch
-        self._epoch = 0
         self._next_epoch = 0  # that callbacks are told of
-        self._first = 0  # the number of the batch that the epoch is begun with
         self._step_at: tuple[int, int] | None = None  # that which the trainer makes begins there
         self._passes = 0  # made in this step
         self._given: OpenBatch | None = None  # that the present pass is made on
@@ -83,16 +72,6 @@ class TrainerHost(Host):
         self.unwritten = FirstsCheckpoint(job, lambda: self.is_first, self.rejoin)
 
     # -- who writes --
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker writes files and prints: true on one, and never on one whose state is another's yet."""
-        return self.job.known_rank == 0 and not self.is_catching_up
-
-    @property
-    def is_catching_up(self) -> bool:
-        """The trainer is on its way to where the job stands."""
-        return self._joined is not None and self._joined.is_catching_up
 
     def rank_known(self) -> None:
         """Tell the trainer's callbacks."""
@@ -122,11 +101,11 @@ class TrainerHost(Host):
     def begin_at(self, epoch: int, batch: int) -> None:
         """The trainer begins there, as it resumes from a checkpoint perhaps."""
         state, at = self._trainer.state, self._place.boundary
-        self._next_epoch = epoch
-        at.epoch, at.batch = epoch, batch
+        self._next_epoch = self._place.epoch = epoch
+        self._place.batch = batch
         at.logged_at, at.tokens = state.global_step, state.num_input_tokens_seen
 
-    def join(self, loader: Any) -> None:
+    def begin(self, loader: Any) -> None:
         """Be in a world; the trainer has prepared model, optimizer and scheduler."""
         trainer = self._trainer
         data = OwnLoader(loader, "elastic.transformers")
@@ -140,15 +119,12 @@ class TrainerHost(Host):
         state.batches, state.begins_as_told = data, self.begins_as_told
         if done := self._place.done():  # by a checkpoint that the trainer has loaded
             self.job.loaded(done)
-        self._joined = participant = Participant(self.job, state, self, values["place"], data)
+        participant = Participant(self.job, state, self, values["place"], data)
         trainer.accelerator.backward = functools.partial(self._backward, trainer.accelerator.backward)
         self._step_together(trainer.optimizer)
         if self.job.under_master:
             OwnOptimizers(trainer.model, optimizer, lambda: self._step_at, OWN_OPTIMIZER)
-        self._place.outside = RandomStreams.capture()
-        participant.join()
-        if self._place.received is None:  # rank 0 of the first world has its own state
-            participant.arrive()
+        self.join(participant)
         self._was_first, self._tells_rank = self.is_first, True
         self.rank_known()
 
@@ -160,24 +136,20 @@ class TrainerHost(Host):
             if self.is_catching_up:  # the others have made this step
                 return None
             result = own(*args, **kwargs)
-            self._participant.close()
+            self.participant.close()
             return result
 
         optimizer.step = types.MethodType(step, optimizer)
 
-    @property
-    def _participant(self) -> Participant:
-        assert self._joined is not None, "the trainer has prepared its training"
-        return self._joined
-
-    def left(self) -> None:
-        self._on_left()
-
     def may_evaluate_first(self) -> bool:
         """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
-        received, at = self._place.received, self._place.boundary
-        if received and self.job.world.is_first and (received["epoch"], received["batch"]) == (at.epoch, at.batch):
-            self._participant.arrive()
+        received, place = self._place.received, self._place
+        if (
+            received
+            and self.job.world.is_first
+            and (received["epoch"], received["batch"]) == (place.epoch, place.batch)
+        ):
+            self.participant.arrive()
         return not self.is_catching_up
 
     # -- an epoch --
@@ -188,83 +160,42 @@ class TrainerHost(Host):
         if self.is_catching_up and epoch:
             self._place.stand_at(epoch)
 
-    def begin_epoch(self, epoch: int, first: int) -> int | None:
-        """The number of the batch to begin with, which is ``first`` unless the job stands elsewhere; None: not in this epoch."""
-        self._iterator, self._epoch, self._first = None, epoch, first
-        participant = self._participant
-        participant.close()  # a callback may have ended the last epoch in the middle of a step
-        if self.is_catching_up and self._place.received is not None:
-            received = self._place.received
-            if epoch < received["epoch"]:
-                return None
-            participant.arrive()
-            self._first = received["batch"]
-            if participant.data is not None:
-                participant.position.put_back(epoch, participant.data.draws)
-            if self._trainer.control.should_training_stop:
-                return None
-        return self._first
+    def go_to(self, epoch: int, first: int = 0) -> int | None:
+        self._iterator, arrives = None, self.is_catching_up
+        begins = super().go_to(epoch, first)
+        return None if arrives and self._trainer.control.should_training_stop else begins
 
     def take(self) -> Iterator[Any]:
-        """The batches of this epoch that are left, each as this worker's part of it."""
         if self._iterator is None:
-            self._iterator = self._load()
+            self._tell_samplers(self._begins[0])
+            self._iterator = super().take()
         return self._iterator
 
-    def _load(self) -> Iterator[Any]:
-        participant, epoch = self._participant, self._epoch
-        data = participant.data
-        assert data is not None, "it was given to the participant"
-        loader = data.loader
-        participant.position.note_streams(epoch, data.draws, since=epoch)
+    def _tell_samplers(self, epoch: int) -> None:
+        assert self.participant.data is not None, "it was given to the participant"
+        loader = self.participant.data.loader
         counting: list[Any] = [loader, getattr(loader.batch_sampler, "batch_sampler", None)]
         for each in counting:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-        participant.drawn = data.of_epoch(epoch)
-        if self._has_arrived_within:  # and has drawn the order once more
-            RandomStreams.restore(self._place.outside)
-        return participant.batches(self._first)
-
-    @property
-    def _has_arrived_within(self) -> bool:
-        at = self._place.boundary
-        return self._first > 0 and (at.epoch, at.batch) == (self._epoch, self._first)
-
-    def stands_before(self, batch: GlobalBatch) -> None:
-        # A step of one worker is not torn: its state is sent from here alone, with the streams as they are then.
-        self._place.outside = RandomStreams.capture() if self.job.size > 1 else b""
-        self._place.note(batch.epoch, batch.number)
-
-    def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
-        return self.apart(lambda: self._participant.seed(batch))
 
     def opened(self, batch: GlobalBatch, part: MicroBatch, sample: Any) -> OpenBatch:
-        if not self._participant.open_batches:
+        if not self.participant.open_batches:
             self._step_at = (batch.epoch, batch.number)
             self._passes, self._reported, self._items.total = 0, 0.0, None
             self._weighed.begin()
             self._passed.begin()
         return OpenBatch(batch, part, sample)
 
-    def arrived(self, batch: GlobalBatch | None) -> None:
-        if self._place.received is not None:
-            self._place.apply()
-            RandomStreams.restore(self._place.outside)
-        at = (self._place.boundary.epoch, self._place.boundary.batch)
-        assert batch is None or at == (batch.epoch, batch.number), (
-            f"the job stands at batch {at}, and this worker at {batch}"
-        )
-
     # -- a step --
 
     def count(self, samples: list[Any], count: Count) -> Any:
         """Of items such as tokens in the batches that were taken; None if the trainer does not count them."""
-        return self._items.of_step(samples, self._participant.open_batches, count)
+        return self._items.of_step(samples, self.participant.open_batches, count)
 
     def make_pass(self, inputs: Any, items: Any, run: Pass) -> torch.Tensor:
         """Forward and backward of one batch; after the last of the step, gradients are everybody's. Returns the loss."""
-        participant = self._participant
+        participant = self.participant
         self._pass = run
         if (
             not participant.open_batches or participant.is_reduced
@@ -283,10 +214,7 @@ class TrainerHost(Host):
             self._reported = self._reported + loss
             return loss
         self._weighed.require()
-        with (
-            self.apart() if world.size > 1 or participant.is_torn else contextlib.nullcontext()
-        ):  # it may be made again
-            outcome = participant.settle()
+        outcome = participant.settle()
         self.unwritten.write()
         vote = participant.state.vote
         if outcome is Outcome.BEHIND or vote is None or (world.size == 1 and self.job.world.version == world.version):
@@ -296,13 +224,12 @@ class TrainerHost(Host):
     def _run(self, given: OpenBatch, weight: float, inputs: Any, items: Any) -> torch.Tensor:
         assert self._pass is not None, "a pass was made"
         self._given, self._weight = given, weight
-        participant = self._participant
-        seed = zlib.crc32(FORWARD, participant.seed_of(given.batch.epoch))
+        participant = self.participant
         try:
             # A loss is a sum over items by their number, or a mean over samples, or has terms of both kinds. With the part's
             # number of items, and weighed by its share then, it is right whatever it is.
             partial = items if items is None or weight in (0.0, 1.0) else items * weight
-            with self.apart(lambda: seed_generators(step_seed(seed, given.batch.number, given.part.unit))):
+            with participant.apart(given.batch, FORWARD):
                 loss = self._pass(inputs, partial)
             # What it returns is logged, however many backward passes it has made.
             self._passed.note(given)
@@ -325,7 +252,7 @@ class TrainerHost(Host):
         if self._given is None:
             own(loss, **kwargs)
         else:
-            participant = self._participant
+            participant = self.participant
             is_last = self._passes == len(participant.open_batches) and not participant.is_torn
             participant.state.backward(functools.partial(own, loss, **kwargs), last=is_last)
         self._weighed.note()
@@ -349,24 +276,14 @@ class TrainerHost(Host):
 
     def rejoin(self, why: str) -> None:
         """The present world broke."""
-        self._participant.leave(WorldBroken(why))
+        self.participant.leave(WorldBroken(why))
 
     # -- between steps --
 
     def settle(self) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._step_at = None
-        self.decisions.settle(self._trainer.control, self._participant)
-
-    @contextlib.contextmanager
-    def apart(self, seed: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """What is drawn within is this worker's. Whatever else a script draws, as in a callback, all workers draw alike."""
-        outside = streams()
-        try:
-            seed()
-            yield
-        finally:
-            restore_streams(outside)
+        self.decisions.settle(self._trainer.control, self.participant)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""
@@ -377,17 +294,5 @@ class TrainerHost(Host):
 
     def end_of_training(self) -> None:
         """There is no further step."""
-        if self.is_catching_up and self._place.received is not None:
-            self._participant.arrive()
-        self._place.note(NO_EPOCH, 0)
         self._passed.begin()
-        self._participant.state.last_step_made()
-
-    def finish(self) -> LoopState | None:
-        """Return when the scripts of all workers are done; the state that they end with, if there is one."""
-        participant = self._joined
-        if participant is None:
-            return None
-        if participant.is_catching_up:
-            participant.arrive()
-        return participant.state if participant.end() else None
+        super().end_of_training()

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import TokenBucket
+from elasticdl.common.front_ends import FRONT_ENDS
 from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
 from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
@@ -52,8 +53,7 @@ RATE, LEAST_RATE = 1 / 30, 1.0
 _REMEDY = "train in a function below @elastic.run and call it (docs/library.md)"
 NEVER_JOINED = (
     "ended with exit code 0 and took no part in the job: each process trains for itself unless the script uses elasticdl.elastic: "
-    'torch.prepare() for a plain loop, Trainer(strategy="elastic") of Lightning, transformers.Trainer, keras.models.Model for '
-    f"Keras's fit, or init(): then {_REMEDY}"
+    f"{', '.join(each.use for each in FRONT_ENDS)}, or init(): then {_REMEDY}"
 )
 # The exit code of a program that refuses its arguments, or its task.
 REFUSES = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.children import require_guard
+from elasticdl.elastic.training.seeds import kept_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +167,20 @@ def restore_streams(captured: Streams) -> None:
     torch.set_rng_state(captured[2])
 
 
+@contextlib.contextmanager
+def streams_apart() -> Iterator[None]:
+    """Within, the generators are anybody's; afterwards they are as before."""
+    with kept_streams(), torch.random.fork_rng(devices=[]):
+        yield
+
+
 class RandomStreams:
     """The global generators of Python, NumPy and torch, as one value that travels."""
 
     @staticmethod
     def capture() -> bytes:
-        state = torch.get_rng_state().numpy().tobytes()
-        return pickle.dumps((random.getstate(), np.random.get_state(), state))
+        pythons, numpys, torchs = streams()
+        return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
 
     @staticmethod
     def compared(captured: bytes) -> dict[str, Any]:
@@ -181,9 +190,7 @@ class RandomStreams:
     @staticmethod
     def restore(captured: bytes) -> None:
         pythons, numpys, torchs = pickle.loads(captured)
-        random.setstate(pythons)
-        np.random.set_state(numpys)
-        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8)))
 
 
 def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import torch
 
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core.interruptions import WorldBroken
-from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
@@ -132,7 +131,8 @@ class Agreements:
             return own if answer is None and not asking.open_batches else answer
         if self._unheard_in != asking.job.world.version:
             try:
-                return self._waiting(tell)
+                with asking.job.waiting():
+                    return tell()
             except WorldBroken as failure:
                 self._unheard_in = asking.job.world.version
                 log.info("the world broke between two steps: %s", failure)
@@ -141,6 +141,16 @@ class Agreements:
                     asking.job.warn(f"{alone} is each worker's own: {failure}")
         return own if alone else None
 
+    def any_of(self, wishes: Sequence[bool], what: str, own: Sequence[bool]) -> Sequence[bool] | None:
+        """For each of these, whether any worker wishes it; otherwise as `agree`. ``what``: is asked, for people."""
+
+        def tell() -> list[bool]:
+            flags = torch.tensor([float(each) for each in wishes])
+            self._asking.job.collective.sum_asked(flags, what)
+            return [each > 0 for each in flags.tolist()]
+
+        return self.agree(tell, own)
+
     def ask(self, tell: Callable[[], Any], *, mends: bool = True) -> Any | None:
         """As `agree`, with batches open that are not summed yet. None: the step was dropped, or others have made it."""
         asking, answers = self._asking, self._answers
@@ -148,7 +158,8 @@ class Agreements:
         while not answers.known(number):
             try:
                 asking.state.begin_launched()
-                answers.add(self._waiting(tell))
+                with asking.job.waiting():
+                    answers.add(tell())
             except WorldBroken as failure:
                 if not mends:
                     raise
@@ -160,10 +171,3 @@ class Agreements:
             if asking.is_catching_up or not asking.open_batches:
                 return None
         return answers[number]
-
-    def _waiting(self, tell: Callable[[], T]) -> T:
-        self._asking.job.advance(Activity.WAIT)
-        try:
-            return tell()
-        finally:
-            self._asking.job.advance(Activity.UPDATE)

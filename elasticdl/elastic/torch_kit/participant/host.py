@@ -95,19 +95,17 @@ class Host:
 
     What a front end calls, in this order; docs/worker_side.md says more, under "A trainer of another library":
 
-    - `ScriptRuntime.init_in_place`, and `train_in_place` with what calls `Participant.end` and returns the state
-      (`elasticdl.elastic.training.runtime`; the process's own is `elasticdl.elastic.torch_kit.torch_job.own`).
-    - `ScriptPosition.note_streams` for epoch 0, before others may be sent it; the position is the value ``place`` of the `LoopState`.
-    - `Participant.join`. Where another's state has come by that, the worker is catching up.
-    - For each epoch ``note_streams``, and ``put_back`` before it where others have begun the epoch, or ``put_back`` alone while it is
-      catching up by stand-ins; what `OwnLoader.of_epoch` returns is set as `Participant.drawn`; `Participant.batches`. A loop that passes by
-      what is done calls `Participant.arrive` before all that.
+    - `ScriptRuntime.init_in_place`, and `train_in_place` with `JoinedHost.finish` (`elasticdl.elastic.training.runtime`; the process's own is
+      `elasticdl.elastic.torch_kit.torch_job.own`).
+    - `Participant.join`; the `ScriptPosition` is the value ``place`` of the `LoopState`. Where another's state has come by that, the worker is catching up.
+    - For each epoch `Participant.begin_epoch` and `Participant.batches`. A loop that passes by what is done calls `Participant.arrive` before
+      them (`elasticdl.elastic.torch_kit.participant.movable.MovableHost`). One that catches up by stand-ins draws as the others have drawn.
     - For each pass `Participant.backward`; before gradients are looked at, `Participant.settle`; after the update `Participant.close`.
       While it is catching up, none of these, and no update.
     - After the last step `LoopState.last_step_made`.
 
-    What loads a batch may draw from the global random streams, and `Participant.settle` seeds them where a step is made again. A host
-    puts them back after both (`loading`), so that all workers go on to draw alike.
+    What loads a batch may draw from the global random streams, and so may a pass. A host puts them back after both (`Participant.apart`), so
+    that all workers go on to draw alike.
     """
 
     # -- batches --
@@ -188,6 +186,3 @@ class Host:
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         """`remake` has raised this. Unless this method raises, the step is dropped, and the script is given the batches again."""
         raise error
-
-    def was_remade(self) -> None:
-        """`remake` was called for the open batches, or others have made the step, or it is dropped."""

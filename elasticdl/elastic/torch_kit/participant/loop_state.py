@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -46,6 +46,13 @@ class LoopState(TorchState):
         self.was_loaded = False  # another worker's state has taken the place of this one's
         self.batches = batches  # of the script's loader, once they are known
         self.sources += [batches.source] if batches is not None else []
+        made = self._reducer  # of the step in hand
+        self.backward, self.begin_launched, self.withdraw = made.backward, made.begin_launched, made.withdraw
+        self.reset_buffers, self.drop_gradients, self.moved_by_passes = (
+            made.reset_buffers,
+            made.drop_gradients,
+            made.moved,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -109,17 +116,9 @@ class LoopState(TorchState):
         buffers.close(None)
         buffers.update(total)
 
-    def moved_by_passes(self) -> list[torch.Tensor]:
-        """What `reset_buffers` puts back."""
-        return self._reducer.moved()
-
-    def reset_buffers(self) -> None:
-        """They are as before the batches in hand."""
-        self._reducer.reset_buffers()
-
     def go_back(self) -> None:
         """To what was saved; what the script has done since has no effect."""
-        self._reducer.drop_gradients()
+        self.drop_gradients()
         super().restore()  # gradients that are part of the state come back
 
     @property
@@ -137,21 +136,6 @@ class LoopState(TorchState):
         self._was_given = True
         self._reducer.open()
         self._step_begins()
-
-    def backward(self, run: Callable[[], object], *, last: bool | None) -> None:
-        """See `GradientReducer.backward`."""
-        self._reducer.backward(run, last=last)
-
-    def begin_launched(self) -> None:
-        """See `GradientReducer.begin_launched`."""
-        self._reducer.begin_launched()
-
-    def withdraw(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The script clears the gradients of these before they are summed; so do all workers."""
-        self._reducer.withdraw(parameters)
-
-    def drop_gradients(self) -> None:
-        self._reducer.drop_gradients()
 
     def sum(
         self,

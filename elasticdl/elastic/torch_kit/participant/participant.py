@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, step_seed
@@ -23,7 +23,7 @@ from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.loaders import seed_generators
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnCursor, OwnLoader, streams_apart
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.agreements import Agreements
 from elasticdl.elastic.torch_kit.participant.host import Host, OpenBatch, Outcome, SubBatch, plan_of
@@ -134,6 +134,13 @@ class Participant:
 
     # -- batches --
 
+    def begin_epoch(self, epoch: int, draw: Callable[[int], Sequence[GlobalBatch]] | None = None) -> None:
+        """Draw the order of this epoch: as the others have drawn it, if they have. ``draw``: does so; None: `OwnLoader.of_epoch`."""
+        assert self.data is not None, "there is a loader"
+        self.position.put_back(epoch, self.data.draws)
+        self.position.note_streams(epoch, self.data.draws, since=self.state.progress.epoch)
+        self.drawn = (draw or self.data.of_epoch)(epoch)
+
     def batches(self, first: int = 0) -> Iterator[Any]:
         """What the script is given from batch ``first`` of the epoch on: this worker's part of each batch.
 
@@ -175,8 +182,7 @@ class Participant:
         return True
 
     def may_pass_by(self) -> bool:
-        """Whether this worker, which is catching up, goes on to where the others wait for it. If not, it is in another world now;
-        or its process ends, as it is to leave."""
+        """Whether this worker, which is catching up, goes on to where the others wait. If not, it is in another world now, or its process ends."""
         if not self.job.is_told_to_leave and not self.job.world_is_broken:
             return True
         what = "the world broke" if self.job.world_is_broken else "this worker was told to leave"
@@ -194,29 +200,29 @@ class Participant:
         self.job.advance(Activity.COMPUTE)
 
     def divide(self, batch: GlobalBatch, workers: int) -> BatchPlan:
-        return batch.plan(workers, self._least, self.seed_of(batch.epoch))
+        return batch.plan(workers, self._least, self.position.seed_of(batch.epoch))
 
     def part_of(self, batch: GlobalBatch) -> MicroBatch:
-        of = (batch, self.job.world, self.seed_of(batch.epoch))
+        of = (batch, self.job.world, self.position.seed_of(batch.epoch))
         if self._part is None or any(one is not other for one, other in zip(of, self._part[0], strict=True)):
             self._part = of, self.divide(batch, of[1].size).whole_run(of[1].rank)
         return self._part[1]
 
-    def seed(self, batch: GlobalBatch) -> None:
-        """For what is drawn from here to the next batch: the same when this part of the batch is made again, by whichever worker."""
-        seed_generators(self.part_of(batch).seed)
+    @contextlib.contextmanager
+    def apart(self, batch: GlobalBatch, purpose: bytes = b"") -> Iterator[None]:
+        """Within, what is drawn is this worker's own, as of `seed`; the script's streams are as before afterwards."""
+        with streams_apart():
+            self.seed(batch, purpose)
+            yield
+
+    def seed(self, batch: GlobalBatch, purpose: bytes = b"") -> None:
+        """Of what is drawn from here on: the same when this part is made again, by whichever worker. ``purpose``: unless it loads the batch."""
+        seed = zlib.crc32(purpose, self.position.seed_of(batch.epoch))
+        seed_generators(step_seed(seed, batch.number, self.part_of(batch).unit))
 
     def common_seed(self) -> int:
         """Of what all workers draw alike in this step."""
-        return step_seed(self.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
-
-    def seed_of(self, epoch: int) -> int:
-        seed = self.position.seed_of(epoch)
-        if seed is None:
-            raise UserError(
-                f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
-            )
-        return seed
+        return step_seed(self.position.seed_of(self.open_batches[0].batch.epoch), self.state.step, EVERYBODY)
 
     # -- a step --
 
@@ -244,7 +250,6 @@ class Participant:
 
         ``failure``: of a collective before, by which the step is torn already. ``larger``: the loss is too small by this.
         """
-        version, was_torn = self.job.world.version, self.is_torn
         while not self.is_reduced and not self.is_catching_up:
             try:
                 if failure is not None:
@@ -257,8 +262,6 @@ class Participant:
                 self._sum(larger)
             except WorldBroken as error:
                 failure = error
-        if was_torn or self.job.world.version != version:
-            self._host.was_remade()
         behind = Outcome.BEHIND if self.is_catching_up else Outcome.DROPPED
         return Outcome.MADE if self.is_reduced else behind
 
@@ -293,8 +296,9 @@ class Participant:
         self.state.drop_gradients()
         self._host.cannot_remake(first, last, error)
 
+    @streams_apart()
     def remake(self) -> None:
-        """Make the gradients of the open batches, of this worker's present part."""
+        """Make the gradients of the open batches, of this worker's present part. Random streams are as before afterwards."""
         pieces = [(given, self.pieces(given)) for given in self.open_batches]
         self._host.begin_remake(pieces)
         # A training step that is begun again as a whole was not made to its end before: what it counts is counted now.
@@ -334,7 +338,6 @@ class Participant:
         while not sums.vote.ended and not self._host.heard(sums.rides):  # some workers leave batches out, so all do
             self._begin_again()
             self.remake()
-            self._host.was_remade()
             sums = self._sum_once(plan, larger)
         self.state.agreed(sums)
         self.is_reduced, self.is_torn = True, False
@@ -388,13 +391,10 @@ class Participant:
         try:
             enter()
         except Stopped as stopped:
-            self._end_process(stopped)
+            log.info("leaving: %s", stopped.reason)
+            self._host.left()
+            sys.exit(0)
         if self.state.was_loaded and not self.is_catching_up:
             self._on_the_way.enter_context(groups_are_there(self.state.optimizer))
         self.is_catching_up = self.is_catching_up or self.state.was_loaded
         self._host.rank_known()
-
-    def _end_process(self, stopped: Stopped) -> NoReturn:
-        log.info("leaving: %s", stopped.reason)
-        self._host.left()
-        sys.exit(0)

@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.data.draws import Draws
 from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.participant.agreements import Answers
@@ -35,11 +36,17 @@ class ScriptPosition(Piece):
         self.answers = Answers()
         self._seed = (-1, 0)  # of the epoch that was asked for last
 
-    def seed_of(self, epoch: int) -> int | None:
-        """Of what is drawn in this epoch's batches; None if the job does not stand there."""
+    def seed_of(self, epoch: int) -> int:
+        """Of what is drawn in this epoch's batches.
+
+        Raises:
+            UserError: the job does not stand there.
+        """
         if epoch != self._seed[0]:
             if epoch not in self.streams:
-                return None
+                raise UserError(
+                    f"the script goes on in epoch {epoch + 1}, where the job does not stand: it has swallowed an error before, as by `except Exception`"
+                )
             self._seed = epoch, zlib.crc32(self.streams[epoch])
         return self._seed[1]
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from elasticdl.elastic.torch_kit.gpu import count_gpus, seed_generators
+from elasticdl.elastic.training.seeds import kept_streams
 
 ON_GRADIENT, AFTER = "on gradients", "after they are accumulated"  # kinds, as torch has them
 EVERYBODY = -1  # in the place of a rank, where all workers draw alike
@@ -117,14 +118,11 @@ def _resting_after(parameter: torch.Tensor) -> None: ...
 @contextlib.contextmanager
 def _drawing_alike(seed: int) -> Iterator[None]:
     """Within, the global generators give the same on all workers; afterwards each goes on with its own."""
-    pythons, numpys = random.getstate(), np.random.get_state()
     devices = range(count_gpus()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
+    with kept_streams(), torch.random.fork_rng(devices=devices):
         seed %= 1 << 32
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
         seed_generators(seed)
         yield
-    random.setstate(pythons)
-    np.random.set_state(numpys)
