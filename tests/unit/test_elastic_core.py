@@ -230,6 +230,22 @@ def test_a_last_word_is_told_again_to_each_master():
     assert worker.do(p.SessionOpened())[-1] == p.Send(failed)
 
 
+def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off():
+    """Of a script of Horovod's."""
+    worker = training()
+    for now in (10, 20, 30):
+        assert worker.core.pass_by(now) is None
+    joined = p.WorldPublished(world(2, size=3))
+    happens = {31: p.WorldLeft("committed"), 33: p.Trigger.CLOSED, 36: joined, 40: p.Trigger.CONNECTED, 45: synced()}
+    for now, event in happens.items():
+        worker.now = now
+        worker.do(event)
+    pause = worker.core.pass_by(61)
+    assert worker.core.pass_by(71) is None
+    parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
+    assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
+
+
 # -- told to leave --
 
 
@@ -299,7 +315,6 @@ def next_batch(number, changed=False):
     return begin
 
 
-
 numbers = st.integers(0, 4)
 progresses = st.builds(Progress, numbers, numbers, numbers, numbers)
 events = st.one_of(
@@ -346,5 +361,3 @@ def test_no_order_of_events_confuses_it(under_master, story):
             worker.do(event)
     assert all(isinstance(each, p.Instruction) for each in worker.out)
     assert worker.do(p.StopOrdered("enough", checkpoint=False)) is not None
-
-

@@ -5,7 +5,6 @@ import pytest
 from elastic_keras_kit import (
     Board,
     Count,
-    Samples,
     Trainee,
     assert_same,
     make_model,
