@@ -151,15 +151,8 @@ def mean_of(kept, inputs):
         (entropy, mean_of, torch.float32, ""),
         (entropy, lambda kept, x: kept + len(x), torch.int64, ""),
         (lambda labels, outputs: entropy(labels, outputs, reduction="sum"), mean_of, torch.float32, "no mean"),
-        (lambda labels, outputs: ((outputs[:, 0] - labels) ** 2).mean().sqrt(), mean_of, torch.float32, "no mean"),
         (entropy, lambda kept, x: 0.9 * kept + (x[:, 0] > 0).sum(), torch.float32, f"the buffer 0.kept {SUM}"),
         (entropy, lambda kept, x: torch.maximum(kept, x.max()), torch.float32, f"the buffer 0.kept {LARGEST}"),
-        (
-            entropy,
-            lambda kept, x: torch.maximum(kept, (100 * x.abs().max()).long()),
-            torch.int64,
-            f"the buffer 0.kept {LARGEST}",
-        ),
     ],
 )
 def test_what_a_zoo_module_is_told(loss, of, dtype, said):
