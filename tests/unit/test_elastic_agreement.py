@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -105,8 +104,7 @@ def lines_of(members):
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(len(members)) as pool:
-        return set(pool.map(said, members, timeout=120))
+    return set(elastic_kit.in_threads(said, members))
 
 
 def weights(member):
@@ -282,8 +280,7 @@ def test_who_comes_in_with_other_data_refuses_itself_before_it_takes_the_state(k
         return ""
 
     board.barrier._timeout = 0.5  # the other does not come to what follows
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(sync, members, timeout=60))
+    said = elastic_kit.in_threads(sync, members)
     who = "refused" if trained else "worker 3 and worker 3 have different data"  # both have that number here
     assert said == [
         "torn",

@@ -1,12 +1,11 @@
 """Collectives over a stand-in for Horovod, whose failures are told apart; states and bytes on their way."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from elastic_kit import Board, SumOfThreads
+from elastic_kit import Board, SumOfThreads, in_threads
 
 from elasticdl.common.errors import ShortOfMemoryError, UserError
 from elasticdl.elastic.collectives import transfer
@@ -111,11 +110,8 @@ def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told):
 @pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])
 def test_bytes_of_any_length_arrive(length):
     data = bytes(index % 251 for index in range(length))
-    board = Board(2)
-    with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(SumOfThreads(0, board).broadcast_bytes, data, "x")
-        received = pool.submit(SumOfThreads(1, board).broadcast_bytes, b"other", "x")
-        assert sent.result(30) == received.result(30) == data
+    board, given = Board(2), (data, b"other")
+    assert in_threads(lambda rank: SumOfThreads(rank, board).broadcast_bytes(given[rank], "x"), range(2)) == [data] * 2
 
 
 def broadcast(state, worlds):
@@ -124,13 +120,7 @@ def broadcast(state, worlds):
     members = [SumOfThreads(rank, board) for rank in range(len(worlds))]
     for member, world in zip(members, worlds, strict=True):
         member.world = world
-    with ThreadPoolExecutor(len(worlds)) as pool:
-        return list(
-            pool.map(
-                lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c),
-                members,
-            )
-        )
+    return in_threads(lambda c: broadcast_state(state if c.world.rank == 0 else {"own": c.world.rank}, c), members)
 
 
 def test_a_state_larger_than_the_buffer_arrives_in_pieces(monkeypatch):
