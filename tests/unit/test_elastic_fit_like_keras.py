@@ -211,20 +211,15 @@ def test_a_fit_is_that_of_keras(make, workers, most, labels):
     assert_as_plain(members, plain, rtol=1e-4)
 
 
-class Raising(keras.callbacks.Callback):
-    def __init__(self, data):
-        super().__init__()
-        self.data = data
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.data.level = 1 + epoch / 2
+def raising(data):
+    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
 
 
 def test_a_newcomer_s_data_set_is_as_those_of_the_others():
     data = [Batches(draws=True), Batches(draws=True)]
     data[1].random.random(5)  # has read more, or less
     members = fit_with_a_newcomer(
-        lambda rank: Fitting(dense(), data_of(data[rank]), [Raising(data[rank])], epochs=4), joins_after=6
+        lambda rank: Fitting(dense(), data_of(data[rank]), [raising(data[rank])], epochs=4), joins_after=6
     )
     np.testing.assert_array_equal(data[0].order, data[1].order)
     assert data[0].level == data[1].level == 2.5
