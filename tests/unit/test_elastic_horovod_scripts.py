@@ -223,12 +223,7 @@ def script(make_worker, monkeypatch):
 
             def __init__(self, **values):
                 self.weight = self.saved_weight = 0
-                self.failures = {}  # by method: errors that its next calls raise
                 super().__init__(lambda value: value, lambda: 0, **values)
-
-            def fail(self, method):
-                if self.failures.get(method):
-                    raise self.failures[method].pop(0)
 
             def save(self):
                 self.saved_weight = self.weight
@@ -238,12 +233,7 @@ def script(make_worker, monkeypatch):
                 self.weight = self.saved_weight
                 super().restore()
 
-            def sync(self):
-                self.fail("sync")
-                super().sync()
-
-            def reset(self):
-                self.fail("reset")
+            def reset(self): ...
 
         worker.claim()
         worker.init(hvd)
@@ -277,10 +267,19 @@ class TestTraining:
     def test_failures_while_a_failure_is_being_mended_do_not_end_it(self, script):
         job = script(*(make_world(version) for version in range(1, 5)))
         state = job.State(batch=0)
-        state.failures = {
-            "reset": [job.module.HorovodInternalError("in reset")],
-            "sync": [job.module.HorovodInternalError("at first"), job.module.HorovodInternalError("in sync")],
-        }
+
+        def fails(method, *reasons):
+            real, left = getattr(state, method), list(reasons)
+
+            def fail():
+                if left:
+                    raise job.module.HorovodInternalError(left.pop())
+                real()
+
+            setattr(state, method, fail)
+
+        fails("reset", "in reset")
+        fails("sync", "at first", "in sync")
         assert job.run(lambda state: job.worker.world.version)(state) == 4
 
     def test_a_newcomer_that_has_not_committed_goes_back_to_what_it_received(self, script):
