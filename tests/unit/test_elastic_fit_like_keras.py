@@ -33,12 +33,12 @@ def normalized():
 
 
 class Batches(keras.utils.PyDataset):
-    """Draws a new order between epochs, from NumPy's global generator or its ``own``; what reading leaves behind is of its process."""
+    """Draws a new order between epochs; what reading leaves behind is of its process."""
 
-    def __init__(self, own=True, *, draws=False, grows_in=None):
+    def __init__(self, draws=False, grows_in=None):
         """``draws``: where it is read, too."""
         super().__init__()
-        self.random, self.draws, self.grows_in = np.random.default_rng(3) if own else None, draws, grows_in
+        self.random, self.draws, self.grows_in = np.random.default_rng(3), draws, grows_in
         self.order, self.level, self.calls = np.arange(len(X)), 1.0, []
         self.opened, self.read = -1, {}
 
@@ -58,7 +58,7 @@ class Batches(keras.utils.PyDataset):
 
     def on_epoch_end(self):
         self.calls.append("end")
-        (self.random or np.random).shuffle(self.order)
+        self.random.shuffle(self.order)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -73,18 +73,6 @@ def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
     assert_as_plain(members, plain)
     for training, validating in ours:
         assert (training.calls, validating.calls) == (theirs.calls, validation.calls)
-
-
-def test_a_newcomer_s_py_dataset_stands_where_those_of_the_others_do():
-    """By NumPy's global generator."""
-    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(Batches(own=False))))
-    data = [Batches(own=False), Batches(own=False)]
-    members = fit_with_a_newcomer(lambda rank: Fitting(dense(), data_of(data[rank])), joins_after=6)
-    assert data[0].calls == data[1].calls
-    np.testing.assert_array_equal(data[0].order, data[1].order)
-    for member in members:
-        for one, other in zip(member.weights(), alone.weights(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_py_dataset_that_grows_is_refused():

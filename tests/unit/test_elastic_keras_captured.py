@@ -165,12 +165,6 @@ def test_what_can_not_be_divided_is_one_line(compiled, words):
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_was_loaded_is_looked_at(tmp_path):
-    dense(loss=MSE(reduction="sum")).save(tmp_path / "model.keras")
-    with pytest.raises(UserError, match="depends on the batch"):
-        check_compiled(keras.models.load_model(tmp_path / "model.keras"), "fit()")
-
-
 @pytest.mark.parametrize("loss", ["mse", MSE(), MSE(reduction="mean"), lambda labels, outputs: (labels - outputs) ** 2])
 def test_means_are_taken(loss):
     check_compiled(dense(loss=loss), "fit()")
