@@ -33,16 +33,14 @@ class SumOfSquares(keras.layers.Layer):
     ("make", "said"),
     [
         (dense, ""),
-        (lambda: dense(loss="huber"), ""),
         (lambda: dense(keras.layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2")), ""),
         (lambda: dense(keras.layers.BatchNormalization()), ""),
         (lambda: dense(loss=root_of_mean), "the loss is no mean over samples: of the first two together it is"),
         (lambda: dense(loss=lambda a, b: keras.ops.sum(keras.ops.square(a - b))), "the loss is no mean over samples"),
-        (lambda: dense(loss=keras.losses.Dice()), "the loss is no mean over samples"),
         (lambda: dense(SumOfSquares()), "the loss is no mean over samples"),
         (lambda: dense(keras.layers.BatchNormalization(synchronized=True)), "normalizes by each worker's part"),
     ],
-    ids=["mse", "huber", "regularizers", "norm", "rmse", "sum", "dice", "add_loss", "synchronized"],
+    ids=["mse", "regularizers", "norm", "rmse", "sum", "add_loss", "synchronized"],
 )
 def test_what_fit_is_told_of_a_loss(make, said, monkeypatch):
     told = FakeMaster()
