@@ -193,7 +193,10 @@ def train_together(workers, policy, epochs=2, layers=lambda: (), **kwargs):
 def plain_losses(batch, epochs=2, layers=lambda: ()):
     """What Keras gives without any of this: one process, whole batches."""
     model, data = make_model(layers), Samples()
-    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=loss_of_keras())
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     losses = []
     for epoch in range(epochs):
         order = epoch_order(len(data), 0, epoch)
@@ -202,7 +205,3 @@ def plain_losses(batch, epochs=2, layers=lambda: ()):
             indices = order[start : start + batch]
             losses.append(float(model.train_on_batch(data.inputs[indices], data.labels[indices])))
     return losses
-
-
-def loss_of_keras():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -157,8 +157,7 @@ class Trainee:
 def train_together(workers, policy, **kwargs):
     board = Board(workers)
     members = [Trainee(rank, board, policy, **kwargs) for rank in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda member: member.train(2), members, timeout=60))
+    in_threads(lambda member: member.train(2), members)
     return members
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
@@ -105,8 +104,7 @@ def lines_of(members):
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(len(members)) as pool:
-        return set(pool.map(said, members, timeout=120))
+    return set(elastic_kit.in_threads(said, members))
 
 
 def weights(member):
@@ -127,18 +125,15 @@ def test_a_worker_with_another_order_of_samples_is_found_in_the_first_step(kit, 
 
 
 @pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["torch", "keras"])
-@pytest.mark.parametrize("by", [0.1, 1e-6])
-def test_data_that_differ_are_found_in_the_first_step_of_a_world(kit, by):
-    """As under Lightning, whose loaders are not known when a worker comes in. Rounding is none."""
+def test_data_that_differ_are_found_in_the_first_step_of_a_world(kit):
+    """As under Lightning, whose loaders are not known when a worker comes in."""
     board = kit.Board(2)
     members = [kit.Trainee(rank, board, BatchPolicy(8, None)) for rank in range(2)]
     labels = np.linspace(0, 1, 50)
-    for member, data in zip(members, (labels, labels * (1 + by)), strict=True):
+    for member, data in zip(members, (labels, labels * 1.1), strict=True):
         member.state.sources = [Source.of(TRAINING, data)]
     (line,) = lines_of(members)
-    expected = "step 1: worker 3 and worker 3 have different data: in its training data sample" if by > 1e-3 else ""
-    assert line.startswith(expected)
-    assert bool(line) == bool(expected)
+    assert line.startswith("step 1: worker 3 and worker 3 have different data: in its training data sample")
 
 
 def numbers(samples=100, seed=0):
@@ -178,9 +173,7 @@ def difference(mine, job, role=TRAINING):
         numbers,
         lambda: list(range(50)),
         lambda: Subset(tensors(), [5, 3, 9]),
-        lambda: ConcatDataset([tensors(), tensors(7)]),
         lambda: pyarrow.table({"id": list(range(30))}),
-        lambda: {"x": numbers()[0], "y": numbers()[1]},
         lambda: 17,
         list,
         lambda: iter(()),
@@ -211,11 +204,6 @@ def test_the_same_data_read_twice_do_not_differ(make):
             "in its training data there are other samples, or they are in another order (files)",
         ),
         (lambda: Files(scale=2.0), Files, "in its training data sample 8 is 0.1414 (weights), the job's 0.07071"),
-        (
-            lambda: ConcatDataset([tensors(), tensors(7, seed=1)]),
-            lambda: ConcatDataset([tensors(), tensors(7)]),
-            "in its training data sample 1 is (0.3456, ",
-        ),
         (
             lambda: pyarrow.table({"id": [3, 2, 1]}),
             lambda: pyarrow.table({"id": [1, 2, 3]}),
@@ -292,8 +280,7 @@ def test_who_comes_in_with_other_data_refuses_itself_before_it_takes_the_state(k
         return ""
 
     board.barrier._timeout = 0.5  # the other does not come to what follows
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(sync, members, timeout=60))
+    said = elastic_kit.in_threads(sync, members)
     who = "refused" if trained else "worker 3 and worker 3 have different data"  # both have that number here
     assert said == [
         "torn",

@@ -1,17 +1,11 @@
 """Breaking a world shuts its own connections, and no others of the process."""
 
-import os
 import socket
 import struct
-import threading
-from types import SimpleNamespace
 
 import pytest
 
-from elasticdl.elastic.collectives.horovod import HorovodWorld
-from elasticdl.elastic.core.world import ALONE
 from elasticdl.elastic.link.sockets import shut_published
-from elasticdl.elastic.link.store import KvServer, KvStore
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 
@@ -82,41 +76,3 @@ def test_who_is_still_connecting_is_shut_too():
         late.settimeout(10)
         with pytest.raises(ConnectionResetError):  # else it would be tried for two minutes
             late.recv(1)
-
-
-def test_what_a_thread_of_the_user_opens_while_a_world_connects_outlives_the_break():
-    """Gloo's sockets, and the user's, are opened by `init` and a thread beside it."""
-    store = KvStore(lambda *_: None)
-    store.open_world(1, {})
-    server = KvServer(store)
-    opened = []
-
-    def open_pair():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            opened.append(connect(listener))
-
-    class Horovod(SimpleNamespace):
-        def init(self):
-            listener = socket.create_server(("127.0.0.1", 0))
-            store.put(("global", "0"), as_gloo_publishes(listener))
-            self.pair = connect(listener)
-            listener.close()
-            thread = threading.Thread(target=open_pair)
-            thread.start()
-            thread.join(10)
-
-    hvd = Horovod()
-    world = HorovodWorld(hvd, server, "lo")
-    environment = dict(os.environ)
-    try:
-        world.start(ALONE)
-        world.break_world(1)
-        ((client, peer),) = opened
-        assert is_open(client, peer)
-        assert not is_open(*hvd.pair)
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        server.close()
-        for each in (*hvd.pair, *opened[0]):
-            each.close()

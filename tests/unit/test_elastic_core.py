@@ -1,7 +1,5 @@
 """The worker's core: what it does when, by lists of events, and that no order of events confuses it."""
 
-from dataclasses import replace
-
 import hypothesis
 import pytest
 from core_kit import (
@@ -128,19 +126,12 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
 
 def test_worlds_that_break_without_a_step_have_an_end():
     worker = Worker(MADE, p.Trigger.READY)
-    for version in range(1, MAX_FRUITLESS_WORLDS):
-        worker.do(p.WorldPublished(world(version)), p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
-    *_, failed = worker.do(p.WorldPublished(world(MAX_FRUITLESS_WORLDS)), p.CollectiveFailed("no peer"))
+    for version in range(1, 2 * MAX_FRUITLESS_WORLDS - 1):
+        middle = step(1) if version == MAX_FRUITLESS_WORLDS - 1 else []  # which begins the count anew
+        worker.do(*entered(version), *middle, p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
+    *_, failed = worker.do(p.WorldPublished(world(2 * MAX_FRUITLESS_WORLDS - 1)), p.CollectiveFailed("no peer"))
     assert failed == p.Fail(JobFailedError, "20 worlds in a row broke before a step; the last: no peer")
     assert worker.core.state is S.GONE
-
-
-def test_a_step_in_between_begins_the_count_anew():
-    worker = Worker(MADE, p.Trigger.READY)
-    for version in range(1, 2 * MAX_FRUITLESS_WORLDS - 1):
-        middle = step(1) if version == MAX_FRUITLESS_WORLDS - 1 else []
-        worker.do(*entered(version), *middle, p.CollectiveFailed("no peer"), p.Trigger.CLOSED)
-    assert worker.core.state is S.WAITING
 
 
 # -- the cursor and the commit point --
@@ -239,6 +230,22 @@ def test_a_last_word_is_told_again_to_each_master():
     assert worker.do(p.SessionOpened())[-1] == p.Send(failed)
 
 
+def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off():
+    """Of a script of Horovod's."""
+    worker = training()
+    for now in (10, 20, 30):
+        assert worker.core.pass_by(now) is None
+    joined = p.WorldPublished(world(2, size=3))
+    happens = {31: p.WorldLeft("committed"), 33: p.Trigger.CLOSED, 36: joined, 40: p.Trigger.CONNECTED, 45: synced()}
+    for now, event in happens.items():
+        worker.now = now
+        worker.do(event)
+    pause = worker.core.pass_by(61)
+    assert worker.core.pass_by(71) is None
+    parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
+    assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")
+
+
 # -- told to leave --
 
 
@@ -297,16 +304,15 @@ def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
 # -- any order of events --
 
 
-class NextBatch:
+def next_batch(number, changed=False):
     """Of the size of this one: a loader gives none that lies behind."""
 
-    def __init__(self, number, changed=False):
-        self.batch, self.changed = plan(number).batch, changed
-
-    def __call__(self, worker):
+    def begin(worker):
         at = worker.core.position.progress
-        after = at.after(self.batch)
-        return worker.core.begin(StepPlan(at.epoch, after.step, self.batch, after, ()), lambda: self.changed)
+        after = at.after(plan(number).batch)
+        return worker.core.begin(StepPlan(at.epoch, after.step, plan(number).batch, after, ()), lambda: changed)
+
+    return begin
 
 
 numbers = st.integers(0, 4)
@@ -315,14 +321,8 @@ events = st.one_of(
     st.sampled_from(
         [
             *(p.SessionOpened(), p.Trigger.STACKS_ASKED, p.Trigger.TICK, p.Trigger.READY, p.Trigger.CONNECTED),
-            *(
-                made,
-                commit,
-                p.CollectiveFailed("lost"),
-                p.WorldLeft("moved"),
-                p.Trigger.RETURNED,
-                p.Trigger.ALL_RETURNED,
-            ),
+            *(made, commit, p.CollectiveFailed("lost"), p.WorldLeft("moved")),
+            *(p.Trigger.RETURNED, p.Trigger.ALL_RETURNED),
             *(p.Trigger.CLOSED, p.Terminated("SIGTERM"), p.DrainOrdered("drained"), p.MasterLost("lost")),
             *(p.StopOrdered("enough", checkpoint=True), p.Said(m.Notice("warning", {"message": "x"}))),
             *(p.Said(m.Finished(1, 1, {}, together=True)), p.Said(m.failed("x", "", users=True))),
@@ -335,7 +335,7 @@ events = st.one_of(
     st.builds(p.Said, st.builds(m.StoreEntry, numbers, st.just("s"), st.just("k"), st.just(b""))),
     st.builds(bound, progresses, st.sampled_from([None, ORDER]), copies_parameters=st.booleans()),
     st.builds(synced, numbers),
-    st.builds(lambda number, changed: NextBatch(number, changed), st.integers(1, 3), st.booleans()),
+    st.builds(next_batch, st.integers(1, 3), st.booleans()),
     st.builds(
         lambda samples, leaving, ended: voted(vote(samples, leaving=leaving, ended=ended)),
         st.sampled_from([8, GLOBAL_BATCH]),
@@ -348,7 +348,7 @@ ways = st.one_of(
     events.map(lambda event: [event]),
     st.builds(lambda version: [p.Trigger.READY, *entered(version)], st.integers(1, 9)),
     st.builds(lambda version: [p.Trigger.CLOSED, *entered(version, size=1)], st.integers(1, 9)),
-    st.builds(lambda number: [NextBatch(number), *step(number)[1:], commit], st.integers(1, 3)),
+    st.builds(lambda number: [next_batch(number), *step(number)[1:], commit], st.integers(1, 3)),
 )
 
 
@@ -361,31 +361,3 @@ def test_no_order_of_events_confuses_it(under_master, story):
             worker.do(event)
     assert all(isinstance(each, p.Instruction) for each in worker.out)
     assert worker.do(p.StopOrdered("enough", checkpoint=False)) is not None
-
-
-@hypothesis.given(
-    st.lists(st.sampled_from(["step", "torn", "lost after the step", "commit twice", "leave"]), max_size=25)
-)
-def test_every_batch_is_stepped_on_once_whatever_breaks(story):
-    """With the cursor as it really is: it gives the batch that follows from where training stands."""
-    order = replace(ORDER, samples=1000)
-    worker = Worker(bound(order=order), p.Trigger.READY, *entered(1))
-    steps, version = [], 1
-    for happens in story:
-        batch = next(order.steps(worker.core.position.progress, 0, 2))
-        leaving = happens == "leave"
-        worker.do(given(batch))
-        if happens != "torn":
-            worker.do(voted(vote(batch.batch, leaving=leaving)), made)
-            steps.append(batch.step)
-        if happens in ("torn", "lost after the step"):
-            worker.do(p.CollectiveFailed("lost"))
-        else:
-            worker.do(*[commit] * (2 if happens == "commit twice" else 1))
-        if worker.core.state is S.LEAVING:
-            version += 1
-            stands = worker.core.position.progress
-            worker.do(p.Trigger.CLOSED, p.WorldPublished(world(version)), p.Trigger.CONNECTED)
-            worker.core.synced(stands)
-            worker.do(p.Trigger.SYNCED)
-    assert steps == list(range(1, len(steps) + 1))

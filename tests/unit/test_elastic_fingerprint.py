@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 import importlib
-import io
 import logging
 import random
-import socket
-import threading
 from collections import OrderedDict, deque, namedtuple
 
 import numpy as np
@@ -88,26 +84,10 @@ def test_generators_are_what_they_draw(make):
     assert marks({"stream": one}) != marks({"stream": other})
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        object,
-        lambda: lambda: 0,
-        threading.Thread,
-        threading.Lock,
-        lambda: socket.socket(),
-        lambda: open("/dev/null"),  # noqa: SIM115
-        io.BytesIO,
-        Broken,
-    ],
-)
+@pytest.mark.parametrize("make", [object, lambda: [object()], lambda: int, Broken])
 def test_what_each_process_has_of_its_own_is_the_same_text(make):
     one, other = make(), make()
     assert plain_text(one) == plain_text(other) == type(one).__name__
-    assert "differs" not in shown(one)
-    for each in (one, other):
-        if hasattr(each, "close"):
-            each.close()
 
 
 def test_short_values_are_shown():
@@ -146,17 +126,8 @@ def test_a_mark_is_of_each_bit_and_of_their_order():
     assert len(known) == 5 + 4 + 5 - 1, "only two numbers that are exchanged within one column are not seen"
 
 
-KINDS = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-]
-KINDS += [torch.float8_e4m3fn]
+# Of one, two, four and eight bytes.
+KINDS = [torch.bool, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -183,9 +154,6 @@ def test_a_mark_does_not_depend_on_how_a_tensor_lies():
 def test_plain_values_have_the_mark_of_their_equals(values):
     assert plain_mark(values) == plain_mark(tuple(values))
     assert plain_mark([*values, 1.5]) != plain_mark([*values, 1.25])
-
-
-Pair = namedtuple("Pair", "one other")
 
 
 class OwnHandler(logging.StreamHandler):
@@ -238,29 +206,25 @@ class Opaque:
     items: list
 
 
-VALUES = {
-    "plain": {"best": 0.5, "name": "x", "flags": (True, None, b"y")},
-    "nested": [{"rates": [0.1, 0.2]}, (np.arange(3.0), [np.ones((2, 2), np.int8)])],
-    "objects": np.array([{"a": 1}], dtype=object),
-    "opaque": Opaque([1, 2]),
-}
-
-
 def same(one, other):
     """Kinds and numbers: a representation has them all."""
     return repr(one) == repr(other)
 
 
 def test_a_copy_is_the_same_and_shares_nothing_that_can_change():
-    value = copy.deepcopy(VALUES)
-    made = copied(value, None, no_tensor)
-    assert same(made, VALUES)
+    value = {
+        "plain": {"best": 0.5, "name": "x", "flags": (True, None, b"y")},
+        "nested": [{"rates": [0.1, 0.2]}, (np.arange(3.0), [np.ones((2, 2), np.int8)])],
+        "objects": np.array([{"a": 1}], dtype=object),
+        "opaque": Opaque([1, 2]),
+    }
+    before, made = repr(value), copied(value, None, no_tensor)
     value["plain"]["best"] = 0.9
     value["nested"][0]["rates"].append(0.3)
     value["nested"][1][0][:] = 7
     value["objects"][0]["a"] = 2
     value["opaque"].items.append(3)
-    assert same(made, VALUES)
+    assert repr(made) == before
 
 
 @pytest.mark.parametrize("other", [np.zeros(4), np.zeros(3, np.float32), [0, 0, 0], None])

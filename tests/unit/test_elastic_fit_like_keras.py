@@ -32,34 +32,40 @@ def normalized():
     return dense(keras.layers.SpectralNormalization(keras.layers.Dense(5)))
 
 
-class Reordered(keras.utils.PyDataset):
-    """Draws a new order between epochs, from a generator of its own or from NumPy's global one."""
+class Batches(keras.utils.PyDataset):
+    """Draws a new order between epochs; what reading leaves behind is of its process."""
 
-    def __init__(self, draws=None, grows_in=None):
+    def __init__(self, draws=False, grows_in=None):
+        """``draws``: where it is read, too."""
         super().__init__()
-        self.draws, self.grows_in = draws, grows_in
-        self.order, self.calls = np.arange(len(X)), []
+        self.random, self.draws, self.grows_in = np.random.default_rng(3), draws, grows_in
+        self.order, self.level, self.calls = np.arange(len(X)), 1.0, []
+        self.opened, self.read = -1, {}
 
     def __len__(self):
         return len(X) // BATCH + (len(self.calls) == self.grows_in)
 
     def __getitem__(self, number):
+        self.opened = number
+        self.read[number] = True
+        if self.draws:
+            self.random.random()
         rows = self.order[number * BATCH : (number + 1) * BATCH]
-        return X[rows], Y[rows]
+        return X[rows] * np.float32(self.level), Y[rows]
 
     def on_epoch_begin(self):
         self.calls.append("begin")
 
     def on_epoch_end(self):
         self.calls.append("end")
-        (self.draws or np.random).shuffle(self.order)
+        self.random.shuffle(self.order)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
-    theirs, validation = (Reordered(np.random.default_rng(3)) for _ in range(2))
+    theirs, validation = Batches(), Batches()
     plain = plainly(dense(), theirs, validation_data=validation, validation_freq=2)
-    ours = [(Reordered(np.random.default_rng(3)), Reordered(np.random.default_rng(3))) for _ in range(workers)]
+    ours = [(Batches(), Batches()) for _ in range(workers)]
     members = fit_together(
         workers,
         lambda rank: Fitting(dense(), data_of(ours[rank][0], validation_data=ours[rank][1]), validation_freq=2),
@@ -69,31 +75,19 @@ def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
         assert (training.calls, validating.calls) == (theirs.calls, validation.calls)
 
 
-@pytest.mark.parametrize("make", [lambda: Reordered(np.random.default_rng(3)), Reordered], ids=["own", "global"])
-def test_a_newcomer_s_py_dataset_stands_where_those_of_the_others_do(make):
-    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(make())))
-    data = [make(), make()]
-    members = fit_with_a_newcomer(lambda rank: Fitting(dense(), data_of(data[rank])), joins_after=6)
-    assert data[0].calls == data[1].calls
-    np.testing.assert_array_equal(data[0].order, data[1].order)
-    for member in members:
-        for one, other in zip(member.weights(), alone.weights(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 def test_a_py_dataset_that_grows_is_refused():
-    samples = data_of(Reordered(grows_in=3)).training
-    with pytest.raises(UserError, match=r"the Reordered has 5 batches after on_epoch_end\(\), and had 4") as error:
+    samples = data_of(Batches(grows_in=3)).training
+    with pytest.raises(UserError, match=r"the Batches has 5 batches after on_epoch_end\(\), and had 4") as error:
         samples.tell(3, 0)
     assert "\n" not in str(error.value)
 
 
 def test_batches_that_change_from_pass_to_pass_are_refused():
-    source = Reordered()
+    source = Batches()
     samples = data_of(source).training
     samples.tell(1, 0)
     source.order = source.order[:-3]
-    with pytest.raises(UserError, match="batch 3 of the Reordered has 13 samples, and had 16 in the pass before"):
+    with pytest.raises(UserError, match="batch 3 of the Batches has 13 samples, and had 16 in the pass before"):
         samples.dataset[len(X) - 4]
 
 
@@ -126,15 +120,6 @@ def test_training_stops_after_the_step_after_which_kerass_own_stops(hook):
     members = fit_together(2, lambda rank: Fitting(dense(), data_of(X, Y, **validation), [ours[rank]]))
     assert [each.steps for each in ours] == [theirs.steps] * 2 == [6, 6]
     assert_as_plain(members, plain)
-
-
-def test_a_loss_that_is_no_number_ends_the_training_where_it_is_seen():
-    bad = np.where(np.arange(len(X))[:, None] == 20, np.nan, X).astype("float32")
-    plainly(theirs := dense(), bad, Y, [keras.callbacks.TerminateOnNaN()])
-    members = fit_together(2, lambda rank: Fitting(dense(), data_of(bad, Y), [keras.callbacks.TerminateOnNaN()]))
-    assert (
-        [int(each.model.optimizer.iterations) for each in members] == [int(theirs.optimizer.iterations)] * 2 == [2, 2]
-    )
 
 
 class OlderName(keras.callbacks.Callback):
@@ -214,62 +199,20 @@ def test_a_fit_is_that_of_keras(make, workers, most, labels):
     assert_as_plain(members, plain, rtol=1e-4)
 
 
-class Batches(keras.utils.PyDataset):
-    """Reads and shuffles by one generator; what reading leaves behind is of its process."""
-
-    def __init__(self, draws=True):
-        super().__init__()
-        self.draws = draws
-        self.random = np.random.default_rng(3)
-        self.order, self.level = np.arange(len(X)), 1.0
-        self.opened, self.read = -1, {}
-
-    def __len__(self):
-        return len(X) // BATCH
-
-    def __getitem__(self, number):
-        self.opened = number
-        self.read[number] = True
-        if self.draws:
-            self.random.random()
-        rows = self.order[number * BATCH : (number + 1) * BATCH]
-        return X[rows] * np.float32(self.level), Y[rows]
-
-    def on_epoch_end(self):
-        self.random.shuffle(self.order)
-
-
-class Raising(keras.callbacks.Callback):
-    def __init__(self, data):
-        super().__init__()
-        self.data = data
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.data.level = 1 + epoch / 2
-
-
-def fitting(data):
-    def make(rank):
-        return Fitting(dense(), data_of(data[rank]), [Raising(data[rank])], epochs=4)
-
-    return make
+def raising(data):
+    return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(data, "level", 1 + epoch / 2))
 
 
 def test_a_newcomer_s_data_set_is_as_those_of_the_others():
-    data = [Batches(), Batches()]
+    data = [Batches(draws=True), Batches(draws=True)]
     data[1].random.random(5)  # has read more, or less
-    members = fit_with_a_newcomer(fitting(data), joins_after=6)
+    members = fit_with_a_newcomer(
+        lambda rank: Fitting(dense(), data_of(data[rank]), [raising(data[rank])], epochs=4), joins_after=6
+    )
     np.testing.assert_array_equal(data[0].order, data[1].order)
     assert data[0].level == data[1].level == 2.5
     for one, other in zip(*(member.weights() for member in members), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_workers_that_read_differently_shuffle_alike():
-    data = [Batches(), Batches()]
-    data[1].random.random(5)
-    fit_together(2, fitting(data))
-    np.testing.assert_array_equal(data[0].order, data[1].order)
 
 
 def kept_by(source, change):
@@ -280,16 +223,15 @@ def kept_by(source, change):
     return kept
 
 
-def change(source):
-    source.level, source.opened = 2.0, 3
-    source.random.random()
-
-
 def test_what_reading_changes_stays_but_for_generators():
-    mine = kept_by(Batches(), change)
+    def change(source):
+        source.level, source.opened = 2.0, 3
+        source.random.random()
+
+    mine = kept_by(Batches(draws=True), change)
     taken = plain_data.loads(plain_data.dumps(mine.taken()))
     assert set(taken) == {"level", "=random"}
-    source = Batches()
+    source = Batches(draws=True)
     kept_by(source, lambda source: source[1]).put(taken)
     assert (source.level, source.opened) == (2.0, 1)
     assert source.random.random() == mine._source.random.random()
@@ -306,14 +248,14 @@ def test_what_is_large_stays_and_is_named_once_if_it_changes(caplog):
 
 def test_a_newcomer_takes_the_job_s_epochs():
     """Its script has read the checkpoint that the job itself has written since."""
-    data = [Batches(draws=False), Batches(draws=False)]
+    data = [Batches(), Batches()]
 
     def make(rank):
         later = {"initial_epoch": rank, "epochs": 4 - rank, "steps_per_epoch": 3}
         return Fitting(dense(), data_of(data[rank]), **later)
 
     steps = {"epochs": 4, "steps_per_epoch": 3}
-    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(Batches(draws=False)), **steps))
+    (alone,) = fit_together(1, lambda rank: Fitting(dense(), data_of(Batches()), **steps))
     members = fit_with_a_newcomer(make, joins_after=5)
     np.testing.assert_array_equal(data[0].order, data[1].order)
     for member in members:

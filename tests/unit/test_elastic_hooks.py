@@ -1,7 +1,5 @@
 """Hooks that a script registers on parameters are called on the gradient of the global batch, by any number of workers."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from elastic_kit import Board, PlainScript, Trainee, in_threads, make_data, make_model, plain_losses
@@ -172,8 +170,7 @@ def test_manual_optimization_calls_them_on_the_sum_of_each_pass():
         members = [ManualMember(rank, board) for rank in range(workers)]
         for member in members:
             Hooks(torch.nn.ModuleList([member.first, member.second]), after=False)
-        with ThreadPoolExecutor(workers) as pool:
-            return [weights for weights, _ in pool.map(lambda member: member.train(batches), members, timeout=60)]
+        return [weights for weights, _ in in_threads(lambda member: member.train(batches), members)]
 
     (alone,) = train(1)
     for ours in train(2):

@@ -18,35 +18,28 @@ from elasticdl.elastic.horovod_scripts.mends import (
 import elasticdl.elastic.keras.backend  # noqa: F401 - before Keras  # isort: skip
 import keras
 import numpy as np
+import tensorflow as tf
 
 from elasticdl.elastic.horovod_scripts.keras_callbacks import mend_callbacks
 
 
-class Variable:
-    """Of TensorFlow: ``value`` is a function."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def value(self):
-        return self.number
-
-    def assign(self, number):
-        self.number = number
-
-
-class KerasVariable:
-    def __init__(self, number):
-        self.value = Variable(number)
+def fresh(name):
+    """A module of Horovod's, of its own for each test that mends it."""
+    pytest.importorskip("horovod.tensorflow")
+    spec = importlib.util.find_spec(name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.sent = []
+    return module
 
 
 def test_the_gradient_tape_takes_variables_of_keras_3_and_all_that_it_took():
     taken = []
     tape_class = type("_DistributedGradientTape", (), {"gradient": lambda tape, target, sources: taken.extend(sources)})
     mend_gradient_tape(SimpleNamespace(_DistributedGradientTape=tape_class))
-    wrapped, own, tensor = KerasVariable(1), Variable(2), object()
+    wrapped, own, tensor = keras.Variable(1.0), tf.Variable(2.0), tf.constant(3.0)
     tape_class().gradient("loss", [wrapped, own, tensor])
-    assert taken == [wrapped.value, own, tensor]
+    assert [id(each) for each in taken] == [id(each) for each in (wrapped.value, own, tensor)]
 
 
 def test_an_optimizer_that_would_not_average_is_refused():
@@ -57,98 +50,63 @@ def test_an_optimizer_that_would_not_average_is_refused():
         module.create_distributed_optimizer(None, SimpleNamespace(variables=[]))
 
 
-def test_the_rate_of_an_optimizer_of_keras_3_goes_by_its_old_name_too():
-    import keras
-
-    optimizer = keras.optimizers.SGD(0.5)
-    restore_lr(keras)
-    try:
-        optimizer.lr.assign(0.25)
-        assert float(optimizer.lr) == float(optimizer.learning_rate) == 0.25
-        optimizer.lr = 0.125
-        assert float(optimizer.learning_rate) == 0.125
-    finally:
+@pytest.fixture
+def _lr_is_gone_again():
+    yield
+    if "lr" in vars(keras.optimizers.Optimizer):
         del keras.optimizers.Optimizer.lr
 
 
-class TestKerasState:
-    def make(self, optimizer):
-        class State:
-            def __init__(self):
-                self.model = SimpleNamespace(weights=[KerasVariable(1)], trainable_variables=["kernel"])
-                self.optimizer = optimizer
-
-            def _save_model(self):
-                self.saved_by = "horovod"
-
-            def _load_model(self): ...
-
-        sent = []
-        module = SimpleNamespace(
-            TensorFlowKerasState=State,
-            _broadcast_model=lambda *_: sent.append("horovod"),
-            broadcast_variables=lambda variables, root_rank: sent.append([v.number for v in variables]),
-            tf=SimpleNamespace(identity=lambda variable: variable.number),
-        )
-        mend_keras_state(module)
-        return module, State(), sent
-
-    def test_an_optimizer_of_keras_3_is_built_saved_restored_and_sent(self):
-        built = []
-        optimizer = SimpleNamespace(built=False, variables=[KerasVariable(2)], build=built.append)
-        module, state, sent = self.make(optimizer)
-        state._save_model()
-        assert built == [["kernel"]], "else a newcomer has other variables than the rest"
-        state.model.weights[0].value.assign(10)
-        optimizer.variables[0].value.assign(20)
-        module._broadcast_model(state.model, state.optimizer, None)
-        state._load_model()
-        module._broadcast_model(state.model, state.optimizer, None)
-        assert sent == [[10, 20], [1, 2]]
-
-    def test_an_older_one_is_left_to_horovod(self):
-        module, state, sent = self.make(SimpleNamespace(variables=list))
-        state._save_model()
-        module._broadcast_model(state.model, state.optimizer, None)
-        assert (state.saved_by, sent) == ("horovod", ["horovod"])
+@pytest.mark.usefixtures("_lr_is_gone_again")
+def test_the_rate_of_an_optimizer_of_keras_3_goes_by_its_old_name_too():
+    optimizer = keras.optimizers.SGD(0.5)
+    restore_lr(keras)
+    optimizer.lr.assign(0.25)
+    assert float(optimizer.lr) == float(optimizer.learning_rate) == 0.25
+    optimizer.lr = 0.125
+    assert float(optimizer.learning_rate) == 0.125
 
 
-def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_state_is_made():
-    sent = []
-
-    class ObjectState:
-        def __init__(self, bcast_object, get_rank, **values):
-            vars(self).update(values)
-
-    class TensorFlowState(ObjectState):
-        def __init__(self, *_, **__):
-            sent.append("when made")
-
-        def _save_model(self):
-            self.saved = [self._eval_fn(variable) for variable in self.variables]
-
-        def _to_numpy(self, variable):
-            return variable.number
-
-        def _assign_var(self): ...
-
-        def sync(self):
-            self._save_model()
-
-    module = SimpleNamespace(
-        TensorFlowState=TensorFlowState,
-        ObjectState=ObjectState,
-        broadcast_object=None,
-        rank=None,
-        _executing_eagerly=lambda: True,
-        broadcast_variables=lambda variables, root_rank: sent.append([v.number for v in variables]),
-    )
+@pytest.fixture
+def states():
+    """Horovod's states for TensorFlow, mended, of a worker that is rank 0, and what it sends."""
+    module = fresh("horovod.tensorflow.elastic")
+    module.rank, module.broadcast_object = lambda: 0, lambda value: value
+    module.broadcast_variables = lambda variables, root_rank: module.sent.append([v.numpy().item() for v in variables])
+    mend_keras_state(module)
     mend_tensorflow_state(module)
-    state = TensorFlowState([KerasVariable(1), Variable(2)], batch=3)
-    assert (sent, state.batch, state.saved) == ([], 3, [1, 2])
-    state.variables[1].assign(4)
+    return module
+
+
+def state_of(states, optimizer):
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    return states.TensorFlowKerasState(keras.Sequential([keras.Input((1,)), layer]), optimizer)
+
+
+def test_an_optimizer_of_keras_3_is_built_saved_restored_and_sent(states):
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    state = state_of(states, optimizer)
+    assert optimizer.built, "else a newcomer has other variables than the rest"
+    state.model.weights[0].assign([[10.0]])
+    optimizer.momentums[0].assign([[20.0]])
+    state._bcast_model()
+    state.restore()
+    state._bcast_model()
+    assert [(sent[0], sent[-1]) for sent in states.sent] == [(10, 20), (1, 0)]
+
+
+def test_an_older_one_is_left_to_horovod(states):
+    state = state_of(states, SimpleNamespace(variables=list))
+    state._bcast_model()
+    assert (state._saved_optimizer_state, states.sent) == ([], [[1], []])
+
+
+def test_variables_without_a_session_are_sent_at_each_sync_and_not_when_the_state_is_made(states):
+    state = states.TensorFlowState([keras.Variable(1.0), tf.Variable(2.0)], batch=3)
+    assert (states.sent, state.batch, state._values) == ([], 3, [1, 2])
+    state.variables[1].assign(4.0)
     state.sync()
-    assert (sent, state.saved) == ([[1, 4]], [1, 4])
+    assert (states.sent, state._values) == ([[1, 4]], [1, 4])
 
 
 class TestOptimizers:
@@ -224,13 +182,9 @@ class TestOptimizers:
 
 
 @pytest.fixture
-def callbacks():
+def callbacks(_lr_is_gone_again):
     """Horovod's module, mended, with two workers of which the other one has what this one has, and 1 more."""
-    pytest.importorskip("horovod.tensorflow")
-    spec = importlib.util.find_spec("horovod._keras.callbacks")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.sent = []
+    module = fresh("horovod._keras.callbacks")
     module.hvd = SimpleNamespace(
         size=lambda: 2,
         rank=lambda: 0,
@@ -239,9 +193,7 @@ def callbacks():
         broadcast_variables=lambda variables, root_rank: module.sent.append((variables, root_rank)),
     )
     mend_callbacks(module)
-    yield module
-    if "lr" in vars(keras.optimizers.Optimizer):
-        del keras.optimizers.Optimizer.lr
+    return module
 
 
 def of_keras_3(impl):

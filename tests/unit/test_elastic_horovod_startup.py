@@ -1,6 +1,5 @@
-"""Scripts written for Horovod: how we get in, whether they move, and which of their errors are collectives that failed."""
+"""Scripts written for Horovod: how we get in, and whether they move."""
 
-import dis
 import subprocess
 import sys
 import threading
@@ -12,11 +11,8 @@ import pytest
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.startup import STARTUP_FOLDER, python_path
-from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.worker import WorkerCore
-from elasticdl.elastic.core.world import Member, World
-from elasticdl.elastic.horovod_scripts.script_worker import is_failed_collective, warm_up
+from elasticdl.elastic.horovod_scripts import stillness
+from elasticdl.elastic.horovod_scripts.script_worker import warm_up
 from elasticdl.elastic.horovod_scripts.stillness import BUSY, WINDOW_SECONDS, Stillness
 
 ENVIRONMENT = WorkerEnvironment("127.0.0.1:1", Token("token"), 0, "job.json").to_env()
@@ -96,38 +92,19 @@ class TestStartup:
         assert self.run(tmp_path, code, **env) == ["init", "SourceFileLoader"]
 
 
-class Steps(threading.Thread):
-    """Is found in one and the same call whenever somebody looks: in each step, until it is let go on to the next."""
+class Thread:
+    """Is always found in one and the same call: of this step, or after `go_on` of the next, whose frame often lies where it lay."""
 
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.watched = None
-        self.go_on = threading.Lock()
-        self.go_on.acquire()
-        self.ready = threading.Event()
-        self.ended = False
+    def __init__(self, monkeypatch):
         self.cpu = self.now = 0.0
-
-    def run(self):
+        self.go_on()
+        monkeypatch.setattr(stillness, "current_frames", lambda: {threading.get_ident(): self.step.gi_frame})
         self.watched = Stillness(lambda: self.now, lambda: self.cpu)
-        self.ready.set()
-        while not self.ended:
-            self.step()
-            self.ready.set()
 
-    def step(self):
-        self.go_on.acquire()
-
-    def stands(self):
-        """Wait until it is in the call."""
-        assert self.ready.wait(10)
-        self.ready.clear()
-        code = Steps.step.__code__
-        call = max(each.offset for each in dis.get_instructions(code) if each.opname == "CALL")
-        while True:
-            frame = sys._current_frames()[self.ident]
-            if (frame.f_code, frame.f_lasti) == (code, call):
-                return
+    def go_on(self):
+        self.step = None
+        self.step = (each for each in "x")
+        next(self.step)
 
     def moved(self, seconds=1.0, cpu=0.0):
         self.now, self.cpu = self.now + seconds, self.cpu + cpu
@@ -135,37 +112,30 @@ class Steps(threading.Thread):
 
 
 @pytest.fixture
-def steps():
-    thread = Steps()
-    thread.start()
-    thread.stands()
-    thread.moved()  # the first look
-    yield thread
-    thread.ended = True
-    thread.go_on.release()
-    thread.join(10)
-    assert not thread.is_alive()
+def thread(monkeypatch):
+    made = Thread(monkeypatch)
+    made.moved()  # the first look
+    return made
 
 
 class TestStillness:
-    def test_a_thread_that_does_not_leave_a_call_stands_still(self, steps):
-        steps.moved()  # seen there for the second time
-        assert [steps.moved() for _ in range(3)] == [False] * 3
+    def test_a_thread_that_does_not_leave_a_call_stands_still(self, thread):
+        thread.moved()  # seen there for the second time
+        assert [thread.moved() for _ in range(3)] == [False] * 3
 
-    def test_one_that_is_always_found_in_the_same_call_of_another_step_moves(self, steps):
-        for _ in range(20):  # frames of steps often lie where the last one lay
-            steps.moved()
-            steps.go_on.release()
-            steps.stands()
-            assert steps.moved()
+    def test_one_that_is_always_found_in_the_same_call_of_another_step_moves(self, thread):
+        for _ in range(20):
+            thread.moved()
+            thread.go_on()
+            assert thread.moved()
 
-    def test_one_that_computes_within_one_call_moves(self, steps):
-        steps.moved(WINDOW_SECONDS)
+    def test_one_that_computes_within_one_call_moves(self, thread):
+        thread.moved(WINDOW_SECONDS)
         most = BUSY * WINDOW_SECONDS
-        assert steps.moved(WINDOW_SECONDS, cpu=most + 0.1)
-        assert steps.moved(), "it did lately"
-        assert not steps.moved(WINDOW_SECONDS, cpu=most - 0.1), "waiting costs something, too"
-        assert not steps.moved(seconds=0.1, cpu=0.1), "a peak is not much"
+        assert thread.moved(WINDOW_SECONDS, cpu=most + 0.1)
+        assert thread.moved(), "it did lately"
+        assert not thread.moved(WINDOW_SECONDS, cpu=most - 0.1), "waiting costs something, too"
+        assert not thread.moved(seconds=0.1, cpu=0.1), "a peak is not much"
 
 
 @pytest.mark.parametrize(("imported", "made"), [(("horovod.torch", "torch"), 1), (("torch",), 0), ((), 0)])
@@ -179,61 +149,9 @@ def test_the_first_optimizer_of_pytorch_is_made_before_others_wait_for_it(import
     assert len(optimizers) == made
 
 
-class UnknownError(Exception):
-    """As TensorFlow's."""
-
-
-UnknownError.__module__ = "tensorflow.python.framework.errors_impl"
-
-
-def chained():
-    error = RuntimeError("while fitting")
-    error.__cause__ = ValueError("Horovod has not been initialized; use hvd.init().")
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (type("HorovodInternalError", (RuntimeError,), {"__module__": "horovod.common.exceptions"})("x"), True),
-        (ValueError("Horovod has not been initialized; use hvd.init()."), True),
-        (UnknownError("{{node HorovodAllreduce_0}} Connection closed by peer"), True),
-        (chained(), True),
-        (UnknownError("out of memory"), False),
-        (ValueError("shapes don't match"), False),
-        (RuntimeError("Horovod"), False),
-    ],
-)
-def test_a_failed_collective_is_known_by_its_cause(error, expected):
-    assert is_failed_collective(error) is expected
-
-
 def test_of_a_thread_that_has_ended_nothing_is_known():
     watched = []
     thread = threading.Thread(target=lambda: watched.append(Stillness()))
     thread.start()
     thread.join()
     assert [watched[0].moved() for _ in range(3)] == [True] * 3
-
-
-def entered(core, now, version, size=2, connecting=0, syncing=0):
-    members = tuple(Member(each, "h", 0, False) for each in range(size))
-    core.step(p.WorldPublished(World.of(version, members, 0)), now)
-    core.step(p.Trigger.CONNECTED, now + connecting)
-    core.synced(Progress())
-    core.step(p.Trigger.SYNCED, now + connecting + syncing)
-
-
-def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is_taken_off():
-    core = WorkerCore(3)
-    core.step(p.Trigger.READY, 0.0)
-    entered(core, 0, 1)
-    for now in (10, 20, 30):
-        assert core.pass_by(now) is None
-    core.step(p.WorldLeft("committed"), 31)
-    core.step(p.Trigger.CLOSED, 33)
-    entered(core, 36, 2, size=3, connecting=4, syncing=5)
-    pause = core.pass_by(61)
-    assert core.pass_by(71) is None
-    parts = (pause.notice, pause.drain, pause.rendezvous, pause.init, pause.sync, pause.first_step)
-    assert (parts, pause.total, pause.kind) == ((1, 2, 3, 4, 5, 6), 21, "grow")

@@ -170,45 +170,38 @@ def rebuilt(job, model, kind=torch.optim.SGD):
     job.state = TorchState(job.context, model, optimizer, ElasticDataLoader(job.context, make_data()), {"seen": 7})
 
 
-def other_model(job):
-    rebuilt(job, torch.nn.Linear(8, 5))
-    return "is of another training: it has no weight"
-
-
-def other_shape(job):
-    rebuilt(job, torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3)))
-    return "is of another training: 0.weight has shape (16, 8) there and (17, 8) here"
-
-
-def other_optimizer(job):
-    rebuilt(job, job.state.model, torch.optim.Adam)
-    return "is of another training: its optimizer is of another kind"
-
-
-def other_data(job):
+def read_other_data(job):
     order = job.state.sampler.order
     job.state.sampler.order = type(order)(60, order.policy, order.seed, order.shuffle, order.drop_last)
-    return "stands within an epoch of other data: samples was 50 and is 60"
 
 
-def other_object(job):
-    class Counter:
-        def state_dict(self):
-            return {}
+class Strict:
+    def state_dict(self):
+        return {}
 
-        def load_state_dict(self, state):
-            raise KeyError("seen")
-
-    job.state.values["seen"] = Counter()
-    return "does not fit: KeyError: 'seen'"
+    def load_state_dict(self, state):
+        raise KeyError("seen")
 
 
-@pytest.mark.parametrize("change", [other_model, other_shape, other_optimizer, other_data, other_object])
-def test_another_training_is_told_so_in_one_line(tmp_path, change):
+WIDER = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))
+ANOTHER = "is of another training: "
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda job: rebuilt(job, torch.nn.Linear(8, 5)), f"{ANOTHER}it has no weight"),
+        (lambda job: rebuilt(job, WIDER), f"{ANOTHER}0.weight has shape (16, 8) there and (17, 8) here"),
+        (lambda job: rebuilt(job, job.state.model, torch.optim.Adam), f"{ANOTHER}its optimizer is of another kind"),
+        (read_other_data, "stands within an epoch of other data: samples was 50 and is 60"),
+        (lambda job: job.state.values.update(seen=Strict()), "does not fit: KeyError: 'seen'"),
+    ],
+)
+def test_another_training_is_told_so_in_one_line(tmp_path, change, why):
     kept = tmp_path / "kept"
     Job(kept, seen=7).train(stop_after=1)
     job = Job(kept)
-    why = change(job)
+    change(job)
     with pytest.raises(UserError) as told:
         resume(job)
     assert str(told.value) == f"{kept}/stopped-0000000001.state, kept of step 1, {why}; give --no_resume to begin anew"
@@ -220,7 +213,7 @@ def test_other_data_are_no_matter_between_two_epochs(tmp_path):
     job = Job(kept).train(stop_after=3)  # the last step of its epoch
     assert job.state.progress.position in (0, 50)
     other = Job(kept)
-    other_data(other)
+    read_other_data(other)
     resume(other)
     assert other.state.step == 3
 

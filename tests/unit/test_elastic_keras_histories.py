@@ -9,7 +9,8 @@ import random
 
 import numpy as np
 import pytest
-from elastic_keras_kit import Board, Trainee, make_model, plain_losses, run_all
+from elastic_keras_kit import Board, Count, Trainee, plain_losses, run_all
+from elastic_keras_kit import make_model as make_plain_model
 from session_kit import enter, lose_world
 
 from elasticdl.elastic.core.interruptions import WorldBroken
@@ -22,12 +23,18 @@ STEPS = EPOCHS * 4
 POLICY = BatchPolicy(BATCH, None, 5)
 
 
+def make_model():
+    return make_plain_model(lambda: (Count(),))
+
+
 class History:
     """A job of up to four workers, in which after a few steps something happens, again and again."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
-        self.idle = [Trainee(0, Board(1), POLICY, joins=False) for _ in range(4)]  # processes that may be started
+        # processes that may be started
+        self.idle = [Trainee(0, Board(1), POLICY, make_model(), joins=False) for _ in range(4)]
+        self.all = list(self.idle)
         self.members = []
         self.losses = {}  # by step, as the last who made it
         self.happened = set()
@@ -141,4 +148,6 @@ def test_a_random_history_does_not_show_in_the_losses(seed):
     assert history.happened == {1, 2, 3, 4, "half", "none", "torn", "restart"}
     expected = plain_losses(BATCH, EPOCHS)
     assert sorted(history.losses) == list(range(1, STEPS + 1))
+    assert int(history.members[0].model.layers[1].calls) == STEPS, "a step that is torn leaves no trace"
+    assert {each for member in history.all for each in member.train_step.traces.values()} == {1}
     np.testing.assert_allclose([history.losses[step] for step in range(1, STEPS + 1)], expected, rtol=1e-5)
