@@ -170,7 +170,7 @@ class Recovery:
         if self._since is None:
             return False
         given_up = now - self._news > self._settings.heartbeat_timeout and self._can_be_reached
-        return not self._awaited or given_up or now - self._since >= self._settings.recovery_timeout
+        return not self._awaited or given_up or now - self._since > self._settings.recovery_timeout
 
     def _recover(self, now: float) -> list[Instruction]:
         """Take up what was found, and go on as if it had always been so."""
