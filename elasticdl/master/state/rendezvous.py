@@ -187,6 +187,8 @@ class Rendezvous:
         if not waiting or self.ending:
             return
         members = self._records.count(_S.MEMBER)
+        if members and waiting < limits.maximum - members and now < self._window_end:
+            return  # as is found below, too, but by a look at each member
         room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
         ready = members + waiting
         if room > 0 and ready < limits.minimum and not members:
