@@ -53,30 +53,29 @@ class Worker:
         self._world = pb.World()  # the present one; version 0: none
         self._request = self._ask(broken=False)  # not answered yet, unless it is in a world
         self._progress = 0
-        self._interval = 0.5
 
     async def run(self) -> None:
         """Returns when the master has told it to leave. A session that is lost is opened again, as a real worker's is."""
-        beats = asyncio.create_task(self._beat())
-        try:
-            while not await self._is_over():
-                await asyncio.sleep(RETRY_SECONDS)
-        finally:
-            beats.cancel()
+        while not await self._is_over():
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _is_over(self) -> bool:
         """One session. Returns False if it was lost."""
-        self._outbox = asyncio.Queue()
+        self._outbox, beats = asyncio.Queue(), None
         call = self._stub.Session(self._messages(self._outbox), metadata=self._metadata)
         try:
             async for message in call:
                 if message.WhichOneof("body") in ("drain", "stop_work"):
                     return True
+                if message.WhichOneof("body") == "welcome":
+                    beats = asyncio.create_task(self._beat(message.welcome.heartbeat_interval))
                 self._take(message)
         except grpc.RpcError as error:
             print(f"worker {self.id}: {error.code()}", file=sys.stderr)
         finally:
             call.cancel()
+            if beats:
+                beats.cancel()
         return False
 
     async def _messages(self, outbox: asyncio.Queue[pb.WorkerMessage]) -> AsyncIterator[pb.WorkerMessage]:
@@ -88,17 +87,15 @@ class Worker:
         while True:
             yield await outbox.get()
 
-    async def _beat(self) -> None:
+    async def _beat(self, interval: float) -> None:
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(interval)
             self._progress += 1
             beat = pb.Heartbeat(world_version=self._world.version, step=1, progress=self._progress)
             self._outbox.put_nowait(pb.WorkerMessage(heartbeat=beat))
 
     def _take(self, message: pb.MasterMessage) -> None:
         match message.WhichOneof("body"):
-            case "welcome":
-                self._interval = message.welcome.heartbeat_interval
             case "world":
                 self._world = message.world
                 self._note(self._world.version, self._world.size)

@@ -197,7 +197,7 @@ class TimingOptions(OptionGroup):
     """Timing, in seconds"""
 
     join_window: float = Field(0.3, ge=0)
-    """wait this long for further newcomers before the world changes"""
+    """wait this long for further newcomers before the world changes; longer with more than 1,000 members"""
     start_timeout: float = Field(600.0, gt=0)
     """a worker that is not ready this long after its start is given up and replaced"""
     heartbeat_timeout: float = Field(10.0, gt=0)

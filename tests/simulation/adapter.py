@@ -103,8 +103,8 @@ QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps, i.TellLearnt)
 class SaveRequest:
     """What the loop waits for where something must be saved first."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, make: Callable[[], Snapshot]) -> None:
+        self.make = make
         self.done = False
 
     def add_done_callback(self, callback: object) -> None:
@@ -117,8 +117,8 @@ class _Saver:
     def __init__(self, save: Callable[[SaveRequest], None]) -> None:
         self._save = save
 
-    def save(self, snapshot: Snapshot) -> SaveRequest:
-        request = SaveRequest(snapshot)
+    def save(self, make: Callable[[], Snapshot]) -> SaveRequest:
+        request = SaveRequest(make)
         self._save(request)
         return request
 

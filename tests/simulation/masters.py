@@ -10,7 +10,7 @@ from elasticdl.master.shell.convert import connected, to_event
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,
@@ -220,9 +220,9 @@ class Master:
         self._saving = True
         requests, self._requests = self._requests, []
         delay = SAVE_SECONDS * self.site.draw_master.uniform(0.5, 3.0)
-        self.site.clock.after(delay, self._write, requests)
+        self.site.clock.after(delay, self._write, requests, requests[-1].make())
 
-    def _write(self, requests: list[SaveRequest]) -> None:
+    def _write(self, requests: list[SaveRequest], snapshot: Snapshot) -> None:
         site = self.site
         if not self.alive and site.draw_master.random() < 0.5:
             return  # it died before the store had taken it
@@ -230,7 +230,7 @@ class Master:
             self._requests[:0] = requests
             site.clock.after(RETRY_SECONDS, self._save)
             return
-        self._version = site.store.save(requests[-1].snapshot.job, self._version)
+        self._version = site.store.save(snapshot.job, self._version)
         if not self._version:
             self.die("another has taken over")
             return

@@ -292,6 +292,16 @@ def test_an_earlier_master_is_refused_and_not_obeyed():
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
 
 
+def test_heartbeats_begin_when_the_master_has_taken_the_session_up():
+    worker = Worker(MADE)
+    for beats, seconds in ((0, 0.0), (1, 10.0)):
+        worker.now = seconds
+        worker.do(p.SessionOpened(), p.Trigger.TICK)
+        assert len(worker.sent(m.Heartbeat)) == beats
+        worker.do(p.Welcomed(0.5, 1), p.Trigger.TICK)
+        assert len(worker.sent(m.Heartbeat)) == beats + 1
+
+
 def test_alone_there_is_one_world_after_the_other_and_nobody_to_tell():
     worker = Worker(MADE, under_master=False)
     assert worker.do(p.Trigger.READY) == [p.Connect(worker.core.world)]

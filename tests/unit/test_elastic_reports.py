@@ -32,6 +32,7 @@ def steps_of(messages):
 
 def test_who_has_returned_from_its_training_waits_and_says_so():
     reporting, said = Reporting(), []
+    reporting.interval = 2.0
     for now, activity in enumerate((Activity.WAIT, Activity.END, Activity.UPDATE)):
         reporting.advance(activity, 10.0 * now)
         said += reporting.tick(1, 7, 10.0 * now)

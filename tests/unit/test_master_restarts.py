@@ -239,6 +239,23 @@ def test_one_that_left_in_the_absence_counts_as_no_crash_and_crashes_count_on():
     assert cluster.end.reason == "3 workers in a row failed at the start, last worker 2: crashed"
 
 
+@pytest.mark.parametrize(
+    ("place", "cause", "reason"),
+    [
+        ("", "drained", "drained: the master ended before it had a place"),
+        ("pod-1", "deleted", "deleted: it was not there when the master started again"),
+    ],
+)
+def test_of_a_worker_that_is_not_there_it_is_said_whether_somebody_may_have_taken_it_away(place, cause, reason):
+    waiting = WorkerSnapshot(0, WorkerState.STARTING, "asked for", place=place)
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=1), next_id=1, workers=(waiting,))
+    job = Job(Settings(memory.limits), memory)
+    told = [each for event in (found(), e.Tick()) for each in step(job, event, 0.0)]
+    (left,) = [each.fields for each in told if isinstance(each, i.Record) and each.event == "worker_left"]
+    assert (left["worker"], left["cause"], left["reason"]) == (0, cause, reason)
+    assert [each.worker_id for each in told if isinstance(each, i.LaunchWorker)] == [1]
+
+
 def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     """Their pods are kept for their logs, and found by every master anew."""
     memory = members_before(4, 5, next_id=6)

@@ -1,6 +1,7 @@
 """When a master's state is saved, what waits for that, and what happens if it fails."""
 
 import asyncio
+import itertools
 import math
 from contextlib import asynccontextmanager
 from functools import partial
@@ -273,16 +274,16 @@ async def test_what_happens_together_is_saved_together(desk):
     assert len(desk.store.saved) == before + 1
 
 
-def test_a_store_that_fails_gets_the_newest_when_it_works_again(monkeypatch, caplog):
+def test_a_store_that_fails_gets_the_newest_when_it_works_again_and_no_other_is_made(monkeypatch, caplog):
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.0)
 
     async def run():
         store = Store()
         store.failures = [AWAY] * 3
         saver = StateSaver(store)
-        limits = WorkerRange(minimum=1, maximum=2)
-        await asyncio.gather(*(saver.save(Snapshot(JobSnapshot(limits, number), 0.0)) for number in range(1, 50)))
-        assert [saved.job.next_id for saved in store.saved] == [49]
+        limits, made = WorkerRange(minimum=1, maximum=2), itertools.count(1)
+        await asyncio.gather(*(saver.save(lambda: Snapshot(JobSnapshot(limits, next(made)), 0.0)) for _ in range(50)))
+        assert [saved.job.next_id for saved in store.saved] == [4]
         await saver.close()
 
     asyncio.run(run())

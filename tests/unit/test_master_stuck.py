@@ -12,7 +12,7 @@ from elasticdl.master.rules.progress_limits import (
     UNLEARNT_NAME,
     ProgressLimits,
 )
-from elasticdl.master.rules.watching import LOOK_AGAIN
+from elasticdl.master.rules.watching import ANSWER_SECONDS, LOOK_AGAIN, TIME_TO_DUMP
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.worker_record import Pulse
@@ -190,6 +190,16 @@ def test_who_sends_heartbeats_and_does_not_answer_has_the_longer_time():
     r = stuck(asked=False)
     assert killed(r.pass_time(UNLEARNT_GIVE_UP - 1, progress=False)) == []
     assert killed(r.pass_time(2, progress=False)) == [2]
+
+
+def test_who_may_still_answer_at_this_moment_is_not_killed_yet():
+    r = stuck(asked=False)
+    r.pass_time(UNLEARNT_GIVE_UP - 1, progress=False)
+    r.now = round(r.now) + 2.0
+    r.job._workers.records[2].suspicion.asked = r.now - ANSWER_SECONDS - TIME_TO_DUMP
+    assert killed(r.post(e.Tick())) == []
+    r.now += TICK
+    assert killed(r.post(e.Tick())) == [2]
 
 
 def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_that_it_is_through():

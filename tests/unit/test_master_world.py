@@ -4,6 +4,7 @@ import pytest
 from master_kit import LONG, Yard, killed
 
 from elasticdl.master.state import events as e
+from elasticdl.master.state import rendezvous
 from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld
 
 WINDOW = 0.3
@@ -76,6 +77,31 @@ def test_steady_arrivals_are_not_waited_for_forever():
             break
     assert formed
     assert m.now <= 5 * WINDOW + 0.2
+
+
+def test_a_large_world_waits_longer_for_further_newcomers_and_for_nobody_once_it_has_lost_a_member(monkeypatch):
+    monkeypatch.setattr(rendezvous, "MEMBERS_IN_WINDOW", 2)
+
+    def world_of_four_and_two_newcomers():
+        m = Meeting(minimum=4, maximum=8)
+        version = m.world_of(0, 1, 2, 3)  # which was formed after the short window
+        m.come(4)
+        assert m.advance(1.9 * WINDOW) == []
+        m.come(5)
+        assert m.advance(0.2 * WINDOW) == []
+        return m, version
+
+    m, version = world_of_four_and_two_newcomers()
+    assert m.advance(1.7 * WINDOW) == []
+    assert m.advance(0.2 * WINDOW) == [AnnounceChange((0, 1, 2, 3), version, "workers 4, 5 join")]
+    m, version = world_of_four_and_two_newcomers()
+    assert m.exit(3) == [BreakWorld((0, 1, 2), version, "worker 3 killed: detail")]
+    m.cut(4)
+    m.cut(5)
+    for worker_id in (0, 1, 2):
+        m.ask(worker_id, step=1, left=version, broken=True)
+    m.come(6)
+    assert published(m.advance(1.1 * WINDOW)) == [[0, 1, 2, 6]]
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from itertools import takewhile
@@ -12,7 +13,6 @@ from elasticdl.elastic.core.step_times import Activity, StepClock
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 
-HEARTBEAT_SECONDS = 0.5  # until the master has said how often
 # As many as are made, in most jobs, since a master has saved its journal last and until the next is there.
 KEPT_STEPS = 8192
 
@@ -28,7 +28,7 @@ class Reporting:
     """
 
     def __init__(self) -> None:
-        self.interval = HEARTBEAT_SECONDS
+        self.interval = math.inf  # of heartbeats, until the master has said how often in the present stream
         self.clock = PauseClock()
         self.times = StepClock()
         self.totals = (0, 0)  # steps and epochs that there are to do in all, as far as is known; for the time left
@@ -116,13 +116,18 @@ class Reporting:
         return [StepReports(steps, *self.totals)]
 
     def again(self) -> list[Message]:
-        """All the steps that are kept, for a stream that follows one in which some may have been lost."""
-        self._sent = (0, 0)
+        """For a new stream all the steps that are kept, as some may have been lost in the one before.
+
+        Heartbeats wait until the master has taken the stream up. With thousands of workers that takes a while, and the
+        heartbeats of that time would come all at once.
+        """
+        self._sent, self.interval = (0, 0), math.inf
         return self.flush()
 
     def tick(self, world_version: int, step: int, now: float) -> list[Message]:
         out = self.flush()
-        if self._beat_at is None or now - self._beat_at >= self.interval:
+        is_due = self._beat_at is None or now - self._beat_at >= self.interval
+        if is_due and self.interval < math.inf:
             moved, activity = self._moved
             self._beat_at, ending = now, activity is Activity.END
             waiting = ending or activity is Activity.WAIT

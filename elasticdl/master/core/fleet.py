@@ -285,15 +285,17 @@ class Fleet:
         ``retention_order``: workers in the world or waiting for one, those to keep first.
         """
         self._now, self._paced = now, False
-        records = self._records.values()
-        live = [record for record in records if record.live]
-        wanted = maximum - sum(record.state in DONE for record in records)
-        if len(live) > max(0, wanted):
+        records = self._records
+        wanted, live = max(0, maximum - records.count(*DONE)), records.live
+        if live > wanted:
             place = {worker_id: index for index, worker_id in enumerate(retention_order())}
-            live.sort(key=lambda r: (place.get(r.worker_id, len(place)), _LEAST_USE.get(r.state, 0), r.worker_id))
+            by_use = sorted(
+                (record for record in records.values() if record.live),
+                key=lambda r: (place.get(r.worker_id, len(place)), _LEAST_USE.get(r.state, 0), r.worker_id),
+            )
             self.departures.clear()
-            return 0, live[max(0, wanted) :][::-1]
-        taken = sum(record.holds_place for record in records) + self._held(now)
+            return 0, by_use[wanted:][::-1]
+        taken = live + records.count(WorkerState.FAILED) + self._held(now)  # as `holds_place` says of each
         return max(0, min(wanted, self.crashes.most or wanted) - taken), []
 
     def launch(self) -> list[Instruction]:

@@ -45,6 +45,7 @@ class Job:
     def __init__(self, settings: Settings, snapshot: JobSnapshot | None = None) -> None:
         self._past = self._saved = past = snapshot or JobSnapshot(settings.workers)
         self._settings = settings
+        self._finished: tuple[int, ...] = ()  # as of the last step
         self._workers = Workers(settings, past)
         self._recovery = Recovery(self._workers, past) if snapshot else None
         self.training = self._workers.training  # what it has achieved so far
@@ -176,11 +177,13 @@ class Job:
     def _durable(self) -> JobSnapshot:
         """The part of the snapshot that must not be lost."""
         workers, rendezvous = self._workers, self._workers.rendezvous
-        finished = workers.records.of(*DONE)
+        # Workers are added one by one and taken out all at once (REOPEN): unless their number changes, they do not.
+        if len(self._finished) != workers.records.count(*DONE):
+            self._finished = tuple(record.worker_id for record in workers.records.of(*DONE))
         return JobSnapshot(
             workers.limits,
             workers.fleet.next_id,
-            tuple(record.worker_id for record in finished),
+            self._finished,
             rendezvous.together,
             rendezvous.world
             or self._past.world,  # one that was left for a later one still says which versions are used

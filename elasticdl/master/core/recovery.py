@@ -108,8 +108,12 @@ class Recovery:
         self._doubtful = frozenset(worker.worker_id for worker in found if worker.doubtful)
         gone = remembered.keys() - there.keys()
         for worker_id in sorted(gone):
-            reason = "it was not there when the master started again"
-            self._hold(e.WorkerExited(worker_id, e.ExitCause.DELETED, -1, reason), now)
+            known = remembered[worker_id]
+            if known.state in STARTING and not known.place:  # it waited, and nobody has taken anything away
+                cause, reason = e.ExitCause.DRAINED, "the master ended before it had a place"
+            else:
+                cause, reason = e.ExitCause.DELETED, "it was not there when the master started again"
+            self._hold(e.WorkerExited(worker_id, cause, -1, reason), now)
         fleet = self._workers.fleet
         fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._records)])
         condemned = [r for r in self._records.of(WorkerState.KILLING) if r.worker_id not in gone]
@@ -170,7 +174,7 @@ class Recovery:
         if self._since is None:
             return False
         given_up = now - self._news > self._settings.heartbeat_timeout and self._can_be_reached
-        return not self._awaited or given_up or now - self._since >= self._settings.recovery_timeout
+        return not self._awaited or given_up or now - self._since > self._settings.recovery_timeout
 
     def _recover(self, now: float) -> list[Instruction]:
         """Take up what was found, and go on as if it had always been so."""

@@ -346,7 +346,7 @@ class Workers:
         return out
 
     def _enforce_deadline(self, now: float) -> list[Instruction]:
-        if now < self.ending.deadline:
+        if now <= self.ending.deadline:
             return []
         grace = f"{self.settings.stop_grace:g} s"
         if not self.ending.killed:

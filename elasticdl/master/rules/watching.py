@@ -264,7 +264,7 @@ class Watch:
         if suspicion and suspicion.asked == now:
             stacks = "; its stacks are in its log" if record.connected else ""
             yield Record("warning", {"message": f"worker {record.worker_id}: {reason}{stacks}"})
-        elif suspicion and now - suspicion.asked >= TIME_TO_DUMP:
+        elif suspicion and now - suspicion.asked > TIME_TO_DUMP:
             # Others may do no better: it counts against the job.
             record.failure = record.failure or f"{reason}{suspicion}"
             yield from self._give_up(record, _K.LATE, reason, now)
@@ -272,7 +272,7 @@ class Watch:
     def _judge_stuck(self, record: WorkerRecord, crew: _Crew, now: float) -> Iterator[Instruction]:
         """Give it up if its time is over, and it could show where it stands."""
         suspicion = record.suspicion
-        if suspicion is None or now - suspicion.asked < TIME_TO_DUMP or not self._is_over(record, crew, now):
+        if suspicion is None or now - suspicion.asked <= TIME_TO_DUMP or not self._is_over(record, crew, now):
             return
         if self._limits.given is None and (spared := self._look_again(record, suspicion, crew, now)) is not None:
             yield from spared
@@ -313,7 +313,7 @@ class Watch:
         None if it is to be given up now.
         """
         since, seconds = now - suspicion.asked, self._seconds(record, _K.STUCK, now)
-        if not suspicion.answered and since < ANSWER_SECONDS + TIME_TO_DUMP:
+        if not suspicion.answered and since <= ANSWER_SECONDS + TIME_TO_DUMP:
             return []
         stands_still = suspicion.answers and not suspicion.moves
         if since > (FRESH_SECONDS if stands_still else LOOK_AGAIN):
@@ -332,7 +332,7 @@ class Watch:
             return
         reports = {worker_id: each.report for worker_id, each in suspicions.items() if each.report}
         asked = max(suspicion.asked for suspicion in suspicions.values())
-        if len(reports) < len(suspicions) and now - asked < TIME_TO_DUMP:
+        if len(reports) < len(suspicions) and now - asked <= TIME_TO_DUMP:
             return
         odd = odd_ones(reports) if len(reports) == len(suspicions) else {}
         shown = examples(odd, reports)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -72,21 +72,31 @@ def to_message(instruction: i.Instruction) -> pb.MasterMessage:
     return pb.MasterMessage(**{name: {field.name: getattr(instruction, field.name) for field in fields}})
 
 
-def world_messages(world: World, worker_ids: Collection[int]) -> Iterator[tuple[int, pb.MasterMessage]]:
-    """For each of these members the world as it sees it."""
-    told = frozenset(worker_ids)
-    alike = pb.World(
-        version=world.version,
-        reason=world.reason,
-        size=len(world.members),
-        standing=standing(world.members),
-        root=pb.Member(**_values(world.members[0])),
-    )
-    for rank, member in enumerate(world.members):
-        if member.worker_id in told:
-            message = pb.MasterMessage(world=alike)
-            message.world.MergeFrom(pb.World(rank=rank, own=pb.Member(**_values(member))))
-            yield member.worker_id, message
+class WorldMessages:
+    """A world as each of its members sees it. What all are told alike is made once, as it takes long with many members."""
+
+    def __init__(self, world: World) -> None:
+        self.version = world.version
+        self._members = {member.worker_id: (rank, member) for rank, member in enumerate(world.members)}
+        self._alike = pb.World(
+            version=world.version,
+            reason=world.reason,
+            size=len(world.members),
+            standing=standing(world.members),
+            root=pb.Member(**_values(world.members[0])),
+        )
+
+    @property
+    def worker_ids(self) -> Collection[int]:
+        """Of the members."""
+        return self._members.keys()
+
+    def told(self, worker_id: int) -> pb.MasterMessage:
+        """What this member is told."""
+        rank, member = self._members[worker_id]
+        message = pb.MasterMessage(world=self._alike)
+        message.world.MergeFrom(pb.World(rank=rank, own=pb.Member(**_values(member))))
+        return message
 
 
 def to_status(job_name: str, job: Job, now: float, elapsed: float) -> pb.JobStatus:

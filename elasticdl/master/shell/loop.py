@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import to_message, world_messages
+from elasticdl.master.shell.convert import WorldMessages, to_message
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.saver import StateSaver
@@ -23,6 +23,7 @@ from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.state.values import World
 from elasticdl.places.base import Launcher
 
 TICK_SECONDS = 0.1
@@ -84,6 +85,7 @@ class Loop:
         self._mailbox = mailbox
         self.pending: asyncio.Queue[Pending] = asyncio.Queue()
         self._unpublished: list[int] = []  # versions of worlds that are decided and not yet told
+        self._world: WorldMessages | None = None  # of the last that was told, or adopted
         self._saved_at = ports.clock()
         self._news_at = math.inf  # when the journal got the first of its entries that are not saved
 
@@ -150,9 +152,9 @@ class Loop:
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
 
     def _save(self, now: float) -> asyncio.Future[None]:
-        """The state, with the journal, as both are at this moment."""
+        """The state, with the journal, as both are at one moment: this one, or one soon after it."""
         self._saved_at, self._news_at = now, math.inf
-        saved = self._ports.saver.save(self._ports.wrap(self._job.snapshot()))
+        saved = self._ports.saver.save(lambda: self._ports.wrap(self._job.snapshot()))
         if numbers := self._ports.sessions.saving():
             saved.add_done_callback(partial(self._tell_saved, numbers))
         return saved
@@ -199,15 +201,22 @@ class Loop:
                 ports.launcher.kill(worker_id)
             case i.PublishWorld(world, ids):
                 self._unpublished.remove(world.version)
-                ports.sessions.begin_world(world.version, world.worker_ids)
-                for worker_id, message in world_messages(world, ids):
-                    ports.sessions.send((worker_id,), message)
+                messages = self._begin(world)
+                for worker_id in ids:
+                    ports.sessions.send((worker_id,), messages.told(worker_id))
                 if len(ids) == 1:  # told again: it may also have missed entries
                     ports.sessions.replay(ids[0])
             case i.AdoptWorld(world):
-                ports.sessions.begin_world(world.version, world.worker_ids)
+                self._begin(world)
             case _:
                 self._tell(instruction)
+
+    def _begin(self, world: World) -> WorldMessages:
+        """The sessions know this world from now on, if they did not yet. Returns what its members are told."""
+        if self._world is None or self._world.version != world.version:
+            self._world = WorldMessages(world)
+            self._ports.sessions.begin_world(world.version, self._world.worker_ids)
+        return self._world
 
     def _tell(self, instruction: i.Instruction) -> None:
         match instruction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from elasticdl.master.state.snapshot import Snapshot
@@ -46,11 +47,15 @@ class NoStore(SnapshotStore):
 
 
 class StateSaver:
-    """Saves the newest snapshot in the background, and tries again what has failed, until it is closed."""
+    """Saves the newest snapshot in the background, and tries again what has failed, until it is closed.
+
+    A snapshot of many workers takes long to make. So it is made only when the store is ready for it: what happens
+    together, and what happens while the store is busy, is in one snapshot.
+    """
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
-        self._newest: Snapshot | None = None  # not yet being saved
+        self._newest: Callable[[], Snapshot] | None = None  # makes what is not yet being saved
         self._waiting: list[asyncio.Future[None]] = []
         self._saving: asyncio.Task[None] | None = None
         self.problem = ""  # why the last attempt failed, if it did
@@ -60,13 +65,13 @@ class StateSaver:
         """The store's."""
         return self._store.news_seconds
 
-    def save(self, snapshot: Snapshot) -> asyncio.Future[None]:
-        """Done once this one, or a newer one, is saved.
+    def save(self, make: Callable[[], Snapshot]) -> asyncio.Future[None]:
+        """Done once a snapshot of this moment, or of a later one, is saved. ``make`` makes one of the moment of its call.
 
         The future raises what the store raised, unless that was an OSError.
         """
         saved = asyncio.get_running_loop().create_future()
-        self._newest = snapshot
+        self._newest = make
         self._waiting.append(saved)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._save())
@@ -83,15 +88,15 @@ class StateSaver:
 
     async def _save(self) -> None:
         while self._newest is not None:
-            snapshot, self._newest = self._newest, None
+            make, self._newest = self._newest, None
             waiting, self._waiting = self._waiting, []
             try:
-                await self._store.save(snapshot)
+                await self._store.save(make())
             except OSError as error:
                 if not self.problem:
                     _log.error("can't save the job's state, and try again: %s", error)
                 self.problem = str(error)
-                self._newest, self._waiting = self._newest or snapshot, [*waiting, *self._waiting]
+                self._newest, self._waiting = self._newest or make, [*waiting, *self._waiting]
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - raised again where the future is waited for
                 for future in waiting:

@@ -142,7 +142,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     if unwritten := steps.unwritten.joined:
         facts.recorded(STEPS, unwritten)
     saver = StateSaver(platform.store)
-    await _save_generation(saver, wrap(job.snapshot()))
+    await _save_generation(saver, lambda: wrap(job.snapshot()))
     mailbox = Mailbox()
     running = asyncio.get_running_loop()
 
@@ -228,7 +228,7 @@ async def serve_unless_relieved(
     raise RelievedError(f"leaving the job to another master: {relieved.result()}")
 
 
-async def _save_generation(saver: StateSaver, first: Snapshot) -> None:
+async def _save_generation(saver: StateSaver, first: Callable[[], Snapshot]) -> None:
     """From now on no other master will have this one's number.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -47,7 +47,7 @@ class Sessions:
         self.taken = dict(taken or {})
         self._unsaved: set[int] = set()  # workers that wait to hear that what they have said is saved
         self._version = 0
-        self._members: tuple[int, ...] = ()
+        self._members: Collection[int] = ()
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
         # Put before a world was known: a new master learns the world from its workers.
         self._early: list[tuple[int, pb.KvPut]] = []
@@ -93,12 +93,12 @@ class Sessions:
         for worker_id, number in numbers.items():
             self.send((worker_id,), pb.MasterMessage(saved=pb.Saved(number=number)))
 
-    def begin_world(self, version: int, members: tuple[int, ...]) -> None:
-        if version != self._version:
-            self._version, self._members, self._entries = version, members, {}
-            early, self._early = self._early, []
-            for worker_id, put in early:
-                self.put(worker_id, put)
+    def begin_world(self, version: int, members: Collection[int]) -> None:
+        """From now on entries are those of this world."""
+        self._version, self._members, self._entries = version, members, {}
+        early, self._early = self._early, []
+        for worker_id, put in early:
+            self.put(worker_id, put)
 
     def put(self, worker_id: int, put: pb.KvPut) -> None:
         """In a new session a member puts everything again; an entry that is known is not passed on twice."""

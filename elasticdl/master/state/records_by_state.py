@@ -69,7 +69,8 @@ class Records(dict[int, WorkerRecord]):
         del self._kept[record.state, record.connected][record.worker_id]
 
     def lingering(self) -> list[WorkerRecord]:
-        return [record for record in self.of(WorkerState.MEMBER, WorkerState.REJOINING) if record.waits_for_successor]
+        members = self.each_of(WorkerState.MEMBER, WorkerState.REJOINING)
+        return [record for record in members if record.waits_for_successor]
 
     @property
     def live(self) -> int:

@@ -2,7 +2,7 @@
 
 Rules
 1. A change begins at once when a member is lost, leaves, or says that its world broke; and, when standbys wait and there
-   is room, after a window in which others may arrive.
+   is room, after a window in which others may arrive. The window of a large world is longer, as its change takes longer.
 2. Members are told: to leave together after their step (planned), or at once (broken). A loss during a planned change
    makes it a broken one.
 3. When no member is left that has not asked, the next world is made of all who have asked and have a session. We wait for
@@ -34,6 +34,8 @@ from elasticdl.master.state.worker_record import NotificationLevel, WorkerRecord
 REASONS_SHOWN = 3
 # Standbys wait at most so many windows for others, however steadily those arrive.
 LONGEST_WAIT_IN_WINDOWS = 5
+# The window is as long as the specification says up to so many members, and above that grows with them.
+MEMBERS_IN_WINDOW = 1000
 # A broken world is normally left well within this, seconds.
 RECOVERY_FROM_BREAK = 1.0
 NOBODY = -1
@@ -166,7 +168,8 @@ class Rendezvous:
 
     def begin(self, now: float, reported_reason: str = "", *, broken: bool = False) -> Change:
         """Begin a change, or join the one under way; a broken world makes a planned change a broken one."""
-        self.change = self.change or Change(now, broken, reported_reason)
+        if self.change is None:
+            self.change, self._window_end = Change(now, broken, reported_reason), 0.0
         if broken and not self.change.broken:
             self.change.broken = self.change.is_untold = True
         return self.change
@@ -187,6 +190,8 @@ class Rendezvous:
         if not waiting or self.ending:
             return
         members = self._records.count(_S.MEMBER)
+        if members and waiting < limits.maximum - members and now < self._window_end:
+            return  # as is found below, too, but by a look at each member
         room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
         ready = members + waiting
         if room > 0 and ready < limits.minimum and not members:
@@ -252,8 +257,8 @@ class Rendezvous:
         if now < self._window_end:
             return False
         queued = [record.queued_at for record in self._records.each_of(_S.STANDBY, connected=True)]
-        last, longest = max(queued) + self._join_window, min(queued) + LONGEST_WAIT_IN_WINDOWS * self._join_window
-        self._window_end = min(last, longest)
+        window = self._join_window * max(1.0, self._records.count(_S.MEMBER) / MEMBERS_IN_WINDOW)
+        self._window_end = min(max(queued) + window, min(queued) + LONGEST_WAIT_IN_WINDOWS * window)
         return now >= self._window_end
 
     def _describe(self, standbys: Sequence[WorkerRecord]) -> str:
