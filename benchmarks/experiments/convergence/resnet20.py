@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,27 +42,20 @@ def custom_model() -> torch.nn.Module:
     return AddedExactly(model) if Task.read(os.environ).job.policy is Policy.BATCH else model
 
 
-class AddedExactly(torch.nn.Module):
+class AddedExactly(torch.nn.Sequential):
     """The model, whose gradients are rounded as each backward pass makes them, so that their sum does not depend on the order.
 
     Floating-point addition is not associative: cut among three workers instead of two, the same micro-batches give a sum that
     differs in its last bit, and training makes any difference grow. To tell that apart from a different *computation*, each
     micro-batch's gradient is brought to a multiple of ``GRID``, within ``LIMIT``. Then every sum of up to ``TERMS`` of them
-    is exact in single precision, so workers that make the same steps make them to the bit.
-
-    The rounding is part of the pass. A hook on a parameter would come too late: elasticdl calls it on the sum.
+    is exact in single precision, so workers that make the same steps make them to the bit. The rounding is part
+    of the pass, as elasticdl calls a hook on a parameter with the sum.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(self, *inputs: torch.Tensor) -> Any:
-        rounding = {
-            name: _OnGrid.apply(each)  # type: ignore[no-untyped-call]
-            for name, each in self.model.named_parameters()
-        }
-        return functional_call(self.model, rounding, inputs)
+        on_grid: Callable[[torch.Tensor], torch.Tensor] = _OnGrid.apply
+        parameters = {name: on_grid(each) for name, each in self[0].named_parameters()}
+        return functional_call(self[0], parameters, inputs)
 
 
 class _OnGrid(torch.autograd.Function):
