@@ -154,6 +154,7 @@ def test_a_journal_that_cannot_be_written_is_reported_once_and_stops_nothing(cap
     journal = Journal(Path("/dev/full"))
     for worker in range(2):
         journal.append("worker_ready", {"worker": worker})
+    journal.close()
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
 
 

@@ -39,9 +39,7 @@ class Journal:
             self._file.write(line + "\n")
             self._file.flush()
         except OSError as error:
-            if not self._failed:
-                _log.error("can't write the journal %s: %s; going on without it", self._path, error.strerror)
-            self._failed = True
+            self._tell(error)
         for queue in self._followers:
             queue.put_nowait(line)
         if event != STEPS:  # the step log tells observers of steps sooner
@@ -71,6 +69,15 @@ class Journal:
     def close(self) -> None:
         """There are no more entries: `entries` ends for all who follow."""
         self._closed = True
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # what could not be written before can't be now
+            self._tell(error)
         for queue in self._followers:
             queue.put_nowait(None)
+
+    def _tell(self, error: OSError) -> None:
+        """Once."""
+        if not self._failed:
+            _log.error("can't write the journal %s: %s; going on without it", self._path, error.strerror)
+        self._failed = True
