@@ -194,7 +194,7 @@ def patch(trainer: Any) -> Any:
     runtime.train_in_place(host.finish)
     kind = type(trainer)
     trainer.add_callback(EndsItsStep(host.decisions))
-    trainer.callback_handler.callbacks.insert(0, TellsEpoch(host))
+    trainer.callback_handler.callbacks.insert(0, TellsBegins(host))
     trainer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "_elastic": host})
     follow_rank(trainer.args, lambda: host.is_first)
     return trainer
@@ -210,11 +210,14 @@ class EndsItsStep(transformers.TrainerCallback):  # type: ignore[misc]
         self._decisions.put_off(control)
 
 
-class TellsEpoch(transformers.TrainerCallback):  # type: ignore[misc]
-    """The first callback: where a worker that comes later passes by an epoch, the others hear of that one."""
+class TellsBegins(transformers.TrainerCallback):  # type: ignore[misc]
+    """The first callback: the host knows before the others that training or an epoch begins, and where they are to stand then."""
 
     def __init__(self, host: TrainerHost) -> None:
         self._host = host
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._host.tell_begin()
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         self._host.tell_epoch()

@@ -141,8 +141,9 @@ class TrainerHost(MovableHost):
 
         optimizer.step = types.MethodType(step, optimizer)
 
-    def may_evaluate_first(self) -> bool:
-        """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
+    def tell_begin(self) -> None:
+        """Callbacks are about to hear that training begins. A worker of the first world stands where all do; arriving later would
+        undo what its callbacks draw at random."""
         received, place = self._place.received, self._place
         if (
             received
@@ -150,6 +151,9 @@ class TrainerHost(MovableHost):
             and (received["epoch"], received["batch"]) == (place.epoch, place.batch)
         ):
             self.participant.arrive()
+
+    def may_evaluate_first(self) -> bool:
+        """Whether this worker makes the evaluation before the first step: who comes later is told of it."""
         return not self.is_catching_up
 
     # -- an epoch --
