@@ -9,11 +9,13 @@ FOLDER: a line per step to ``curve``, and what it has come to at the end to ``en
 import importlib.util
 import json
 import os
+import random
 import signal
 import sys
 import time
 from pathlib import Path
 
+import torch
 import transformers
 
 import elasticdl.elastic.transformers as elastic
@@ -25,6 +27,13 @@ base = transformers.Trainer if kind == "plain" else elastic.Trainer
 
 
 class Observer(transformers.TrainerCallback):
+    def on_train_begin(self, *_, **__):
+        random.random()  # all workers draw alike, as one device does
+
+    def on_epoch_begin(self, *_, **__):
+        random.random()
+        torch.rand(1)
+
     def on_step_end(self, args, state, control, **_):
         if state.is_world_process_zero:
             with (folder / "curve").open("a") as curve:
