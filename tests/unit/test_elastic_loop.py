@@ -255,8 +255,8 @@ def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
 class Noting:
     """Notes what a script does with a batch."""
 
-    def __init__(self, model, sample):
-        self.tape = Tape(sample)
+    def __init__(self, model, sample, kept=()):
+        self.tape = Tape(sample, kept=kept)
         self.watch = Watch(model, self)
 
     def __enter__(self):
@@ -273,7 +273,8 @@ class Noting:
         loss.backward(**kwargs)
 
 
-def test_what_a_script_did_is_made_again_of_other_samples():
+@pytest.mark.parametrize("kept", [(), {-1}], ids=["", "by a worker that has come later"])
+def test_what_a_script_did_is_made_again_of_other_samples(kept):
     model = make_model(batch_norm=True)
     first, other = ({"pixels": torch.randn(n, 2, 4), "label": torch.arange(n) % 3} for n in (6, 9))
 
@@ -288,7 +289,7 @@ def test_what_a_script_did_is_made_again_of_other_samples():
 
     script(other)
     expected = [each.grad.clone() for each in model.parameters()]
-    with Noting(model, first) as tape:
+    with Noting(model, first, kept) as tape:
         script(first)
     model.zero_grad()
     tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))

@@ -141,15 +141,12 @@ class Watch(TorchFunctionMode):
         if isinstance(self, _NoWatch):  # a copy has this function, and not that one's
             self._enter_model()
         elif self._active and not self._within and self._is_innermost:
-            self._within = 1  # how the tape looks at these tensors is no call of the script's
-            try:
-                if self._tape is not None:
+            if self._tape is not None:
+                with self.paused():  # how the tape looks at these tensors is no call of the script's
                     self._tape.require_present(args, {})
                     self._tape.require_own(args, {})
-            except UserError:
-                self._within = 0
-                raise
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._within = 1
             self._modes = Modes(model) if self._tape is not None else None
         elif self._within:
             self._within += 1
