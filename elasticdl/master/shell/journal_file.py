@@ -77,7 +77,7 @@ class Journal:
             queue.put_nowait(None)
 
     def _tell(self, error: OSError) -> None:
-        """Once."""
+        """Say once that entries are lost."""
         if not self._failed:
             _log.error("can't write the journal %s: %s; going on without it", self._path, error.strerror)
         self._failed = True

@@ -37,8 +37,9 @@ class JoinedHost(Host):
 
     def weighed(self, made_by: str, to_change: str) -> WeighedGradients:
         """Refuses gradients that are made otherwise than by ``made_by``. ``to_change``: where they may be changed."""
-        trained = lambda: self.participant.state.parameters()  # noqa: E731
-        return WeighedGradients(trained, made_by, self.job.warn, may_be_summed=True, to_change=to_change)
+        return WeighedGradients(
+            lambda: self.participant.state.parameters(), made_by, self.job.warn, may_be_summed=True, to_change=to_change
+        )
 
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""

@@ -105,9 +105,8 @@ class MovableHost(JoinedHost):
         """The batches of the epoch that `go_to` was called for, each as this worker's part of it."""
         participant, (epoch, first) = self.participant, self._begins
         participant.begin_epoch(epoch)
-        if (
-            first and (self._place.epoch, self._place.batch) == self._begins
-        ):  # it has come within, and has drawn the order once more
+        if first and (self._place.epoch, self._place.batch) == self._begins:
+            # It has come within the epoch, and has drawn the order once more.
             RandomStreams.restore(self._place.outside)
         return participant.batches(first)
 
