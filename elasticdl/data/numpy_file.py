@@ -9,12 +9,14 @@ import contextlib
 import struct
 import zipfile
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.parsing_threads import parsed_beside_threads
 from elasticdl.data.records import Batch, Metadata, chosen_columns
 from elasticdl.data.storage import Storage
 
@@ -28,7 +30,7 @@ class NumpyFile:
     def __init__(self, name: str, storage: Storage, columns: Sequence[str] | None) -> None:
         self.name, self._storage, self._columns = name, storage, columns
         try:
-            found = _open_npz(name, storage) if name.endswith(".npz") else {"": _open_npy(name, storage)}
+            found = parsed_beside_threads(partial(_open, name, storage))
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"{name}: not a whole NumPy file, or one of objects ({reason})") from error
@@ -51,6 +53,10 @@ class NumpyFile:
     def read(self, rows: Sequence[int]) -> Batch:
         taken = {key: np.asarray(array[rows]) for key, array in self._arrays.items()}
         return taken.get("", taken)
+
+
+def _open(name: str, storage: Storage) -> Arrays:
+    return _open_npz(name, storage) if name.endswith(".npz") else {"": _open_npy(name, storage)}
 
 
 def _open_npy(name: str, storage: Storage) -> NDArray[Any]:

@@ -15,7 +15,9 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from elasticdl.common.crc32c import masked_crc32c
 from elasticdl.common.errors import UserError
+from elasticdl.common.parsing_threads import parsed_beside_threads
 from elasticdl.data.records import PieceFile
 from elasticdl.data.storage import Storage
 
@@ -83,12 +86,17 @@ def _kept(version: str, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int
     path = folder / f"{hashlib.sha256(version.encode()).hexdigest()}.npy"
     # Not there, or written by a process that died: it is made anew.
     with contextlib.suppress(OSError, ValueError, EOFError), path.open("rb") as file:
-        found: NDArray[np.int64] = np.load(file, allow_pickle=False)
-        return found
+        return parsed_beside_threads(partial(_read, file))
     made = make()
     with contextlib.suppress(OSError):  # a full disk, or a home that is read-only: the next worker makes it anew
         _write(path, made)
     return made
+
+
+def _read(file: BinaryIO) -> NDArray[np.int64]:
+    file.seek(0)
+    found: NDArray[np.int64] = np.load(file, allow_pickle=False)
+    return found
 
 
 def _write(path: Path, index: NDArray[np.int64]) -> None:

@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.common.errors import UserError
+from elasticdl.common.parsing_threads import parsed_beside_threads
 
 with contextlib.suppress(ImportError):  # it comes with TensorFlow
     import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 and its like by name
@@ -160,7 +162,8 @@ def read(file: IO[bytes]) -> Any:
     Exception: whatever a damaged file makes of NumPy, zipfile and json.
     """
     with np.load(file, allow_pickle=False) as archive:
-        return put_together(json.loads(archive[STRUCTURE].tobytes()), archive)
+        arrays = {name: parsed_beside_threads(partial(archive.__getitem__, name)) for name in archive.files}
+    return put_together(json.loads(arrays[STRUCTURE].tobytes()), arrays)
 
 
 def dumps(value: Any) -> bytes:
