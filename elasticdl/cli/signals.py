@@ -13,6 +13,7 @@ from types import FrameType
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # One wish that comes twice: the kernel and the shell both send SIGHUP when a terminal closes; `timeout` signals a process and its group.
 ECHO_SECONDS = 1.0
+POLL = 0.1  # seconds
 
 
 class Interrupted(BaseException):
@@ -55,6 +56,11 @@ class SignalLog:
         impatient = self.first is not None
         if self.add(number) and impatient:
             raise Interrupted(number)
+
+    def wait(self) -> None:
+        """Until the first comes. A long sleep would not end if the signal came just before it: only then is the handler called."""
+        while self.first is None:
+            time.sleep(POLL)
 
     def raise_first(self) -> None:
         if self.first is not None:

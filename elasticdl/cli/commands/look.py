@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
 from contextlib import closing
 from functools import partial
@@ -17,7 +16,7 @@ import click
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
 from elasticdl.cli.live_board import LiveBoard, with_status
 from elasticdl.cli.parsing import Option, command
-from elasticdl.cli.signals import caught, interrupt
+from elasticdl.cli.signals import SignalLog, caught
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
@@ -116,14 +115,8 @@ def dashboard(job: str | None, port: int, **given: Any) -> int:
     handle = find(job, given) if job is not None else None
     if handle is None and place_of(given).flags:
         all_jobs(given)  # a place that there is not is told now
-    stop = threading.Event()
-
-    def end(number: int) -> None:
-        if stop.is_set():  # once more: whom a master keeps waiting need not wait for it
-            interrupt(number)
-        stop.set()
-
-    with caught(end):
+    signals = SignalLog()
+    with caught(signals.add_or_raise):  # the second: whom a master keeps waiting need not wait for it
         board = LiveBoard(partial(all_jobs, given))
         try:
             with closing(_server(board, port)) as server:
@@ -132,7 +125,7 @@ def dashboard(job: str | None, port: int, **given: Any) -> int:
                     f"{where}\nuntil Ctrl-C; keep the address to yourself, as whoever has it on this machine can look",
                     flush=True,
                 )
-                stop.wait()
+                signals.wait()
         finally:
             board.close()
     return 0
