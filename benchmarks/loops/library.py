@@ -25,16 +25,11 @@ WANTED = "BENCHMARK_NCCL_ON_ONE_GPU"
 OF_ALL = {WANTED: "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
-def take_own_host() -> None:
-    """Where that is wanted; before `elastic.init`."""
+def library(work: Work) -> None:
+    record = work.record
     if WANTED in os.environ:
         os.environ.pop(SHARED_GPU, None)
         os.environ["NCCL_HOSTID"] = f"worker-{os.environ[WORKER_ID]}"
-
-
-def library(work: Work) -> None:
-    record = work.record
-    take_own_host()
     torch.set_num_threads(1)
     job = elastic.init(batch_size_per_worker=worker_batch(work.model))
     if record.warm:

@@ -15,11 +15,9 @@ from benchmarks.loops.records import Record, Team, Work, run, team_of_job
 from benchmarks.models import CLASSES, LAYERS, WORKER_BATCH
 from elasticdl.tensorflow import keras, tf
 
-
-def use_one_thread() -> None:
-    """Before TensorFlow computes anything."""
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+# One thread, which is asked for before TensorFlow computes anything.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 def make_model(name: str) -> keras.Sequential:
@@ -52,7 +50,6 @@ def library(work: Work) -> None:
     from elasticdl.elastic.keras.keras_state import KerasState
 
     record = work.record
-    use_one_thread()
     elastic.init(batch_size_per_worker=WORKER_BATCH)
     model = make_model(work.model)
     loader = elastic.DataLoader(Arrays(*make_arrays(work.model, work.samples)))
@@ -100,7 +97,6 @@ def _is_over(record: Record, team: Team) -> bool:
 
 def fit(work: Work, *, jit_compile: bool | str = "auto") -> None:
     """Of Keras itself, or elastic."""
-    use_one_thread()
     model, team = make_model(work.model), Team()
     batch: int | None = WORKER_BATCH
     if work.way == "elastic":
@@ -119,7 +115,6 @@ def horovod(work: Work) -> None:
     import horovod.tensorflow as hvd
 
     record = work.record
-    use_one_thread()
     hvd.init()
     model, optimizer, loss = make_model(work.model), make_optimizer(), make_loss()
     optimizer.build(model.trainable_variables)
