@@ -12,7 +12,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import stopped_text, summary_lines
+from elasticdl.cli.wording import is_over, stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
@@ -50,7 +50,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         JobFailedError: it failed, was stopped or is lost.
         Interrupted: a signal has ended the following, or the job.
     """
-    noted = signals or SignalLog()
+    noted, last = signals or SignalLog(), pb.JobStatus()
     with (
         caught(noted.add),
         open_screen(spec.log_loss_steps, own_outlets()) as screen,
@@ -61,6 +61,8 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
 
         def leaves(heard: Heard | None) -> bool:
             watch(heard)
+            if isinstance(heard, pb.JobStatus):
+                last.CopyFrom(heard)
             return follower.farewell is not None and noted.first is not None
 
         show_course(following, screen, leaves, prints.hear)
@@ -70,6 +72,10 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
             tell(follower.farewell)
         noted.raise_first()
     status = job.status()
+    if status.phase == "lost" and is_over(
+        last
+    ):  # its master told the end and could not write it down, as on a full disk
+        status = last
     if status.phase == "lost":
         follower.lost()
     # The user's traceback, if that was the cause, and a worker has not just printed it.

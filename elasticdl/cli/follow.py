@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -255,10 +255,12 @@ class Following:
         return False
 
     def _taken(self, *, to_end: bool) -> Iterator[Heard]:
-        more = True
-        while more:
-            lines = self._feed.read()[1]
-            more = to_end and bool(lines)
-            yield from lines
+        takes: list[Callable[[], Sequence[Heard]]] = [lambda: self._feed.read()[1]]
         if self._statuses:
-            yield from self._statuses.take()
+            takes.append(self._statuses.take)
+        for take in takes:
+            more = True
+            while more:
+                heard = take()
+                more = to_end and bool(heard)
+                yield from heard

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from typing import ClassVar, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from pydantic import ValidationError
@@ -22,6 +25,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.5
+AT_ONCE = 16  # masters that are asked at a time
+T = TypeVar("T")
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
@@ -225,6 +230,31 @@ class JobHandle(Protocol):
                 )
             time.sleep(min(POLL, self.look_seconds))
         return self.end()
+
+
+def of_each(jobs: Sequence[JobHandle], ask: Callable[[JobHandle], T]) -> list[T]:
+    """What is answered for each, in the same order; raises what the first that fails has raised.
+
+    Several are asked at a time, as a master that does not answer is waited for. Whoever is interrupted does not wait for the others:
+    threads of a pool would be waited for as the process ends.
+    """
+    answers: list[Future[T]] = [Future() for _ in jobs]
+    questions: queue.SimpleQueue[tuple[JobHandle, Future[T]]] = queue.SimpleQueue()
+    for question in zip(jobs, answers, strict=True):
+        questions.put(question)
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                job, answer = questions.get_nowait()
+                try:
+                    answer.set_result(ask(job))
+                except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                    answer.set_exception(error)
+
+    for _ in range(min(AT_ONCE, len(jobs))):
+        threading.Thread(target=work, name="ask", daemon=True).start()
+    return [answer.result() for answer in answers]
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from elasticdl.cli import wording
 from elasticdl.cli.follow import JournalFeed
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.job_handle import JobHandle, of_each
 from elasticdl.common.reason import flat
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
@@ -128,16 +128,23 @@ class LiveBoard:
             kept = {key: job for key, job in self._jobs.items() if missing and key[0]}
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a cluster must not end the list for good
             missing, handles, kept = [flat(error) or type(error).__name__], [], self._jobs
-        jobs: dict[Key, Known] = {}
-        for handle in handles:
-            if self._over.is_set():
-                return
-            jobs[handle.namespace, handle.name] = handle, _status(handle)
+        asked = zip(handles, of_each(handles, self._status), strict=True)
+        jobs: dict[Key, Known] = {(handle.namespace, handle.name): (handle, status) for handle, status in asked}
+        if self._over.is_set():
+            return
         jobs = {**jobs, **{key: job for key, job in kept.items() if key not in jobs}}
         self._jobs = jobs
         content = as_json([_row(key, status) for key, (_, status) in jobs.items()])
         notice = as_json("; ".join(missing))
         self._overview = News(content, str(hash((content, notice))), notice=notice)
+
+    def _status(self, handle: JobHandle) -> pb.JobStatus:
+        if self._over.is_set():  # nobody waits for more answers
+            return pb.JobStatus()
+        try:
+            return handle.status()
+        except Exception as error:  # noqa: BLE001 - a job that has just gone, or has damaged files, must not end the list
+            return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
 
     # ---- journals of jobs, in the other ----
 
@@ -234,13 +241,6 @@ def _trained(found: History, status: pb.JobStatus) -> History:
     loss = status.loss if status.samples and math.isfinite(status.loss) else None
     rate = status.samples_per_second if math.isfinite(status.samples_per_second) else None
     return replace(found, step=status.step, loss=loss, rate=rate)
-
-
-def _status(handle: JobHandle) -> pb.JobStatus:
-    try:
-        return handle.status()
-    except Exception as error:  # noqa: BLE001 - a job that has just gone, or has damaged files, must not end the list
-        return pb.JobStatus(phase="unreachable", reason=str(error), time_left=-1)
 
 
 def _row(key: Key, status: pb.JobStatus) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 The number of a process is free for another as soon as the process has been waited for (reaped). So nothing here, and nobody
 else, sends a signal to a number after that.
+
+A tracker is a child that multiprocessing, or loky, has started: it removes semaphores and shared memory once all others are gone,
+and ends. So it is killed after them, and only if it does not end. What it prints is in the log, after all else.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 REAP_SECONDS = 0.01
 CHILDREN_SECONDS = 5.0
+TRACKER_SECONDS = 2.0
+TRACKER = b"resource_tracker import main"  # in its command line
 
 
 class ProcessGroup:
@@ -59,22 +65,24 @@ class ProcessGroup:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """The leader and its children, at once; the leader is not reaped."""
-        if self._code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        """The leader and its children, at once, but for trackers; the leader is not reaped."""
+        if self._code is None and not self._spare_trackers():
+            self._kill_all()
 
     def end(self) -> int:
         """Kill whatever is left, and reap the leader; returns its exit code, or minus a signal's number."""
-        if self._code is None:
-            self.kill()  # while the number can't be another's
-            self._code = self._reap()
-        return self._code
+        deadline = time.monotonic() + TRACKER_SECONDS
+        while self._code is None and self._spare_trackers() and time.monotonic() < deadline:
+            time.sleep(REAP_SECONDS)
+        return self._end_all()
 
     async def wait(self) -> int:
         """Until the leader has ended, and the children that it left behind; returns as `end`."""
         await self.has_ended()
-        code = self.end()
+        deadline = time.monotonic() + TRACKER_SECONDS
+        while self._code is None and self._spare_trackers() and time.monotonic() < deadline:
+            await asyncio.sleep(REAP_SECONDS)
+        code = self._end_all()
         # Where this process is a subreaper, the children have become its own.
         deadline = time.monotonic() + CHILDREN_SECONDS
         with contextlib.suppress(ChildProcessError):
@@ -82,3 +90,34 @@ class ProcessGroup:
                 if os.waitpid(-self.pid, os.WNOHANG) == (0, 0):
                     await asyncio.sleep(REAP_SECONDS)
         return code
+
+    def _end_all(self) -> int:
+        if self._code is None:
+            self._kill_all()  # while the number can't be another's
+            self._code = self._reap()
+        return self._code
+
+    def _kill_all(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _spare_trackers(self) -> bool:
+        """If there are trackers, kill the others; returns whether there are any."""
+        trackers, others = list[int](), list[int]()
+        with contextlib.ExitStack() as opened:
+            try:
+                for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+                    with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+                        if os.getpgid(pid) != self.pid:
+                            continue
+                        process = os.pidfd_open(pid)
+                        opened.callback(os.close, process)
+                        is_tracker = TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+                        if os.getpgid(pid) == self.pid:  # its number has not become another's meanwhile
+                            (trackers if is_tracker else others).append(process)
+            except OSError:  # as when this process has no more file descriptors
+                return False
+            for process in others if trackers else ():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+        return bool(trackers)

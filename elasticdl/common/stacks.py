@@ -19,9 +19,10 @@ OTHER_LINES = 3
 OTHER_THREADS = 8
 DUMPED = "Timeout ("  # how a dump begins that a timer has made
 CRASHED = "Fatal Python error: "  # how the dump of a crash begins
-# How it ends, since Python 3.10, and what a shell around the program adds.
+# How it ends, since Python 3.10, and what a shell around the program and multiprocessing's tracker of resources add.
 _SHELL = "Segmentation fault|Aborted|Bus error|Illegal instruction|Floating point exception"
-_MODULES = re.compile(rf"^Extension modules: .*\(total: \d+\)(\n.*({_SHELL}).*)?\s*\Z", re.MULTILINE)
+_TRACKER = r"resource_tracker|^  warnings\.warn"
+_MODULES = re.compile(rf"^Extension modules: .*\(total: \d+\)(\n.*({_SHELL}|{_TRACKER}).*)*\s*\Z", re.MULTILINE)
 _SAID_BEFORE = 5  # lines: C++ writes what an exception says before it aborts
 _MACHINERY = '  File "<frozen importlib.'
 # Comes after a dump in a log, which can't be taken back.

@@ -2,7 +2,7 @@
 
 <user state dir>/elasticdl/jobs/NAME/        mode 0700
     job.json       the specification
-    master.json    address, token and process of the master; removed when the job has ended
+    master.json    address, token and process of the master; removed when it has ended and status.json was written
     journal.jsonl  the journal
     status.json    the last status, written when the job has ended
     state.json     what the next master must know, where there may be one

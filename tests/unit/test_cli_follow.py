@@ -182,6 +182,16 @@ def test_the_end_is_told_however_much_comes_before_it_that_is_known(monkeypatch)
     assert heard == [entry(number) for number in (*range(1, 8), 99)]
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_last_status_is_told_however_many_come_before_it(monkeypatch, most):
+    monkeypatch.setattr(follow, "MOST_LINES", most)
+    told = (["waiting", "running", "stopping"], []), ([], [])
+    with Masters(monkeypatch, *told, kept="stopped").following(statuses=True) as following:
+        following._statuses._thread.join()  # all of them are there at the first look
+        heard = [each.phase for each in following if isinstance(each, pb.JobStatus)]
+    assert heard == ["waiting", "running", "stopping", "stopped"]
+
+
 def test_what_is_kept_is_asked_for_until_the_cluster_answers(monkeypatch):
     monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
     answers = iter([UnreachableError("it is busy"), UnreachableError("it is busy"), [entry(1)]])

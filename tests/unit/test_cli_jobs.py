@@ -13,10 +13,13 @@ import types
 import pytest
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
+from rich.console import Console
 
 from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.cli.commands.jobs import show_all
 from elasticdl.cli.course import show_course
+from elasticdl.cli.job_handle import AT_ONCE, JobHandle, of_each
 from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
@@ -125,6 +128,61 @@ def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
     _, out, _ = run(capsys, "status", "done")
     assert "job done: succeeded" in out
     assert "metrics: accuracy 0.5" in out
+
+
+class Slow(JobHandle):
+    """Of a job whose master answers once all ``others`` are asked, which may be as many as threads."""
+
+    name, namespace = "", ""
+
+    def __init__(self, name, others):
+        self.name, self._others = name, others
+
+    def status(self):
+        assert sum(thread.name == "ask" for thread in threading.enumerate()) <= AT_ONCE
+        self._others.wait(DEADLINE)
+        return pb.JobStatus(job_name=self.name, phase="running")
+
+
+def test_many_masters_are_asked_some_at_a_time_and_shown_in_their_order(capsys):
+    names = [f"job-{number:02}" for number in range(3 * AT_ONCE)]
+    barrier = threading.Barrier(AT_ONCE)
+    show_all(Console(), [Slow(name, barrier) for name in names])
+    assert [line.split()[:2] for line in capsys.readouterr()[0].splitlines()[1:]] == [[n, "running"] for n in names]
+
+
+def test_whoever_is_asked_and_breaks_is_told_where_it_is_waited_for():
+    def ask(job):
+        raise ZeroDivisionError(job.name)
+
+    with pytest.raises(ZeroDivisionError, match="first"):
+        of_each([Slow("first", None), Slow("second", None)], ask)
+    assert of_each([], ask) == []
+
+
+PATIENT = "import sys; from elasticdl.cli import __main__, master_client; master_client.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"
+
+
+def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():
+    asked, over, master = threading.Semaphore(0), threading.Event(), FakeMaster("any")
+
+    def hang(request, context):
+        asked.release()
+        over.wait(DEADLINE)
+
+    master.Status = hang
+    with serving(master) as address:
+        for name in ("one", "two"):
+            new_job(name).write_master(address)
+        with subprocess.Popen([sys.executable, "-c", PATIENT, "status"], stderr=subprocess.PIPE) as process:
+            assert all(asked.acquire(timeout=DEADLINE) for _ in range(2))
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.communicate(timeout=DEADLINE)[1] == b""
+                assert process.returncode == 130
+            finally:
+                process.kill()
+                over.set()
 
 
 def test_a_job_that_is_not_there(capsys):
@@ -262,6 +320,36 @@ def test_of_a_lost_job_the_step_and_the_age_are_told_that_its_journal_tells(caps
     entries = [{"time": 100.0, "event": "job_started"}, *steps, {"time": 3000.0, "event": "worker_stuck"}]
     job.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"half')
     assert "\nepoch -, step 19,990, elapsed 0:48:20\n" in run(capsys, "status", "gone")[1]
+
+
+FULL = {"event": "job_finished", "phase": "failed", "reason": "out of luck", "steps": 7}
+
+
+def test_a_job_whose_status_could_not_be_written_ended_as_its_journal_tells(capsys, dead_pid):
+    """As on a full disk, where an entry may still find room."""
+    job = new_job("full")
+    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+    job.journal.write_text(
+        "".join(json.dumps(entry) + "\n" for entry in ({"time": 1, "event": "job_started"}, {"time": 9, **FULL}))
+    )
+    assert run(capsys, "status", "full")[1].startswith(
+        "job full: failed: out of luck\nepoch -, step 7, elapsed 0:00:08\n"
+    )
+    assert run(capsys, "stop", "full")[2] == "elasticdl stop: job full is not running: it has failed\n"
+
+
+def test_whoever_follows_a_job_to_its_end_is_told_it_though_nothing_could_be_written(capsys, running, dead_pid):
+    def end_on_a_full_disk() -> None:
+        running.wait_for_watcher()
+        running.update(phase="failed", reason="out of luck")
+        JobDir(jobs_root() / "live").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))
+        running.end()
+
+    thread = threading.Thread(target=end_on_a_full_disk)
+    thread.start()
+    code, _, err = run(capsys, "status", "--follow", "live")
+    thread.join()
+    assert (code, err.splitlines()[-1].partition(";")[0]) == (1, "elasticdl status: job live failed: out of luck")
 
 
 def test_following_events_and_logs_ends_with_the_job(running):

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,14 +28,19 @@ def test_children_that_are_left_behind_are_killed_before_the_number_is_free():
     seen = []
 
     def reap():
-        deadline = time.monotonic() + DEADLINE
-        while not is_over(child) and time.monotonic() < deadline:  # the kernel takes a moment
-            time.sleep(0.001)
+        wait_until(lambda: is_over(child))  # the kernel takes a moment
         seen.extend([psutil.Process(process.pid).status(), is_over(child)])
         return process.wait()
 
     assert asyncio.run(ProcessGroup(process.pid, reap).wait()) == 3
     assert seen == [psutil.STATUS_ZOMBIE, True]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def is_over(process):
@@ -83,3 +91,36 @@ def test_of_a_killed_leader_the_signal_is_told():
     group.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert (group.code(), group.end()) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+KEEPS = """
+import multiprocessing, sys
+kept = multiprocessing.get_context("spawn").Semaphore()
+print(kept._semlock.name, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", [lambda group: asyncio.run(group.wait()), ProcessGroup.end])
+def test_of_a_killed_process_no_semaphore_is_left(end):
+    """What removes it is a child of that process."""
+    process = start(sys.executable, "-c", KEEPS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process.stdin, process.stdout:
+        semaphore = Path("/dev/shm", "sem." + process.stdout.readline().strip("/\n"))
+        (tracker,) = psutil.Process(process.pid).children()
+        wait_until(tracker.cmdline)  # it has begun
+        assert semaphore.exists()
+        group = ProcessGroup(process.pid, process.wait)
+        group.kill()
+        assert end(group) == -signal.SIGKILL
+    assert not semaphore.exists()
+    wait_until(lambda: is_over(tracker))
+
+
+def test_a_group_is_killed_by_one_who_has_no_more_file_descriptors():
+    process, limits = start("sleep", "600"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert ProcessGroup(process.pid, process.wait).end() == -signal.SIGKILL
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -108,7 +108,13 @@ def test_the_last_words_of_a_log_are_the_crash_with_which_it_ends():
         '  File "/a/train.py", line 9 in <module>',
     ]
     assert last_words(crash) == told
-    assert last_words(f"{crash}run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n") == told
+    tracker = (
+        "/lib/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 14 leaked ones\n"
+        "  warnings.warn(\n"
+    )
+    assert last_words(f"{crash}{tracker}") == told
+    shell = "run.sh: line 2: 17 Segmentation fault      (core dumped) python train.py\n"
+    assert last_words(f"{crash}{shell}") == last_words(f"{crash}{tracker}{shell}") == told
     why = [f"line {number}" for number in range(9)] + ["terminate called", "  what():  CUDA error: out of memory"]
     assert last_words("\n".join([*why, crash])) == [*why[-5:], *told]
     assert last_words(f"{crash}goes on\n") == []

@@ -1,5 +1,7 @@
 """What Keras's ``fit`` does around its steps, an elastic one does too, however many workers make them."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -73,6 +75,25 @@ def test_a_py_dataset_is_told_of_epochs_as_by_keras(workers):
     assert_as_plain(members, plain)
     for training, validating in ours:
         assert (training.calls, validating.calls) == (theirs.calls, validation.calls)
+
+
+class Drawn(Batches):
+    """Draws from the generators of its process between epochs."""
+
+    def on_epoch_end(self):
+        self.calls.append((random.random(), np.random.random()))
+
+
+def test_a_worker_that_comes_later_draws_for_its_py_dataset_what_others_have_drawn():
+    first, later = Drawn(), Drawn()
+    samples = data_of(first).training
+    for count in (1, 3):
+        samples.tell(count, seed=5)
+    random.random()  # in its process other numbers were drawn
+    np.random.random()
+    data_of(later).training.tell(3, seed=5)
+    assert first.calls == later.calls
+    assert len(set(first.calls)) == 3, "two draws, and between them the beginning of an epoch"
 
 
 def test_a_py_dataset_that_grows_is_refused():

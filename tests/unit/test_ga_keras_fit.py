@@ -79,6 +79,17 @@ def test_the_callback_in_a_later_fit_and_with_another_optimizer(fitted):
     model.fit(inputs, labels, 5, verbose=0)  # goes on without
 
 
+def test_what_was_accumulated_before_fit_is_stepped_before_it():
+    x, y = make_data(20)
+    theirs = train(make_model(), plain_adam(), [(x[:5], y[:5]), (x[:10], y[:10]), (x[10:], y[10:])])
+    model = make_model()
+    model.compile(adam(2), "mse", run_eagerly=True)
+    train(model, model.optimizer, [(x[:5], y[:5])])
+    model.fit(x, y, 5, verbose=0, shuffle=False, callbacks=[callbacks.ExactEpochs()])
+    assert int(model.optimizer.iterations) == 3
+    assert same(model, theirs, 1e-6), "fit computes the loss in single precision"
+
+
 def test_callbacks_that_look_for_the_average_of_weights():
     swap = [keras.callbacks.SwapEMAWeights()]
     options = {"use_ema": True, "ema_momentum": 0.5}

@@ -155,6 +155,17 @@ FAILURE = {"productive": 15 + 8 - 1, "failure": 12, "again": 1, "ending": 1}
             {"productive": 5, "ending": 8},
             id="after the last step",
         ),
+        # Others may have work left, for which the job waits, or recovers.
+        pytest.param(
+            after(TRAINED, phase(12, "waiting"), OVER, ends=20),
+            {"productive": 5, "waiting": 8, "ending": 2 + 1},
+            id="the last step of one while the job waits",
+        ),
+        pytest.param(
+            after(TRAINED, broken(12), OVER, formed(20, 2, [0], 50), steps(21, 60, 10, world=2, seconds=1), ends=21),
+            {"productive": 5 + 1, "failure": 5, "ending": 5 + 1},
+            id="the last step of one while the world is broken",
+        ),
     ],
 )
 def test_where_the_time_went(history, wanted):

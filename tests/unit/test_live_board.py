@@ -235,6 +235,18 @@ def test_a_page_that_was_never_drawn_says_why(look):
     assert look.page(over)[1]["notice"] == ""
 
 
+def test_masters_of_the_list_are_asked_at_the_same_time(look):
+    both = threading.Barrier(2)
+
+    class Slow(Handle):
+        def status(self):
+            both.wait(30.0)
+            return super().status()
+
+    look.at(Slow(), Slow(place=THERE))
+    assert [(row["name"], row["phase"]) for row in look.overview()["content"]] == [("j", "running"), ("l", "running")]
+
+
 def test_a_list_that_fails_says_so_and_goes_on(look):
     listed = [ValueError("odd"), []]
 

@@ -105,6 +105,7 @@ def test_a_local_jobs_token_is_its_own_and_goes_with_it(job, monkeypatch):
     async def serve(spec, job_dir, platform):
         async with platform.lifespan(lambda event: None):
             found.append(job_dir.read_master())
+            job_dir.status.touch()
 
     monkeypatch.setattr(local_master, "serve", serve)
     for _ in range(2):
@@ -112,6 +113,18 @@ def test_a_local_jobs_token_is_its_own_and_goes_with_it(job, monkeypatch):
     assert found[0].token != found[1].token
     assert found[0].address.startswith(LOOPBACK)
     assert not job.master.exists()
+
+
+def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job, monkeypatch):
+    """Without its address, the job would be taken for one whose master is starting."""
+
+    async def serve(spec, job_dir, platform):
+        async with platform.lifespan(lambda event: None):
+            pass
+
+    monkeypatch.setattr(local_master, "serve", serve)
+    asyncio.run(local_master.serve_here(JobSpec(model_def="m"), job, lambda master: None))
+    assert job.master.exists()
 
 
 def test_a_local_worker_is_given_the_token():

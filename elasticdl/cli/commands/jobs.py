@@ -16,7 +16,7 @@ from rich.text import Text
 
 from elasticdl.cli import course, wording
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, place_of
-from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.job_handle import JobHandle, of_each
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -54,7 +54,10 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     elsewhere = any(job.namespace for job in jobs)
-    rows = [{"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **facts(job)} for job in jobs]
+    rows = [
+        {"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **found}
+        for job, found in zip(jobs, of_each(jobs, facts), strict=True)
+    ]
     for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
     for row in rows:

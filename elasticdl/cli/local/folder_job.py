@@ -19,11 +19,12 @@ from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
 from elasticdl.cli.local.local_logs import LocalLogs, Tail
-from elasticdl.cli.wording import by_writer
+from elasticdl.cli.wording import by_writer, is_over
 from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import JobDir, list_jobs, write_aside
-from elasticdl.job.journal import parse_entry
+from elasticdl.job.journal import Entry, parse_entry
 from elasticdl.places.slurm_commands import Stage
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -100,18 +101,35 @@ class FolderJob(JobHandle):
     def absence(self) -> str:
         return str(self.life().value)
 
+    def end(self) -> pb.JobStatus | None:
+        """As its journal tells it, if its master could not write its status, as on a full disk."""
+        if (kept := JobHandle.end(self)) is not None:
+            return kept
+        facts = Facts(self.name)
+        for entry in self._newest_entries():
+            facts.take(entry)
+        told = facts.state
+        status = pb.JobStatus(job_name=self.name, phase=told.phase, reason=told.reason, step=told.step, time_left=-1)
+        status.elapsed = self.last_known()[1]
+        return status if told.over and is_over(status) else None
+
     def last_known(self) -> tuple[int, float]:
-        """As its journal tells it; of a long one only the end is read."""
+        """As its journal tells it."""
+        entries = self._newest_entries()
+        steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
+        age = entries[-1]["time"] - entries[0]["time"] if entries else 0.0
+        return (steps[-1] if steps else 0), max(0.0, age)
+
+    def _newest_entries(self) -> list[Entry]:
+        """And the first, before them: a long journal is not read as a whole. None: it can't be read."""
         try:
             with self.folder.journal.open("rb") as file:
-                first = parse_entry(file.readline().decode(errors="replace"))
-                file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
-                entries = [entry for line in file if (entry := parse_entry(line.decode(errors="replace"))) is not None]
+                lines = [file.readline()]
+                file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - END_BYTES))
+                lines += file
         except OSError:
-            return 0, 0.0
-        steps = [step for entry in entries if type(step := entry.get("step")) is int and 0 <= step < MOST_STEPS]
-        age = entries[-1]["time"] - first["time"] if first and entries else 0.0
-        return (steps[-1] if steps else 0), max(0.0, age)
+            return []
+        return [entry for line in lines if (entry := parse_entry(line.decode(errors="replace"))) is not None]
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:

@@ -111,7 +111,8 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
         platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarker(job_dir)])
         return await serve(spec, job_dir, platform)
     finally:
-        job_dir.master.unlink(missing_ok=True)
+        if job_dir.status.exists():  # else the address of a dead master tells that the job is over
+            job_dir.master.unlink(missing_ok=True)
 
 
 def local_launcher(
