@@ -142,7 +142,7 @@ class OutputOptions(OptionGroup):
     """Output"""
 
     output: str = ""
-    """folder for the final model and summary.json"""
+    """folder for summary.json and, of a module, the final model"""
     tensorboard_log_dir: str = ""
     """folder for TensorBoard scalars"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

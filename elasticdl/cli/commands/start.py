@@ -36,6 +36,9 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     KubernetesOptions,
     SlurmOptions,
 )
+OF_MODULES = (
+    "`elasticdl train` has it; with `elasticdl run` that is the script's own business, so put it into the script"
+)
 _ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")  # to a switch
 
 
@@ -56,6 +59,9 @@ class _ScriptCommand(Command):
         rest = super().parse_args(ctx, args[:split])
         ctx.params["program"] = tuple(args[split + 1 :])
         return rest
+
+    def _instead(self, ctx: click.Context, flag: str) -> str:
+        return OF_MODULES if flag in train.flags() else super()._instead(ctx, flag)
 
     def _require_separator(self, args: list[str]) -> None:
         """The first word that is neither an option nor the value of one begins the program."""
