@@ -93,7 +93,7 @@ def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
     *_options(OPTION_GROUPS),
     kind=_ModuleCommand,
     options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
-    help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
+    help="Train a model-zoo module, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. "
     f"As in: {EXAMPLE}",
 )
 def train(**given: object) -> int:
@@ -107,8 +107,9 @@ def train(**given: object) -> int:
     *_options(SCRIPT_GROUPS),
     kind=_ScriptCommand,
     options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
-    help="Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
-    "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
+    help="Run a training script, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. It uses "
+    "elasticdl.elastic (a plain loop with prepare(), the library's loop, Lightning, Hugging Face's Trainer, Keras's fit, or what Run:AI's "
+    "library has), or was written for Horovod's elastic mode, which needs no change.",
 )
 def run(program: Sequence[str], **given: object) -> int:
     read = read_options(given, SCRIPT_GROUPS)
