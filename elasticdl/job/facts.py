@@ -37,6 +37,7 @@ MOST_NAMES = 50  # of kinds of entries and of causes, which a journal could make
 PAUSE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0)  # seconds, for the metrics
 FINAL = ("succeeded", "failed", "stopped")
 _KINDS = {"grow": TimeUse.GROW, "shrink": TimeUse.SHRINK, "failure": TimeUse.FAILURE}
+_IN_ORDER = ("clean", "drained", "finished")  # causes for which a worker that left is no loss
 _AFTER_STEPS = ("evaluation", "checkpoint", "epoch_finished", "exported")
 
 
@@ -59,6 +60,7 @@ class Facts:
         self._curve = Curve()
         self._members = 0
         self._changing: WorldChange | None = None
+        self._lost = False  # a member of the present world
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
         self.counts: Counter[str] = Counter()
@@ -221,8 +223,7 @@ class Facts:
             case "master_restarted":
                 self._master_restarted(entry, now)
             case "worker_left":
-                cause = f.text(entry, "cause")
-                self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+                self._worker_left(entry)
             case "evaluation":
                 self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
             case "checkpoint":
@@ -237,6 +238,12 @@ class Facts:
                 self._line.change(TimeUse.ENDING)
                 self._lanes.end(now)
                 self._end_world(now)
+
+    def _worker_left(self, entry: Entry) -> None:
+        cause, last = f.text(entry, "cause"), self._worlds.last
+        self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
+        if not self._lost and last is not None and cause not in _IN_ORDER:
+            self._lost = f.number(entry, "worker") in last.members
 
     def _phase(self, now: float) -> None:
         phase, line = self.state.phase, self._line
@@ -254,10 +261,12 @@ class Facts:
         line, before, ids = self._line, self._worlds.last, f.members(entry)
         first = line.doing is TimeUse.STARTING
         if self._changing is None:
+            # If the last member is lost, nobody is left whose world could be called broken.
             grew = before is None or len(ids) > before.size
-            doing = TimeUse.STARTING if first else TimeUse.GROW if grew else TimeUse.SHRINK
-            self._changing = WorldChange(now if first else now - f.seconds(entry, "seconds"), doing)
-        self._changing.told = False
+            doing = TimeUse.FAILURE if self._lost else TimeUse.GROW if grew else TimeUse.SHRINK
+            since = now if first else now - f.seconds(entry, "seconds")
+            self._changing = WorldChange(since, TimeUse.STARTING if first else doing)
+        self._changing.told = self._lost = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
         self._worlds.add(
@@ -348,7 +357,10 @@ class Facts:
         change = self._changing
         if change and current:
             if not change.told:
-                line.relabel(change.use, change.since, now - took)
+                began = max(change.since, now - took)
+                line.relabel(change.use, change.since, began)
+                if change.use is TimeUse.FAILURE:
+                    self._pauses.add(PauseRecord(world, str(change.use), began, began - change.since, 0, 0))
                 self._changes[str(change.use)] += 1
             self._changing = None
         again = min(f.count(entry, "again"), made)

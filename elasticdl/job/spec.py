@@ -124,7 +124,7 @@ class ResumeOptions(OptionGroup):
     """Checkpoints"""
 
     checkpoint_dir: str = ""
-    """folder or fsspec URL for checkpoints; a script has one there when it is stopped, and else in its job's own folder"""
+    """folder or fsspec URL for a module's checkpoints, and for what is kept of a training that is stopped; if not given, that is in the job's own folder"""
     resume: bool = True
     """continue from the newest checkpoint in --checkpoint_dir if there is one, or from what a job of this name was stopped with"""
 
@@ -142,7 +142,7 @@ class OutputOptions(OptionGroup):
     """Output"""
 
     output: str = ""
-    """folder for the final model and summary.json"""
+    """folder for summary.json and, of a module, the final model"""
     tensorboard_log_dir: str = ""
     """folder for TensorBoard scalars"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

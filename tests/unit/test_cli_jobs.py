@@ -116,6 +116,16 @@ def test_of_older_jobs_what_their_trainings_were_stopped_with_is_deleted():
     assert (len(list_jobs()), kept) == (KEPT_STATES + 2, [f"old-{number}" for number in range(KEPT_STATES + 1, 1, -1)])
 
 
+def test_a_job_in_a_folder_is_not_deleted_and_the_line_names_the_folder(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    job = ended_job("done")
+    code, out, err = run(capsys, "delete", "done")
+    assert (code, out) == (2, "")
+    assert f"job done is in the folder {job.path}, and only a job on a cluster is deleted; no cluster is" in err
+    assert "is in the folder" not in run(capsys, "delete", "other")[2]
+    assert job.path.exists()
+
+
 def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
     ended_job("done", reason="training is complete", metrics={"accuracy": 0.5})
     new_job("gone").write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid))

@@ -134,6 +134,8 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
     assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
     with pytest.raises(UserError, match="unknown option --foo"):
         run.make_context("run", ["--foo", "python", "train.py"])
+    with pytest.raises(UserError, match="unknown option --num_epochs: `elasticdl train` has it; with `elasticdl run`"):
+        run.make_context("run", ["--num-epochs", "3", "--", "python", "train.py"])
 
 
 @pytest.mark.parametrize(

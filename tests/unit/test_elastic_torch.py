@@ -215,6 +215,17 @@ def test_a_newcomer_gets_model_optimizer_position_and_values():
     assert torch.equal(momentum, root.optimizer.state_dict()["state"][0]["momentum_buffer"])
 
 
+def test_a_scripts_own_checkpoint_is_a_file_of_torchs_without_pickled_code(tmp_path):
+    """docs/library.md shows a script that writes and reads one."""
+    ahead, again = alone(batch_norm=True), alone(batch_norm=True)
+    ahead.train()
+    torch.save(ahead.state.state_dict(), tmp_path / "last.pt")
+    again.state.load_state_dict(torch.load(tmp_path / "last.pt", weights_only=True))
+    assert again.state.progress == ahead.state.progress
+    for mine, its in zip(again.model.state_dict().values(), ahead.model.state_dict().values(), strict=True):
+        assert torch.equal(mine, its)
+
+
 def test_a_world_that_breaks_while_others_are_sent_what_was_loaded_takes_no_part_of_it_back():
     ahead, loader = (Trainee(0, Board(1), BatchPolicy(16, None, None), batch_norm=True) for _ in range(2))
     ahead.train()

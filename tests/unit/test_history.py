@@ -197,6 +197,31 @@ def test_a_failure_after_which_no_step_was_made_has_its_place_among_the_pauses(t
     assert history.changes["failure"] == 1
 
 
+def test_when_the_last_member_is_killed_the_time_counts_as_a_failure_and_not_as_leaving():
+    """Nobody is left who could leave the world, so the journal has no ``world_broken``."""
+    gone = line(10, "worker_left", worker=0, cause="killed", code=-9)
+    anew = [gone, formed(12, 2, [1], 0, seconds=2), steps(13, 1, 1, world=2, seconds=0)]
+    history = after(steps(10, 50, 49, seconds=5), *anew, begins=start(1), ends=20)
+    assert spent(history) == pytest.approx({"starting": 5, "productive": 5 + 7, "failure": 3, "ending": 1})
+    assert history.changes == {"starting": 1, "failure": 1}
+    (found,) = history.pauses
+    assert (found.kind, found.world, found.total, found.workers) == ("failure", 2, pytest.approx(3), 0)
+
+
+@pytest.mark.parametrize("cause", ["drained", "clean", "finished"])
+def test_a_last_member_that_leaves_in_good_order_is_no_failure(cause):
+    gone = line(10, "worker_left", worker=0, cause=cause)
+    anew = [gone, formed(12, 2, [1], 50, seconds=2), steps(13, 51, 1, world=2, seconds=0)]
+    history = after(steps(10, 50, 49, seconds=5), *anew, begins=start(1), ends=20)
+    assert history.changes == {"starting": 1, "shrink": 1}
+
+
+def test_a_worker_that_was_lost_before_it_trained_breaks_no_world():
+    gone = line(10, "worker_left", worker=7, cause="killed")
+    history = after(gone, formed(12, 2, [0, 1, 2], 50, seconds=2), steps(13, 51, 1, world=2, seconds=0), ends=20)
+    assert history.changes == {"starting": 1, "grow": 1}
+
+
 def test_steps_that_are_told_twice_count_once():
     """A master that was started again is told the last steps once more."""
     once = [*start(), steps(10, 50, 49, seconds=5, again=10), steps(10.5, 55, 5, world=2, seconds=0.5)]

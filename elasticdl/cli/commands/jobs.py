@@ -22,6 +22,7 @@ from elasticdl.cli.screens import render
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
+from elasticdl.job.jobdir import list_jobs
 from elasticdl.job.journal import STEPS, parse_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -188,5 +189,14 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
 )
 def delete(job: str, **given: Any) -> int:
-    print(cluster_module("namespace_job").delete(job, place_of(given)))
+    place = place_of(given)
+    try:
+        print(cluster_module("namespace_job").delete(job, place))
+    except UserError as error:
+        here = [each.path for each in list_jobs() if each.name == job and not place.flags]
+        if not here:
+            raise
+        raise UserError(
+            f"job {job} is in the folder {here[0]}, and only a job on a cluster is deleted; {error}"
+        ) from None
     return 0

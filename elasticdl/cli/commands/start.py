@@ -36,6 +36,9 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
     KubernetesOptions,
     SlurmOptions,
 )
+OF_MODULES = (
+    "`elasticdl train` has it; with `elasticdl run` that is the script's own business, so put it into the script"
+)
 _ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")  # to a switch
 
 
@@ -56,6 +59,9 @@ class _ScriptCommand(Command):
         rest = super().parse_args(ctx, args[:split])
         ctx.params["program"] = tuple(args[split + 1 :])
         return rest
+
+    def _instead(self, ctx: click.Context, flag: str) -> str:
+        return OF_MODULES if flag in train.flags() else super()._instead(ctx, flag)
 
     def _require_separator(self, args: list[str]) -> None:
         """The first word that is neither an option nor the value of one begins the program."""
@@ -87,7 +93,7 @@ def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
     *_options(OPTION_GROUPS),
     kind=_ModuleCommand,
     options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
-    help="Train a model-zoo module, on this machine or a Kubernetes cluster, on workers that may come and go. "
+    help="Train a model-zoo module, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. "
     f"As in: {EXAMPLE}",
 )
 def train(**given: object) -> int:
@@ -101,8 +107,9 @@ def train(**given: object) -> int:
     *_options(SCRIPT_GROUPS),
     kind=_ScriptCommand,
     options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
-    help="Run a training script, on this machine or on a Kubernetes cluster, on workers that may come and go. It uses "
-    "elasticdl.elastic, or Run:AI's names of it, or was written for Horovod's elastic mode, which needs no change.",
+    help="Run a training script, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. It uses "
+    "elasticdl.elastic (a plain loop with prepare(), the library's loop, Lightning, Hugging Face's Trainer, Keras's fit, or what Run:AI's "
+    "library has), or was written for Horovod's elastic mode, which needs no change.",
 )
 def run(program: Sequence[str], **given: object) -> int:
     read = read_options(given, SCRIPT_GROUPS)

@@ -78,6 +78,7 @@ def require_one_begin(ours: Moved, jobs: Moved) -> None:
     if ours[0] != jobs[0] or not math.isclose(ours[1], jobs[1], rel_tol=_CLOSE, abs_tol=1e-12):
         raise UserError(
             "elastic.prepare() was given another optimizer's state than where the job began: the script goes on from a checkpoint that was "
-            "written since, so that its loop begins in another epoch. A worker that comes later is sent the job's state: read a "
-            "checkpoint of an earlier job only, under a name that this job does not write"
+            "written since, so that its loop begins in another epoch. A worker that comes later is sent the job's state, and a job that "
+            "was stopped goes on from what was kept: read a checkpoint of an earlier job only, under a name that this job does not write, "
+            "or give --no_resume if the script's own checkpoint is to count"
         )
