@@ -137,6 +137,8 @@ _KINDS = (
     Kind("checkpoint_failed", {**_WORKER, **_STEP, "path": "", "reason": ""}, logging.WARNING, "warning: no checkpoint at step {step}: {reason}",
          marked=True, of_worker={"step": int, "path": str, "reason": str}),
     Kind("collective", {**_WORKER, "engine": "what sums gradients over workers: horovod or torch"}, of_worker={"engine": str}),
+    Kind("epoch_began", {**_WORKER, "epoch": "from 0; of a plain loop", "marks": "by epoch, of the model at its beginning: by these a worker that "
+         "comes later knows a checkpoint of the script's own"}, of_worker={"epoch": int, "marks": dict}),
     Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
          of_worker={"step": int, "epoch": int, "samples": int, "path": str, "learnt": str}),
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+
+MOST_MARKS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Member:
 def standing(members: Sequence[Member]) -> int:
     """Of ``members`` in rank order, how many stand with rank 0; they come first. 0: nobody holds any state."""
     return sum(1 for _ in takewhile(lambda member: member.stands_with(members[0]), members))
+
+
+def newest_marks(marks: Mapping[int, float]) -> dict[int, float]:
+    """Of the model's marks at the beginning of epochs, those that are kept: a script goes on from a checkpoint that is not old."""
+    return {epoch: marks[epoch] for epoch in sorted(marks)[-MOST_MARKS:]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,20 +273,29 @@ class LastWordTaken(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt")
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt", "marks")
+    class MarksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     LEARNT_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
     generation: int
     epoch: int
     epoch_steps: int
     learnt: str
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ...) -> None: ...
+    marks: _containers.ScalarMap[int, float]
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ..., marks: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

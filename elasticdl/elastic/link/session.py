@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from elasticdl.common.own_stacks import stack_of
@@ -66,6 +66,7 @@ class Session:
         self._stepping = False
         self._orders: deque[p.Instruction] = deque()  # to the training thread
         self._jobs_place: tuple[int, int] | None = None
+        self._jobs_marks: dict[int, float] = {}
         self.learnt = ""  # what the master last said of how the job scales, for checkpoints
         self._start = SlowStart()
         self._closing = threading.Event()
@@ -125,6 +126,18 @@ class Session:
                 self._changed.wait_for(lambda: self._jobs_place is not None, WELCOME_SECONDS)
             return self._jobs_place or (0, 0)
 
+    def jobs_marks(self) -> dict[int, float]:
+        """Of the model at the beginning of epochs, as the master said when it was last reached, and as this worker has told it."""
+        self.jobs_place()
+        return dict(self._jobs_marks)
+
+    def tell_marks(self, epoch: int, marks: Mapping[int, float]) -> None:
+        """This epoch begins; the model had these marks, of which the master is told those that it does not know."""
+        known = self.jobs_marks()
+        if news := {str(each): mark for each, mark in marks.items() if known.get(each) != mark}:
+            self._jobs_marks = dict(marks)
+            self.notify("epoch_began", epoch=epoch, marks=news)
+
     # -- the stream's thread --
 
     def greet(self, unsent: Sequence[m.Message]) -> list[m.Message]:
@@ -137,6 +150,7 @@ class Session:
         if message.HasField("welcome"):
             with self._changed:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
+                self._jobs_marks = dict(message.welcome.marks)
                 self.learnt = message.welcome.learnt
                 self._changed.notify_all()
         event = to_event(message)

@@ -15,9 +15,12 @@ import torch
 
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch.from_memory import ModelFromMemory
+from elasticdl.elastic.torch.newcomer import Beginning, mark_of
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
+from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.job.shared_values import newest_marks
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +41,43 @@ class Standing:
 class Approach:
     """Of one script."""
 
-    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader) -> None:
-        self.stands = Standing()  # the script, behind the last batch that it was given, or a stand-in for that
+    def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, began: Beginning) -> None:
+        self.begins = Standing()  # the script, its first loop
+        self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
         self.jobs_place = (
             0,
             0,
         )  # epochs, and batches of the next, that are passed by before this worker asks for a world
         self._job = job
         self._data = data
+        self._began = began
         self._from_memory = ModelFromMemory(model)
 
     def begin(self) -> None:
         """The script begins its first loop."""
         self.jobs_place = self._job.session.jobs_place()
+        self.stands = self.begins = Standing(self._began.epoch(self._job.session.jobs_marks()))
+
+    def joins(self, position: ScriptPosition, start: tuple[int, int]) -> tuple[int, int]:
+        """This worker is in a world. Returns where its script stands: at ``start``, unless its first loop turns out to be another epoch.
+
+        Raises:
+            UserError: it was another epoch, and the script has passed batches by already.
+        """
+        epoch = self._began.epoch(position.marks)
+        if self.stands == self.begins:
+            self.stands = self.begins = Standing(epoch)
+            start = epoch, 0
+        if epoch == 0 or epoch != self.begins.epoch:
+            self._began.require(position.began_with)
+        return start
+
+    def note(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
+        if self._job.under_master:
+            position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
+            if self._job.rank == 0:
+                self._job.session.tell_marks(epoch, position.marks)
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""

@@ -27,7 +27,7 @@ from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing
 from elasticdl.elastic.torch.loop_faults import lasting
 from elasticdl.elastic.torch.means import Means
-from elasticdl.elastic.torch.newcomer import Hints, moved, require_one_begin
+from elasticdl.elastic.torch.newcomer import Beginning, Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
@@ -70,7 +70,8 @@ class LoopHost(JoinedHost):
         self._order = Order(data)
         self._repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
         self._watch = Watch(model, self)
-        self._approach = Approach(job, model, data)
+        self._began = Beginning(each_of(optimizer))
+        self._approach = Approach(job, model, data, self._began)
         self._epochs = 0  # begun by the script
         self._last: NotedBatch | None = None
         self._means = Means(job)
@@ -79,7 +80,6 @@ class LoopHost(JoinedHost):
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
         self._is_fresh = True  # no gradient was made of the open batches
         self.hints = Hints()
-        self._began_with = moved(each_of(optimizer))
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
 
@@ -100,21 +100,27 @@ class LoopHost(JoinedHost):
         """The script is in its loop, where the job is not."""
         return self._epochs > 0 and self.is_idle and self._repeats is None
 
+    @property
+    def _next_epoch(self) -> int:
+        """Of the job: that with which the script's next loop begins."""
+        return self._approach.begins.epoch + self._epochs
+
     # -- an epoch --
 
     @lasting
     def begin_epoch(self) -> None:
         """The script begins to loop over its loader."""
-        epoch = self._epochs
         if self._joined is not None:
             self._replay.turn(is_new_loop=True)
-        if epoch == 0:
+        if self._epochs == 0:
             self._approach.begin()
-        if self._joined is None and (epoch, 0) >= self._approach.jobs_place:
-            self._begin(GlobalBatch(epoch, 0, 0, ()))
+        if self._joined is None and (self._next_epoch, 0) >= self._approach.jobs_place:
+            self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
+        epoch = self._next_epoch
         self._epochs += 1
         if self._joined is not None and not self._joined.is_catching_up:
             self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
+            self._approach.note(epoch, self._joined.position, each_of(self._optimizer))
         if self._repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
@@ -134,7 +140,7 @@ class LoopHost(JoinedHost):
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
-        self._approach.stands = Standing(self._epochs, 0, 0)
+        self._approach.stands = Standing(self._next_epoch)
         participant = self._joined
         if participant is None:
             return
@@ -160,7 +166,7 @@ class LoopHost(JoinedHost):
 
     def _begin(self, batch: GlobalBatch) -> None:
         """Be in a world. The script asks for this batch."""
-        position = ScriptPosition(self._began_with)
+        position = ScriptPosition(self._began.moved)
         if self._epochs == 0:
             position.note_streams(0, self._data.draws, since=0)
         values = {**self._values(), "place": position, "gradients": self._gradients}
@@ -170,8 +176,7 @@ class LoopHost(JoinedHost):
         state = LoopState(self.job, self._model, self._optimizer, values, self._data)
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
-        require_one_begin(self._began_with, position.began_with)
-        if batch.start > (state.progress.epoch, state.progress.position):
+        if self._approach.joins(position, batch.start) > (state.progress.epoch, state.progress.position):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 
@@ -336,7 +341,7 @@ class LoopHost(JoinedHost):
             if self._approach.is_short:
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
                 return None
-            self._begin(GlobalBatch(self._epochs, 0, 0, ()))
+            self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
         at = self.participant.state.progress
         if self.is_catching_up and self._approach.is_short_of(at):
             self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))

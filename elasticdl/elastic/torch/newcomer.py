@@ -6,7 +6,7 @@ The others go on without a newcomer that raises on its way, or where it stands f
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 
 Moved = tuple[int, float]
 _CLOSE = 1e-3
+_EQUAL = 1e-12  # sums in double precision may be added up in another order
 
 ON_ITS_WAY = (
     "raised on a worker that was catching up, on a stand-in for a batch (elastic.catching_up() is True; it has samples of the first batch of "
@@ -64,21 +65,52 @@ class Hints:
 def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
     """Of what optimizers keep for each parameter: how many tensors, and their norm. None before the first step."""
     states = [value for each in optimizers for state in each.state.values() for value in state.values()]
-    tensors = [each.detach() for each in states if isinstance(each, torch.Tensor)]
-    norms = [float(torch.linalg.vector_norm(each.double().to_dense())) for each in tensors if not each.is_complex()]
-    return len(tensors), math.hypot(*norms)
+    tensors = [each for each in states if isinstance(each, torch.Tensor)]
+    return len(tensors), _norm(tensors)
 
 
-def require_one_begin(ours: Moved, jobs: Moved) -> None:
-    """``ours``: the optimizers as the script has given them to `elastic.prepare`. ``jobs``: as the one did that has begun the job.
+def mark_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """Of the parameters and of what optimizers keep for them: one number, another one after each step."""
+    trained = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    return math.hypot(_norm(trained), moved(optimizers)[1])
 
-    Raises:
-        UserError: the script has read a checkpoint since, and its loop begins elsewhere.
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    kept = [each.detach() for each in tensors if not each.is_complex()]
+    return math.hypot(*(float(torch.linalg.vector_norm(each.double().to_dense())) for each in kept))
+
+
+class Beginning:
+    """With what a script's loop begins: the optimizers as they were given to `elastic.prepare`.
+
+    A script may go on from a checkpoint of its own. On a worker that comes later that may be one which the job has written since.
     """
-    if ours[0] != jobs[0] or not math.isclose(ours[1], jobs[1], rel_tol=_CLOSE, abs_tol=1e-12):
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.moved = moved(optimizers)
+        self._mark = mark_of(optimizers) if self.moved[0] else 0.0
+
+    def epoch(self, marks: Mapping[int, float]) -> int:
+        """Of the job, which the first loop of the script is: 0, unless the script has read what the job has written.
+
+        Args:
+            marks: of the job, `mark_of` at the beginning of its epochs.
+        """
+        return next(
+            (epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)), 0
+        )
+
+    def require(self, jobs: Moved) -> None:
+        """``jobs``: as the one did that has begun the job.
+
+        Raises:
+            UserError: the script has read a checkpoint since, and its loop begins elsewhere.
+        """
+        if self.moved[0] == jobs[0] and math.isclose(self.moved[1], jobs[1], rel_tol=_CLOSE, abs_tol=1e-12):
+            return
         raise UserError(
-            "elastic.prepare() was given another optimizer's state than where the job began: the script goes on from a checkpoint that was "
-            "written since, so that its loop begins in another epoch. A worker that comes later is sent the job's state, and a job that "
-            "was stopped goes on from what was kept: read a checkpoint of an earlier job only, under a name that this job does not write, "
-            "or give --no_resume if the script's own checkpoint is to count"
+            "elastic.prepare() was given another optimizer's state than where the job began: the script goes on from a checkpoint that "
+            "was written since, within an epoch or long ago. A worker that comes later is sent the job's state: write such a checkpoint at "
+            "the end of an epoch, with all optimizers, or read only what an earlier job has written, under another name. After `elasticdl "
+            "stop` the job goes on from what was kept: give --no_resume if the script's own checkpoint is to count"
         )

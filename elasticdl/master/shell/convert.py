@@ -155,9 +155,9 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
             raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
         if isinstance(value, list):
             _require_lines(notice.event, name, value)
+        if isinstance(value, dict) and not all(isinstance(each, int | float) for each in value.values()):
+            raise ValueError(f"{name} must be numbers, not {value!r}")
     metrics = fields.get("metrics", {})
-    if not all(isinstance(metric, int | float) for metric in metrics.values()):
-        raise ValueError(f"metrics must be numbers, not {metrics!r}")
     for name, value in {**metrics, **fields}.items():
         most = _LARGEST.get(name, 2**63 - 1)
         least = 0 if name in fields else -most

@@ -161,7 +161,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
 
     def welcome() -> pb.Welcome:
-        stands = ("epoch", "epoch_steps") if job.phase is Phase.RUNNING else ()
+        stands = ("epoch", "epoch_steps", "marks") if job.phase is Phase.RUNNING else ()
         return pb.Welcome(
             job_name=job_dir.name,
             heartbeat_interval=heartbeat_interval,

@@ -61,6 +61,7 @@ class TrainingSnapshot:
     # The step after which the workers' states were compared last, and of how many they were one.
     compared_step: int = field(default=0, compare=False)
     compared_workers: int = field(default=0, compare=False)
+    marks: Mapping[int, float] = field(default_factory=dict, compare=False)  # of the model, at the beginning of epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from elasticdl.job.shared_values import newest_marks
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import Record
 from elasticdl.master.state.snapshot import TrainingSnapshot
@@ -58,6 +60,8 @@ class Training(TrainingSnapshot):
             self._take_metrics(told.get("metrics"))
         elif event.event == "collective":
             self.collective = str(told.get("engine", ""))
+        elif event.event == "epoch_began":
+            self._take_marks(told.get("marks"))
         elif event.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
             self.epoch_steps = 0
@@ -72,6 +76,7 @@ class Training(TrainingSnapshot):
         """Nobody holds the state any more; the step that was lost. Who goes on tells where it begins."""
         lost, self.step, self.samples = self.step, 0, 0
         self.epoch = self.epoch_steps = 0
+        self.marks = {}
         return lost
 
     # ---- what is asked ----
@@ -124,6 +129,10 @@ class Training(TrainingSnapshot):
     def _take_metrics(self, metrics: Any) -> None:
         if metrics:
             self.metrics = dict(metrics)
+
+    def _take_marks(self, told: Any) -> None:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # of a worker whose words make no sense
+            self.marks = newest_marks({**self.marks, **{int(epoch): float(mark) for epoch, mark in told.items()}})
 
     def _per_second(self, now: float, column: int) -> float:
         """The first report only marks where counting begins. Up to the last one, or up to now if the next is late."""

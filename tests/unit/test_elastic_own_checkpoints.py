@@ -1,0 +1,84 @@
+"""A script that goes on from a checkpoint of its own, on a worker that comes later."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from newcomer_kit import EPOCHS, STANDS, Member, late_of, train
+from refusal_kit import refused
+from session_kit import FakeMaster
+
+from elasticdl.proto import elasticdl_pb2 as pb
+
+
+class Checkpoints:
+    """Of a script that writes one at the end of each epoch, and goes on from it."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, member):
+        self.written.append(copy.deepcopy((member.model.state_dict(), member.optimizer.state_dict())))
+
+    def read(self, epochs):
+        """As that of the first epochs; to be called at a script's beginning."""
+
+        def load(member):
+            for one, state in zip((member.model, member.optimizer), self.written[epochs - 1], strict=True):
+                one.load_state_dict(copy.deepcopy(state))
+
+        return load
+
+
+@pytest.mark.parametrize(
+    ("stands", "read", "told", "passed"), [(STANDS, 1, True, 2), ((0, 0), 1, False, 0), ((1, 0), 1, False, 0)]
+)
+def test_a_newcomer_goes_on_from_what_the_script_has_written_after_an_epoch(stands, read, told, passed):
+    """``told``: whether the master knows of that epoch; else only the state does, that the others send."""
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    late = late_of(member, stands if told else (0, 0), before=checkpoints.read(read))
+    marks = member.host.participant.position.marks
+    assert list(marks) == [0, 1, 2]
+    assert late.job.session.jobs_marks() == {}
+    late.job.session._jobs_marks = marks if told else {}
+    train(late, epochs=range(read, EPOCHS))
+    assert late.joined_at == passed
+    assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
+    assert late.orders == {epoch: order for epoch, order in member.orders.items() if epoch in late.orders}
+    assert late.host.finish().progress == member.host.finish().progress
+
+
+def test_a_newcomer_that_was_told_too_little_of_the_epochs_is_started_again():
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    late = late_of(member, before=checkpoints.read(1))
+    refused("another optimizer's state than where the job began", lambda: train(late, epochs=range(1, EPOCHS)))
+
+
+def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    anew = Member(before=checkpoints.read(1))
+    anew.job.session._jobs_marks = member.host.participant.position.marks
+    train(anew, epochs=range(1, EPOCHS), after=checkpoints.write)
+    assert list(anew.host.participant.position.marks) == [0, 1]
+    later = Member(join=anew.kept[-2], before=checkpoints.read(4))
+    train(later, epochs=range(2, EPOCHS))
+    assert later.host.finish().progress == anew.host.finish().progress
+
+
+def test_the_master_is_told_the_marks_that_it_does_not_know():
+    master = FakeMaster()
+    session = master.session
+    session.receive(pb.MasterMessage(welcome=pb.Welcome(epoch=2, epoch_steps=1, marks={0: 2.5, 1: 2.75})))
+    assert session.jobs_marks() == {0: 2.5, 1: 2.75}
+    session.tell_marks(1, {0: 2.5, 1: 2.75})
+    session.tell_marks(2, {0: 2.5, 1: 3.0, 2: 3.5})
+    session.tell_marks(2, {1: 3.0, 2: 3.5})
+    assert master.notices("epoch_began") == [{"epoch": 2, "marks": {"1": 3.0, "2": 3.5}}]
