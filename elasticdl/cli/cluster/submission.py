@@ -77,7 +77,7 @@ class Submission:
         """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
         spec = self.parts.spec
         announces = bool(spec.service_account) or self.client.may("create", "events")
-        groups = volcano_group(spec) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
+        groups = volcano_group(spec, self.parts.worker) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
         return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
 
     def check(self) -> None:
