@@ -31,6 +31,7 @@ _CREDENTIALS = ["BearerToken"]
 _METHODS: Mapping[str, str] = {"create": "POST", "read": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
 _CORE = "/api/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 # The API of each kind, and its objects in words, which the server's paths have without spaces.
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -45,15 +46,19 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "Role": (_RBAC, "roles"),
     "RoleBinding": (_RBAC, "role bindings"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
-    "PodGroup": ("/apis/scheduling.volcano.sh/v1beta1", "pod groups"),  # Volcano's
+    "PodGroup": (_VOLCANO, "pod groups"),
+    "Queue": (_VOLCANO, "queues"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),
 }
+# Those that are in no namespace.
+CLUSTER_WIDE = ("Queue",)
 
 
 def path_of(kind: str, namespace: str, name: str = "", part: str = "") -> str:
     """Of all objects of a kind, of one, or of a part of one, such as its log. Names may be anything that somebody typed."""
     api, words = KINDS[kind]
-    parts = (namespace_path(namespace, api), words.replace(" ", ""), quote(name, safe=""), part)
+    base = api if kind in CLUSTER_WIDE else namespace_path(namespace, api)
+    parts = (base, words.replace(" ", ""), quote(name, safe=""), part)
     return "/".join(each for each in parts if each)
 
 

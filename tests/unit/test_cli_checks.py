@@ -17,6 +17,8 @@ from elasticdl.cli.local import new_job
 from elasticdl.common.errors import JobFailedError, UserError
 from elasticdl.job import folders
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import FORBIDDEN, NotDoneError
+from elasticdl.kube.client import path_of
 
 
 def test_folders_become_absolute(tmp_path):
@@ -126,3 +128,37 @@ def test_without_volcano_a_gang_is_warned_of_and_has_no_group():
     assert "PodGroup" not in {each["kind"] for each in made}
     (worker,) = [each for each in made if each["metadata"]["labels"].get("elasticdl.org/role") == "worker"]
     assert "scheduling.k8s.io/group-name" not in worker["metadata"]["annotations"], "its group may not be there yet"
+
+
+@pytest.mark.parametrize("gang", [{}, {"gang": True, "num_workers": "3"}])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_queue_that_volcano_does_not_have_is_refused(gang, there):
+    found = []
+    place = SimpleNamespace(
+        namespace="lab",
+        may=lambda *_: True,
+        serves=lambda _: True,
+        create=lambda manifest, dry_run=False: manifest,
+        find=lambda kind, name: found.append((kind, name)) or (there or None),
+    )
+    submission = Submission(place, parts(queue="volcano=team", **gang), pytest.fail)
+    refused = pytest.raises(UserError, match=r"^--queue: there is no Queue team in the cluster$")
+    with contextlib.nullcontext() if there else refused:
+        submission.check()
+    assert found == [("Queue", "team")]
+
+
+def test_whoever_may_not_look_at_volcanos_queues_can_use_them():
+    def forbid(*_):
+        raise NotDoneError(
+            FORBIDDEN, 'queues.scheduling.volcano.sh "team" is forbidden: User "you" cannot get resource "queues"'
+        )
+
+    place = SimpleNamespace(may=lambda *_: True, serves=lambda _: True, create=lambda manifest, dry_run=False: manifest)
+    place.namespace, place.find = "lab", forbid
+    Submission(place, parts(queue="volcano=team"), pytest.fail).check()
+
+
+def test_the_queues_of_volcano_are_in_no_namespace():
+    assert path_of("Queue", "lab", "team") == "/apis/scheduling.volcano.sh/v1beta1/queues/team"
+    assert path_of("PodGroup", "lab", "g") == "/apis/scheduling.volcano.sh/v1beta1/namespaces/lab/podgroups/g"

@@ -24,6 +24,19 @@ from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, numbe
 NO_ROOM = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", NO_ROOM.replace(": ", ":\n "))
 GATED = condition("PodScheduled", "False", "SchedulingGated")
+
+
+def group(text):
+    """As Volcano 1.15.1 says of each pod of a group."""
+    return condition("PodScheduled", "False", "Unschedulable", f"pod group is {text}")
+
+
+NO_QUOTA = group("ready, 1 Pending, 1 minAvailable, 3 Running; Pending: 1 Unschedulable")
+NO_GANG = group(
+    f"not ready, 2 Pending, 2 minAvailable; Pending: 2 Unschedulable. Origin reason is digits-worker-1: {NO_ROOM}"
+)
+OF_VOLCANO = PODS.manifest(0, 0)
+OF_VOLCANO = {**OF_VOLCANO, "spec": {**OF_VOLCANO["spec"], "schedulerName": "volcano"}}
 CREATING, STARTS = waiting("ContainerCreating"), "it is being started on node n0"
 COMPOSE = event("ErrWorkloadCompose", "'digits-workers' group has fewer runnable pods than expected", "Warning")
 NO_PAPERS = 'secret "digits-worker-tls" not found'
@@ -38,6 +51,9 @@ NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
         (pod(node=""), [], False, "the scheduler has not looked at it yet"),
         (pod(node="", conditions=[UNSCHEDULABLE]), [], False, NO_ROOM),
         (pod(node="", conditions=[GATED]), [], False, "it waits in its queue"),
+        (pod(node="", conditions=[NO_QUOTA]), [], False, "it waits in its queue"),
+        (pod(node="", conditions=[NO_GANG]), [], False, f"it waits in its queue: {NO_ROOM}"),
+        (pod(node="", manifest=OF_VOLCANO), [], False, "the scheduler volcano has not looked at it yet"),
         (pod(), [], False, STARTS),
         (pod(state=CREATING), [COMPOSE], False, STARTS),
         (pod(state=CREATING), [FULL, event("Scheduled"), MOUNT], False, f"it can't be started on node n0: {NO_PAPERS}"),
@@ -80,6 +96,10 @@ def stopped(why, text):
     return pod(phase="Succeeded", state=terminated(0), conditions=[told], deleted=True)
 
 
+RECLAIM = "Pod is evicted, because of reclaim"
+RECLAIMS, OF_RECLAIM = event("Evict", RECLAIM, "Warning"), f"Volcano: {RECLAIM}"
+
+
 def disrupted(why, text="x", state=None, **more):
     told = condition("DisruptionTarget", "True", why, text)
     return pod(phase="Failed", state=state or terminated(0), conditions=[told], deleted=True, **more)
@@ -101,6 +121,7 @@ def refused(reason, message):
 C = ExitCause
 LOG = f"its log: kubectl logs -n {NAMESPACE} digits-worker-0"
 BY_PRIORITY = disrupted("PreemptionByScheduler", "for one of a higher priority")
+BY_VOLCANO = disrupted("PreemptionByScheduler", "volcano: preempting to accommodate a higher priority pod")
 BY_KUEUE, OOM = stopped("WorkloadEvictedDueToPreempted", KUEUE_PREEMPTS), terminated(137, "OOMKilled")
 LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
 
@@ -123,6 +144,9 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
         (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), [], False, C.EVICTED, 0, "Kueue: x"),
         (stopped("WorkloadDeleted", ""), [], False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
         (pod(deleted=True, node=""), [EXCESS], True, C.EVICTED, -9, "Excess pod deleted"),
+        # Volcano's event, with the condition and, before its release 1.13, without it.
+        (BY_VOLCANO, [event("Scheduled"), RECLAIMS, event("Killing")], False, C.PREEMPTED, 0, OF_RECLAIM),
+        (LIKE_A_LEAVING_ONE, [RECLAIMS], True, C.PREEMPTED, 0, OF_RECLAIM),
         # Without the condition: the pod's own reason, the events about it, what its node last told.
         (LIKE_A_LEAVING_ONE, [event("Preempted", PREEMPTED_BY)], True, C.PREEMPTED, 0, PREEMPTED_BY),
         (refused("Preempting", "for a critical pod"), [], False, C.PREEMPTED, -9, "for a critical pod"),
@@ -154,6 +178,7 @@ def test_why_a_worker_ended(last, events, gone, cause, code, detail):
 
 def test_a_preemption_is_open_until_it_is_told_who_came():
     assert [judge(BY_PRIORITY, events, told=False).open for events in ([], [PREEMPTED])] == [True, False]
+    assert [judge(BY_VOLCANO, events, told=False).open for events in ([], [RECLAIMS])] == [True, False]
     for last in (disrupted("EvictionByEvictionAPI"), BY_KUEUE):  # which have said all that they say
         assert not judge(last, [], told=False).open
 

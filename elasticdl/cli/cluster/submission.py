@@ -19,7 +19,7 @@ from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
-from elasticdl.kube.client import Client, Object
+from elasticdl.kube.client import CLUSTER_WIDE, Client, Object
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import ManifestInputs
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
@@ -77,7 +77,7 @@ class Submission:
         """The same, with no right for the master that the user can't give it, and no object that the cluster does not know."""
         spec = self.parts.spec
         announces = bool(spec.service_account) or self.client.may("create", "events")
-        groups = volcano_group(spec) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
+        groups = volcano_group(spec, self.parts.worker) is None or self.client.serves(QUEUE_GROUPS[VOLCANO])
         return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
 
     def check(self) -> None:
@@ -102,9 +102,7 @@ class Submission:
             self._require("Secret", secret, "--env_from_secret")
         if spec.service_account:
             self._require("ServiceAccount", spec.service_account, "--service_account")
-        queue = parse_queue(spec.queue)
-        if queue and not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
-            self.say(f"warning: --queue {spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it")
+        self._check_queue()
         self._try_workers()  # first, as the master may have its class from them
         self._try_master()
         if not self.parts.announces:
@@ -164,6 +162,17 @@ class Submission:
             )
         return f"there is a {kind} {name} in namespace {namespace} that is not this job's: choose another --job_name"
 
+    def _check_queue(self) -> None:
+        queue = parse_queue(self.parts.spec.queue)
+        if queue is None:
+            return
+        if not self.client.serves(QUEUE_GROUPS[queue.scheduler]):
+            self.say(
+                f"warning: --queue {self.parts.spec.queue}: the cluster has no {queue.scheduler.capitalize()} to heed it"
+            )
+        elif queue.scheduler == VOLCANO:  # which leaves the pods of an unknown queue alone, without a word
+            self._require("Queue", queue.name, "--queue")
+
     def _require(self, kind: str, name: str, option: str) -> None:
         """Whoever may not look has to do without being told."""
         try:
@@ -173,7 +182,8 @@ class Submission:
                 raise
         else:
             if found is None:
-                raise UserError(f"{option}: there is no {kind} {name} in namespace {self.client.namespace}")
+                where = "the cluster" if kind in CLUSTER_WIDE else f"namespace {self.client.namespace}"
+                raise UserError(f"{option}: there is no {kind} {name} in {where}")
 
     def _try_master(self) -> None:
         """An account that is not made yet has another one stand in for it, if the cluster will have that."""

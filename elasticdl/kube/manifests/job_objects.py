@@ -102,7 +102,7 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
         claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
         labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
         made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
-    if parts.groups and (group := volcano_group(spec)):
+    if parts.groups and (group := volcano_group(spec, parts.worker)):
         head = _head(parts, "PodGroup", names.group_name(job), "scheduling.volcano.sh/v1beta1")
         made.append({**head, "spec": group})
     # Only the job's own pods come in, but for the metrics. A port-forward comes from the pod's node, which no policy keeps

@@ -107,12 +107,16 @@ def _queueing(spec: JobSpec) -> tuple[Manifest, Manifest]:
     return {"annotations": annotations}, {"schedulerName": queue.scheduler}
 
 
-def volcano_group(spec: JobSpec) -> Manifest | None:
-    """What makes Volcano place the workers of a gang together; None for other jobs."""
+def volcano_group(spec: JobSpec, worker: Manifest) -> Manifest | None:
+    """What makes Volcano place the workers of a gang together; None for other jobs. ``worker``: a pod of them."""
     queue = quantities.parse_queue(spec.queue)
     if queue is None or queue.scheduler != quantities.VOLCANO or not spec.gang:
         return None
-    return {"minMember": spec.num_workers.minimum, "queue": queue.name}
+    urgent = quantities.parse_priority(spec.worker_pod_priority)
+    # Volcano compares jobs by the classes of their groups, whatever those of the pods are.
+    name = urgent.class_name if urgent and urgent.share else worker["spec"].get("priorityClassName")
+    priority = {"priorityClassName": name} if name else {}
+    return {"minMember": spec.num_workers.minimum, "queue": queue.name, **priority}
 
 
 def make_pod(

@@ -7,9 +7,9 @@ events about it and what its node last told. The first line that fits decides:
 | --- | --- |
 | the container was `OOMKilled` | out of memory |
 | `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
-| `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted` |
+| `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted`, and why Volcano did the event `Evict` |
 | the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
-| event `Preempted`; `Evicted`, `ExcessPodDeleted` (by Kueue) | preempted; evicted |
+| event `Preempted`, `Evict` (by Volcano); `Evicted`, `ExcessPodDeleted` (by Kueue) | preempted; evicted |
 | it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
 | it was deleted, not ready, and the node never told of its end | node lost |
 | it was deleted by us; by somebody else | killed; deleted |
@@ -22,6 +22,7 @@ at its predecessors, and ends a job whose masters crash again and again (`crash_
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,14 @@ _REASONS = {
     "NodePorts": ExitCause.EVICTED,
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
-_EVENTS = {"Preempted": ExitCause.PREEMPTED, "Evicted": ExitCause.EVICTED, "ExcessPodDeleted": ExitCause.EVICTED}
+# Volcano's event for each place that it takes away. Its condition, which older releases don't set, says of all that a pod of a higher
+# priority needs the place, also where another queue has a right to it.
+_VOLCANO = "Evict"
+_PREEMPTIONS = ("Preempted", _VOLCANO)
+_EVENTS = {
+    **dict.fromkeys(_PREEMPTIONS, ExitCause.PREEMPTED),
+    **dict.fromkeys(("Evicted", "ExcessPodDeleted"), ExitCause.EVICTED),
+}
 # Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
 # a workload that is gone. Older
 # releases say WorkloadEvicted only, and the text says the rest.
@@ -68,6 +76,10 @@ _KUEUE_PREEMPTS = ("WorkloadEvictedDueToPreempted", "Preempted")
 _KUEUE_SAYS = "Preempted to accommodate"
 # So begin the reasons of a pod that waits for nothing in particular.
 ON_ITS_WAY = ("the scheduler has not looked at it yet", "it is being started on ")
+_IN_QUEUE = "it waits in its queue"
+# So Volcano describes the group. The counts change with each of its pods, which is no news of the others.
+_VOLCANO_WAITS = re.compile(r"pod group is (?:not )?ready, .*?(?:\. Origin reason is[^:]*: (?P<why>.*))?$")
+_DEFAULT_SCHEDULER = "default-scheduler"
 # Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
 _BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
 _QUIET = ("ContainerCreating", "PodInitializing")
@@ -220,11 +232,13 @@ def _kueue(pod: Object) -> tuple[ExitCause, str] | None:
 
 def _preemption(events: Sequence[Object]) -> Object:
     """What the scheduler has told of it; empty if nothing, or nothing yet."""
-    return next((each for each in reversed(events) if each.get("reason") == "Preempted"), {})
+    return next((each for each in reversed(events) if each.get("reason") in _PREEMPTIONS), {})
 
 
 def _preemptor(pod: Object, event: Object) -> str:
     """Who is told to have taken its place; empty if nobody. The event's text has but a number."""
+    if event.get("reason") == _VOLCANO:
+        return f"Volcano: {flat(event.get('message') or _VOLCANO)}"
     other = event.get("related") or {}
     kind, namespace = str(other.get("kind") or "Pod").lower(), other.get("namespace", "default")
     return f"Preempted by {kind} {namespace}/{other['name']} on {_node(pod)}" if other.get("name") else ""
@@ -242,11 +256,7 @@ def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
 def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
     scheduled = _condition(pod, "PodScheduled")
     if not _scheduled(pod):
-        if scheduled.get("reason") == "SchedulingGated":
-            return Waiting("it waits in its queue")
-        if message := scheduled.get("message"):
-            return Waiting(flat(message))
-        return Waiting(ON_ITS_WAY[0])
+        return Waiting(_unplaced(pod, scheduled))
     status, node = _status(pod), str(pod["spec"]["nodeName"])
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -260,6 +270,20 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             why = flat(event.get("message") or event["reason"])
             return Waiting(f"it can't be started on {_node(pod)}: {why}", node=node)
     return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)
+
+
+def _unplaced(pod: Object, scheduled: Object) -> str:
+    """Why it has no node yet."""
+    message = flat(scheduled.get("message") or "")
+    if scheduled.get("reason") == "SchedulingGated":
+        return _IN_QUEUE
+    if of_group := _VOLCANO_WAITS.match(message):
+        return f"{_IN_QUEUE}: {of_group['why']}" if of_group["why"] else _IN_QUEUE
+    if message:
+        return message
+    scheduler = pod["spec"].get("schedulerName") or _DEFAULT_SCHEDULER
+    # Volcano never looks at a pod of a queue that is not there, and says nothing.
+    return ON_ITS_WAY[0] if scheduler == _DEFAULT_SCHEDULER else f"the scheduler {scheduler} has not looked at it yet"
 
 
 def _main_status(pod: Object) -> Object:
