@@ -15,7 +15,7 @@ import torch
 
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.torch.from_memory import ModelFromMemory
-from elasticdl.elastic.torch.newcomer import Beginning, mark_of
+from elasticdl.elastic.torch.newcomer import Beginning, Moved, mark_of
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -58,18 +58,22 @@ class Approach:
         self.jobs_place = self._job.session.jobs_place()
         self.stands = self.begins = Standing(self._began.epoch(self._job.session.jobs_marks()))
 
-    def joins(self, position: ScriptPosition, start: tuple[int, int]) -> tuple[int, int]:
+    def joins(self, position: ScriptPosition, start: tuple[int, int], states: Moved) -> tuple[int, int]:
         """This worker is in a world. Returns where its script stands: at ``start``, unless its first loop turns out to be another epoch.
 
+        ``states``: of the job's optimizers.
+
         Raises:
-            UserError: it was another epoch, and the script has passed batches by already.
+            UserError: it was another epoch, and the script has passed batches by already; or which one it was is not known.
         """
         epoch = self._began.epoch(position.marks)
         if self.stands == self.begins:
             self.stands = self.begins = Standing(epoch)
             start = epoch, 0
         if epoch == 0 or epoch != self.begins.epoch:
-            self._began.require(position.began_with)
+            self._began.require_top(position.began_with)
+        else:
+            self._began.require_states(epoch, states)
         return start
 
     def note(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -27,7 +27,7 @@ from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing
 from elasticdl.elastic.torch.loop_faults import lasting
 from elasticdl.elastic.torch.means import Means
-from elasticdl.elastic.torch.newcomer import Beginning, Hints
+from elasticdl.elastic.torch.newcomer import Beginning, Hints, moved
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
@@ -176,7 +176,10 @@ class LoopHost(JoinedHost):
         state = LoopState(self.job, self._model, self._optimizer, values, self._data)
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
-        if self._approach.joins(position, batch.start) > (state.progress.epoch, state.progress.position):
+        if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (
+            state.progress.epoch,
+            state.progress.position,
+        ):
             self._fail_alone(loop_faults.NOBODY_IS_LEFT)
             sys.exit(1)
 

@@ -70,9 +70,8 @@ def moved(optimizers: Iterable[torch.optim.Optimizer]) -> Moved:
 
 
 def mark_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
-    """Of the parameters and of what optimizers keep for them: one number, another one after each step."""
-    trained = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
-    return math.hypot(_norm(trained), moved(optimizers)[1])
+    """Of the parameters that are trained: one number, another one after each step."""
+    return _norm(each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> float:
@@ -88,7 +87,7 @@ class Beginning:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.moved = moved(optimizers)
-        self._mark = mark_of(optimizers) if self.moved[0] else 0.0
+        self._mark = mark_of(optimizers)
 
     def epoch(self, marks: Mapping[int, float]) -> int:
         """Of the job, which the first loop of the script is: 0, unless the script has read what the job has written.
@@ -100,7 +99,19 @@ class Beginning:
             (epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)), 0
         )
 
-    def require(self, jobs: Moved) -> None:
+    def require_states(self, epoch: int, jobs: Moved) -> None:
+        """``jobs``: as the job's optimizers are at present.
+
+        Raises:
+            UserError: the script has read parameters alone, and may begin at its top nevertheless.
+        """
+        if jobs[0] and not self.moved[0]:
+            raise UserError(
+                f"the script has read the parameters that this job had after epoch {epoch}, and not the optimizer's state, so nobody knows "
+                "with which epoch its loop begins: write and read optimizer.state_dict(), too, or read only what an earlier job has written"
+            )
+
+    def require_top(self, jobs: Moved) -> None:
         """``jobs``: as the one did that has begun the job.
 
         Raises:
