@@ -63,13 +63,14 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
 
 
 def test_what_peoples_loops_have(tmp_path):
+    """Among it a checkpoint of their own, which the worker reads that takes the place of one that was killed."""
     plain = curve_of("plain_features.py", tmp_path / "alone", 6)
     curve, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
     script = ["python", str(SCRIPTS / "plain_features.py"), str(curve), "6"]
     options = ["--num_workers", "2", "--collective", "torch"]
     with start(tmp_path, "run", *options, "--", *script, TEST_SLOW_WHILE=str(slow)) as job:
-        job.wait_for_rows(curve)
+        job.wait_for_rows(curve, 20)
         job.signal(0, signal.SIGKILL)
         job.wait_for("its heir", lambda: any(2 in each["members"] for each in job.entries("world_formed")))
         job.wait_for_rows(curve)
@@ -77,6 +78,7 @@ def test_what_peoples_loops_have(tmp_path):
         assert job.finish() == 0, job.describe()
         assert not job.entries("warning"), job.entries("warning")
     require_same(read_curve(curve), plain)
+    assert 1 <= int((tmp_path / "elastic.begun").read_text()) < 6
 
 
 def epochs_said(lines):

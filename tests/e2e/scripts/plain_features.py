@@ -3,6 +3,7 @@
     plain_features.py CURVE EPOCHS
 
 A line per step in CURVE: what the script's own counters say, the norm of the gradients, the mean loss and the scale.
+After each epoch it writes CURVE.pt, from which it goes on if the file is there; CURVE.begun has a line for each time it did.
 """
 
 import os
@@ -53,15 +54,35 @@ def report(curve, *values):
         time.sleep(min(2.0, 0.02 * 1.05 ** values[0]))  # what a test waits for comes before the last step
 
 
+def go_on(curve, **parts):
+    """From the script's own checkpoint: the epoch and the step with which it begins."""
+    if not os.path.exists(f"{curve}.pt"):
+        return 0, 0
+    saved = torch.load(f"{curve}.pt")
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    with open(f"{curve}.begun", "a") as file:
+        file.write(f"{saved['epoch']}\n")
+    return saved["epoch"], saved["step"]
+
+
+def keep(curve, epoch, step, **parts):
+    if elastic.rank() == 0:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "epoch": epoch, "step": step}, f"{curve}.new")
+        os.replace(f"{curve}.new", f"{curve}.pt")
+
+
 def train(curve, epochs):
     """A GradScaler, autocast, clipping, recomputed activations, a layer without gradients, processes that load data."""
     loader = DataLoader(Digits(), batch_size=40, shuffle=True, num_workers=2, collate_fn=stack)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    begins, step = go_on(curve, **parts)
     model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)
-    step = 0
-    for epoch in range(epochs):
+    for epoch in range(begins, epochs):
         for i, batch in enumerate(loader):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
                 output = model(batch["pixels"])
@@ -75,6 +96,7 @@ def train(curve, epochs):
             optimizer.zero_grad()
             step += 1
             report(curve, step, epoch, i, min(norm.nan_to_num(posinf=0.0), 1e6), elastic.mean(loss), scaler.get_scale())
+        keep(curve, epoch + 1, step, **parts)
 
 
 if __name__ == "__main__":
