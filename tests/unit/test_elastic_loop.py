@@ -1,5 +1,6 @@
 """A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
+import re
 from functools import partial
 
 import pytest
@@ -212,11 +213,15 @@ def test_schedulers_are_found():
     assert schedulers_of(optimizer, [other]) == [whole]
 
 
+LOOKED_AT = rf"looked at \({re.escape(__file__)}:\d+, .* that elastic.prepare\(\) was not given\) between two backward"
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         (lambda model, optimizer, loss: (optimizer.step(), loss().backward()), "called again after optimizer.step"),
-        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), "looked at between two backward"),
+        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), LOOKED_AT),
+        (lambda model, optimizer, loss: (torch.optim.SGD(model.parameters()).step(), loss().backward()), LOOKED_AT),
         (lambda model, optimizer, loss: (optimizer.step(), optimizer.step()), "without a batch from the loader"),
         (lambda model, optimizer, loss: optimizer.step(), "the gradients of the last step are still there"),
     ],
