@@ -129,6 +129,12 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
+@pytest.mark.parametrize("optimizer", [[], [torch.optim.SGD(torch.nn.Linear(1, 1).parameters())]])
+def test_a_loop_without_a_loader_is_refused(optimizer):
+    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
+    refused(r"expected prepare\(model, optimizer, loader\)", lambda: loop.prepare(make_model(), *optimizer))
+
+
 class Negating(DataLoader):
     def __iter__(self):
         return (-batch for batch in super().__iter__())
