@@ -1,5 +1,6 @@
 """A prepared plain loop: alone it is torch's own; what can't be had is refused; what a script did can be made again."""
 
+import re
 from functools import partial
 
 import pytest
@@ -128,6 +129,12 @@ def test_before_the_script_has_joined_one_worker_is_the_first(monkeypatch, envir
     assert PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)).rank() == expected
 
 
+@pytest.mark.parametrize("optimizer", [[], [torch.optim.SGD(torch.nn.Linear(1, 1).parameters())]])
+def test_a_loop_without_a_loader_is_refused(optimizer):
+    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
+    refused(r"expected prepare\(model, optimizer, loader\)", lambda: loop.prepare(make_model(), *optimizer))
+
+
 class Negating(DataLoader):
     def __iter__(self):
         return (-batch for batch in super().__iter__())
@@ -212,11 +219,15 @@ def test_schedulers_are_found():
     assert schedulers_of(optimizer, [other]) == [whole]
 
 
+LOOKED_AT = rf"looked at \({re.escape(__file__)}:\d+, .* that elastic.prepare\(\) was not given\) between two backward"
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         (lambda model, optimizer, loss: (optimizer.step(), loss().backward()), "called again after optimizer.step"),
-        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), "looked at between two backward"),
+        (lambda model, optimizer, loss: (model[0].weight.grad, loss().backward()), LOOKED_AT),
+        (lambda model, optimizer, loss: (torch.optim.SGD(model.parameters()).step(), loss().backward()), LOOKED_AT),
         (lambda model, optimizer, loss: (optimizer.step(), optimizer.step()), "without a batch from the loader"),
         (lambda model, optimizer, loss: optimizer.step(), "the gradients of the last step are still there"),
     ],

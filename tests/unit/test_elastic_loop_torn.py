@@ -147,11 +147,23 @@ def labels_itself(member):
         member.step()
 
 
+def loads_beside(member, scale=lambda x: 1):
+    """Samples without labels, of a loader that begins anew within the epoch."""
+    unlabelled = TensorDataset(torch.arange(12 * 8.0).view(12, 8) / 50)
+    beside = DataLoader(unlabelled, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2))
+    given = (more for _ in range(9) for (more,) in beside)
+    for x, y in member.loader:
+        more = next(given)
+        member.counter += more.sum()
+        (member.loss(x, y) * scale(x) + member.model(more).square().mean()).backward()
+        member.step()
+
+
 @pytest.mark.parametrize(
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, drops_a_part, labels_itself),
+        *(asks_before_the_step, drops_a_part, labels_itself, loads_beside),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
@@ -189,6 +201,10 @@ def looks_at_the_size(member):
             member.model.temperature.mul_(1.1)
         (cross_entropy(member.model(x), y, reduction="sum") / x.size(0) * member.counter).backward()
         member.step()
+
+
+def loads_beside_and_looks(member):
+    loads_beside(member, lambda x: x.size(0) ** 0)
 
 
 class Reversed(torch.autograd.Function):
@@ -236,6 +252,7 @@ def changes_what_is_not_known(member):
     ("loop", "words"),
     [
         (looks_at_the_size, "size looks at a number before"),
+        (loads_beside_and_looks, "size looks at a number before"),
         (has_a_function_of_its_own, "takes what a torch.autograd.Function has made"),
         (has_a_loss_that_nobody_has_seen, "backward takes a tensor that was not made of this batch"),
         (calls_with_other_parameters, "the model was called with other parameters than its own, as by torch.func"),

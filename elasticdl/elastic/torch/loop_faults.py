@@ -62,9 +62,9 @@ def _keep(keeper: Keeper, error: Exception) -> None:
         keeper.fault = error
 
 
-def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool) -> None:
+def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool, looked_at: str) -> None:
     """The script calls ``loss.backward()``. ``has_stepped``: an optimizer, on the batches in hand. ``is_reduced``: their gradients are
-    summed.
+    summed. ``looked_at``: for the script has looked at them there.
 
     Raises:
         UserError: where there is no sum to which its gradients could be added.
@@ -82,8 +82,8 @@ def require_backward(*, has_batch: bool, has_stepped: bool, is_reduced: bool) ->
         )
     if is_reduced:
         raise UserError(
-            "gradients were looked at between two backward passes of one step, where they are not complete: look at them "
-            "after the last"
+            f"gradients were looked at ({looked_at}, perhaps by the step of an optimizer that elastic.prepare() was not given) between two "
+            "backward passes of one step, where they are not complete: look at them after the last"
         )
 
 

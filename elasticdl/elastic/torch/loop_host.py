@@ -30,6 +30,7 @@ from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Beginning, Hints, moved
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
+from elasticdl.elastic.torch.tape import place_in_script
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
@@ -79,6 +80,7 @@ class LoopHost(JoinedHost):
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
         self._is_fresh = True  # no gradient was made of the open batches
+        self._looked_at = ""  # the place in the script where it has looked at gradients last
         self.hints = Hints()
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
@@ -174,6 +176,7 @@ class LoopHost(JoinedHost):
             rest_while(lambda: self._joined is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = LoopState(self.job, self._model, self._optimizer, values, self._data)
+        state.attributes.loads.begin_anew = False
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (
@@ -251,6 +254,8 @@ class LoopHost(JoinedHost):
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
+            if not self.participant.is_reduced:
+                self._looked_at = place_in_script("")
             self.reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -274,6 +279,7 @@ class LoopHost(JoinedHost):
             has_batch=bool(self.participant.open_batches),
             has_stepped=self._gradients.has_stepped(),
             is_reduced=self.participant.is_reduced,
+            looked_at=self._looked_at,
         )
         assert given is not None, "it is in hand"
         self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))

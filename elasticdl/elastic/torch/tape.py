@@ -40,7 +40,7 @@ _NAMES_OF_READS = frozenset(
     }
 )
 _NAMES_OF_SIZES = ("size", "numel", "__len__")
-SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout)
 _UNNOTED = frozenset({"_set_grad_enabled", "__repr__", "__format__"})
 _NOTED_ATTRIBUTES = ("data", "requires_grad")
 
@@ -109,7 +109,7 @@ class Tape:
             return function(*args, **kwargs)
         if name in _NAMES_OF_READS or function == _SHAPE:
             if not (name == "size" and _of_another_dimension(*args, **kwargs)):
-                self._read = _place_in_script(name)
+                self._read = place_in_script(name)
                 if name in _NAMES_OF_SIZES or function == _SHAPE:
                     self.trace.look_at_size(args[0], self._read)
             return function(*args, **kwargs)
@@ -124,7 +124,7 @@ class Tape:
         result = function(*args, **kwargs)
         for each, before in versions:
             if _version_of(each) != before and not self._in_place.is_kept(each):
-                what = f"{_place_in_script(name)} changes a tensor that was there before the batch"
+                what = f"{place_in_script(name)} changes a tensor that was there before the batch"
                 self._obstacle = self._obstacle or what
         self._note(function, args, kwargs, result)
         return result
@@ -170,7 +170,7 @@ class Tape:
     def require_present(self, args: Any, kwargs: Any) -> None:
         """As `Trace.require_present`."""
         if self.trace.unused:
-            self.trace.require_present(leaves_of((args, kwargs)), lambda: _place_in_script(""))
+            self.trace.require_present(leaves_of((args, kwargs)), lambda: place_in_script(""))
 
     def require_own(self, args: Any, kwargs: Any) -> None:
         """As `loop_faults.require_own`: the model is called."""
@@ -189,9 +189,9 @@ class Tape:
             if self._obstacle or not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
             if id(leaf) not in self._known:
-                self._obstacle = f"{_place_in_script(name)} takes a tensor that was not made of this batch"
+                self._obstacle = f"{place_in_script(name)} takes a tensor that was not made of this batch"
             elif id(leaf) in self._without_gradient:
-                self._obstacle = f"{_place_in_script(name)} takes what a torch.autograd.Function has made"
+                self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
 
     def note_dropped(self, parameters: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
         """The script drops gradients that it has made for this step. ``zeros``: and puts some of zero in their places."""
@@ -328,7 +328,7 @@ def _pair(before: Any, after: Any, present: dict[int, Any]) -> None:
             present[id(each)] = other
 
 
-def _place_in_script(what: str) -> str:
+def place_in_script(what: str) -> str:
     """``FILE:LINE: WHAT``, of the nearest frame that is neither torch's nor ours."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "elasticdl"):
