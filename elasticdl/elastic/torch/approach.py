@@ -58,6 +58,10 @@ class Approach:
         self.jobs_place = self._job.session.jobs_place()
         self.stands = self.begins = Standing(self._began.epoch(self._job.session.jobs_marks()))
 
+    def epoch_after(self, loops: int) -> int:
+        """Of the job, that follows so many loops of the script."""
+        return self.begins.epoch + loops
+
     def joins(self, position: ScriptPosition, start: tuple[int, int], states: Moved) -> tuple[int, int]:
         """This worker is in a world. Returns where its script stands: at ``start``, unless its first loop turns out to be another epoch.
 

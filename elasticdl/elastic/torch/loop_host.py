@@ -102,11 +102,6 @@ class LoopHost(JoinedHost):
         """The script is in its loop, where the job is not."""
         return self._epochs > 0 and self.is_idle and self._repeats is None
 
-    @property
-    def _next_epoch(self) -> int:
-        """Of the job: that with which the script's next loop begins."""
-        return self._approach.begins.epoch + self._epochs
-
     # -- an epoch --
 
     @lasting
@@ -116,9 +111,9 @@ class LoopHost(JoinedHost):
             self._replay.turn(is_new_loop=True)
         if self._epochs == 0:
             self._approach.begin()
-        if self._joined is None and (self._next_epoch, 0) >= self._approach.jobs_place:
-            self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
-        epoch = self._next_epoch
+        if self._joined is None and (self._approach.epoch_after(self._epochs), 0) >= self._approach.jobs_place:
+            self._begin(GlobalBatch(self._approach.epoch_after(self._epochs), 0, 0, ()))
+        epoch = self._approach.epoch_after(self._epochs)
         self._epochs += 1
         if self._joined is not None and not self._joined.is_catching_up:
             self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
@@ -142,7 +137,7 @@ class LoopHost(JoinedHost):
     def end_epoch(self) -> None:
         """There is no further batch in this epoch."""
         self.pause()
-        self._approach.stands = Standing(self._next_epoch)
+        self._approach.stands = Standing(self._approach.epoch_after(self._epochs))
         participant = self._joined
         if participant is None:
             return
@@ -350,7 +345,7 @@ class LoopHost(JoinedHost):
             if self._approach.is_short:
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
                 return None
-            self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
+            self._begin(GlobalBatch(self._approach.epoch_after(self._epochs), 0, 0, ()))
         at = self.participant.state.progress
         if self.is_catching_up and self._approach.is_short_of(at):
             self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
