@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from newcomer_kit import EPOCHS, STANDS, Member, late_of, train
 from refusal_kit import refused
 from session_kit import FakeMaster
 
+from elasticdl.elastic.core.interruptions import Stopped
+from elasticdl.elastic.torch.newcomer import mark_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -83,6 +86,46 @@ def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
     assert later.host.finish().progress == anew.host.finish().progress
 
 
+def test_an_epoch_that_has_changed_no_parameters_leaves_open_where_the_loop_begins():
+    checkpoints = Checkpoints()
+
+    def stand_still(member):
+        checkpoints.write(member)
+        member.optimizer.param_groups[0]["lr"] = 0.0
+
+    member = Member()
+    train(member, after=stand_still)
+    late = Member(stands=(2, 1), join=member.kept[9], before=checkpoints.read(2))
+    late.job.session._jobs_marks = member.host.participant.position.marks
+    refused("had after epoch 1 and still had after epoch 2", lambda: train(late, epochs=range(2, EPOCHS)))
+
+
+def test_complex_parameters_have_a_mark():
+    parameter = torch.nn.Parameter(torch.tensor([3.0 + 4.0j]))
+    assert mark_of([torch.optim.SGD([parameter], lr=0.1)]) == 5.0
+
+
+def test_a_worker_that_goes_on_from_a_kept_state_tells_its_marks_at_once():
+    """And not with the next epoch: a worker that comes before reads a checkpoint which the master knows nothing of."""
+    member = Member()
+    train(member)
+    late = late_of(member, stands=(0, 0))
+    train(late, epochs=range(2))
+    marks = member.host.participant.position.marks
+    told = late.job.session._stream.notices("epoch_began")
+    assert told == [{"epoch": 1, "marks": {str(epoch): marks[epoch] for epoch in (0, 1)}}]
+
+
+def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end():
+    """It has read what was written after the last epoch."""
+    member = Member()
+    train(member)
+    late = Member(stands=(EPOCHS, 0))
+    late.job.join = Mock(side_effect=Stopped("the job ends", checkpoint=False))
+    with pytest.raises(SystemExit):
+        late.host.finish()
+
+
 def test_the_master_is_told_the_marks_that_it_does_not_know():
     master = FakeMaster()
     session = master.session
@@ -92,3 +135,11 @@ def test_the_master_is_told_the_marks_that_it_does_not_know():
     session.tell_marks(2, {0: 2.5, 1: 3.0, 2: 3.5})
     session.tell_marks(2, {1: 3.0, 2: 3.5})
     assert master.notices("epoch_began") == [{"epoch": 2, "marks": {"1": 3.0, "2": 3.5}}]
+
+
+def test_of_a_job_that_begins_anew_the_master_is_told_what_it_has_known_of_the_one_before():
+    master = FakeMaster()
+    master.session.receive(pb.MasterMessage(welcome=pb.Welcome(epoch=2, marks={0: 2.5, 1: 2.75})))
+    master.session.tell_marks(0, {0: 2.5})
+    master.session.tell_marks(1, {0: 2.5, 1: 2.75})
+    assert master.notices("epoch_began") == [{"epoch": 0, "marks": {"0": 2.5}}, {"epoch": 1, "marks": {"1": 2.75}}]

@@ -80,8 +80,11 @@ class Approach:
         """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
         if self._job.under_master:
             position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
-            if self._job.rank == 0:
-                self._job.session.tell_marks(epoch, position.marks)
+            self._tell(position)
+
+    def _tell(self, position: ScriptPosition) -> None:
+        if self._job.rank == 0 and position.marks:
+            self._job.session.tell_marks(max(position.marks), position.marks)
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""
@@ -100,8 +103,9 @@ class Approach:
         """The script is given a stand-in next."""
         self._from_memory.begin_batch()
 
-    def ends(self) -> list[torch.Tensor]:
+    def ends(self, position: ScriptPosition) -> list[torch.Tensor]:
         """The worker stands where the job stands. Returns what the model has answered last, on a stand-in."""
+        self._tell(position)  # of what an earlier job has kept the master has not heard
         log.info("has caught up: %d batches of others in %.3f s", self._from_memory.batches, self._from_memory.seconds)
         return self._from_memory.end()
 

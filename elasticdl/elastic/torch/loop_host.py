@@ -237,7 +237,7 @@ class LoopHost(JoinedHost):
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
-        self.hints.arrived(self._approach.ends())
+        self.hints.arrived(self._approach.ends(self.participant.position))
         draws = self.participant.position.draws
         if batch is not None and batch.epoch in draws:
             self._data.draws.require_data(draws[batch.epoch])
@@ -339,15 +339,16 @@ class LoopHost(JoinedHost):
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
         if self._joined is None:
-            if not self._epochs:
+            if not self._epochs and not self.job.comes_later:
                 return None
-            if self._approach.is_short:
-                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
+            # Without an epoch, a newcomer has read what was written after the last one, and waits for the others' end.
+            if self._epochs and self._approach.is_short:
+                self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, self._approach.jobs_place[0] + 1))
                 return None
             self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
         at = self.participant.state.progress
         if self.is_catching_up and self._approach.is_short_of(at):
-            self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
+            self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, at.epoch + 1))
             return None
         return super().finish()
 
