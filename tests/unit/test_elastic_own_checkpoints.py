@@ -116,14 +116,26 @@ def test_a_worker_that_goes_on_from_a_kept_state_tells_its_marks_at_once():
     assert told == [{"epoch": 1, "marks": {str(epoch): marks[epoch] for epoch in (0, 1)}}]
 
 
-def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end():
-    """It has read what was written after the last epoch."""
+@pytest.mark.parametrize("stands", [(EPOCHS - 1, 3), (0, 0)])
+def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end(stands):
+    """It has read what was written after the last epoch. ``stands``: nothing is told while the job waits for workers."""
+    checkpoints = Checkpoints()
     member = Member()
-    train(member)
-    late = Member(stands=(EPOCHS, 0))
+    train(member, after=checkpoints.write)
+    late = Member(stands=stands, before=checkpoints.read(EPOCHS))
     late.job.join = Mock(side_effect=Stopped("the job ends", checkpoint=False))
     with pytest.raises(SystemExit):
         late.host.finish()
+
+
+def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    ended = member.host.finish()
+    late = Member(stands=(EPOCHS - 1, 3), join=ended.sent(), before=checkpoints.read(EPOCHS))
+    assert late.host.finish().progress == ended.progress
+    assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
 
 
 def test_the_master_is_told_the_marks_that_it_does_not_know():

@@ -79,8 +79,12 @@ class Approach:
     def note(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
         if self._job.under_master:
-            position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
+            self.note_end(epoch, position, optimizers)
             self._tell(position)
+
+    def note_end(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The epoch before this one was the last. A worker that comes later may read what the script has written since, and have an empty loop."""
+        position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
 
     def _tell(self, position: ScriptPosition) -> None:
         if self._job.rank == 0 and position.marks:
@@ -111,8 +115,9 @@ class Approach:
 
     @property
     def is_short(self) -> bool:
-        """Whether the script stands before the place at which this worker would have asked for a world."""
-        return (self.stands.epoch, self.stands.batches) < self.jobs_place
+        """Whether the script stands before the place at which this worker would have asked for a world. Not without any loop, as after
+        reading the last checkpoint: then it waits for the others' end."""
+        return self.stands != self.begins and (self.stands.epoch, self.stands.batches) < self.jobs_place
 
     def is_short_of(self, at: Progress) -> bool:
         return (at.epoch, at.position) > (self.stands.epoch, self.stands.samples)

@@ -339,15 +339,15 @@ class LoopHost(JoinedHost):
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
         if self._joined is None:
-            if not self._epochs and not self.job.comes_later:
+            if not (self._epochs or self.job.comes_later or self._began.moved[0]):
                 return None
-            # Without an epoch, a newcomer has read what was written after the last one, and waits for the others' end.
-            if self._epochs and self._approach.is_short:
+            if self._approach.is_short:
                 self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, self._approach.jobs_place[0] + 1))
                 return None
             self._begin(GlobalBatch(self._next_epoch, 0, 0, ()))
-        at = self.participant.state.progress
-        if self.is_catching_up and self._approach.is_short_of(at):
+        if not self.is_catching_up:
+            self._approach.note_end(self._next_epoch, self.participant.position, each_of(self._optimizer))
+        elif self._approach.is_short_of(at := self.participant.state.progress):
             self._fail_alone(loop_faults.ended_on_stand_ins(self._next_epoch, at.epoch + 1))
             return None
         return super().finish()
