@@ -65,6 +65,18 @@ def test_parameters_without_the_optimizers_state_are_refused_as_the_loop_may_beg
     refused("parameters that this job had after epoch 1, and not the optimizer", lambda: train(late))
 
 
+def test_a_newcomer_whose_checkpoint_is_newer_than_all_that_it_was_told_asks_for_a_world_at_once():
+    """The others evaluate still, before the next epoch begins."""
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    late = late_of(member, stands=(0, 4), before=checkpoints.read(1))
+    late.job.session._jobs_marks = {0: member.host.participant.position.marks[0]}
+    train(late, epochs=range(1, EPOCHS))
+    assert late.joined_at == 0
+    assert late.host.finish().progress == member.host.finish().progress
+
+
 def test_a_newcomer_that_was_told_too_little_of_the_epochs_is_started_again():
     checkpoints = Checkpoints()
     member = Member()
@@ -132,9 +144,11 @@ def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
     checkpoints = Checkpoints()
     member = Member()
     train(member, after=checkpoints.write)
+    waits = []
+    member.job.end = lambda state: waits.append(copy.deepcopy(state.sent()))
     ended = member.host.finish()
-    late = Member(stands=(EPOCHS - 1, 3), join=ended.sent(), before=checkpoints.read(EPOCHS))
-    assert late.host.finish().progress == ended.progress
+    late = Member(stands=(EPOCHS - 1, 3), join=waits[0], before=checkpoints.read(EPOCHS))
+    assert late.host.finish().step == ended.step
     assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
 
 

@@ -55,11 +55,13 @@ class Approach:
 
     def begin(self) -> None:
         """The script begins its first loop."""
-        self.jobs_place = self._job.session.jobs_place()
-        self.stands = self.begins = Standing(self._began.epoch(self._job.session.jobs_marks()))
+        marks = self._job.session.jobs_marks()
+        # What was written since the newest mark only the job's state tells: others wait while this worker passes batches by.
+        self.jobs_place = (0, 0) if self._began.is_newer(marks) else self._job.session.jobs_place()
+        self.stands = self.begins = Standing(self._began.epoch(marks))
 
     def joins(self, position: ScriptPosition, start: tuple[int, int], states: Moved) -> tuple[int, int]:
-        """This worker is in a world. Returns where its script stands: at ``start``, unless its first loop turns out to be another epoch.
+        """This worker is in a world. Returns where the job has to be by now: at ``start``, unless the script has passed nothing by.
 
         ``states``: of the job's optimizers.
 
@@ -69,7 +71,7 @@ class Approach:
         epoch = self._began.epoch(position.marks)
         if self.stands == self.begins:
             self.stands = self.begins = Standing(epoch)
-            start = epoch, 0
+            start = 0, 0
         if epoch == 0 or epoch != self.begins.epoch:
             self._began.require_top(position.began_with)
         else:

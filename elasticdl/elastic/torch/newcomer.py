@@ -98,8 +98,7 @@ class Beginning:
         Raises:
             UserError: it may be one of several, between which the parameters have not changed.
         """
-        like = [epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)]
-        epoch, *others = like or [0]
+        epoch, *others = self._like(marks) or [0]
         if epoch and others:
             raise UserError(
                 f"the script has read the parameters that this job had after epoch {epoch} and still had after epoch {others[-1]}, as with a "
@@ -107,6 +106,13 @@ class Beginning:
                 "the script has written that"
             )
         return epoch
+
+    def is_newer(self, marks: Mapping[int, float]) -> bool:
+        """Whether the script has read what was written since, such as before an evaluation that still lasts."""
+        return self.moved[0] > 0 and 0 in marks and not self._like(marks)
+
+    def _like(self, marks: Mapping[int, float]) -> list[int]:
+        return [epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)]
 
     def require_states(self, epoch: int, jobs: Moved) -> None:
         """``jobs``: as the job's optimizers are at present.
