@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +14,8 @@ from session_kit import FakeMaster
 
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.torch.newcomer import mark_of
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -136,8 +139,11 @@ def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end(stands):
     train(member, after=checkpoints.write)
     late = Member(stands=stands, before=checkpoints.read(EPOCHS))
     late.job.join = Mock(side_effect=Stopped("the job ends", checkpoint=False))
-    with pytest.raises(SystemExit):
-        late.host.finish()
+    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    runtime._context, runtime._pid = late.job, os.getpid()
+    runtime.train_in_place(late.host.finish)
+    runtime._end()
+    late.job.join.assert_called_once()
 
 
 def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
