@@ -1,6 +1,7 @@
 """Run:AI's loop over a prepared loader: alone it is that of `elasticdl.ga` to the bit; what can't be had is refused."""
 
 import atexit
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.accumulated import AccumulatedSteps
 from elasticdl.elastic.torch.prepare import PlainLoop
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import batch_shape
 from elasticdl.elastic.training.batch_shape import CurrentJob
@@ -134,3 +136,20 @@ def test_what_would_drop_or_repeat_gradients_is_refused():
     with pytest.raises(UserError, match=r"a GradScaler with an optimizer of elasticdl\.ga"):
         scaler.step(optimizer)
     batches.close()
+
+
+def test_a_newcomer_counts_from_where_the_job_stands_whatever_its_loop_began_with():
+    """Its script has read a checkpoint that was written within an accumulation, and passes by the one batch that is left of that."""
+    model = make_model()
+    host = SimpleNamespace(open_batches=None, is_idle=True)
+    optimizer = AccumulatedSteps(Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), 2), host)
+    optimizer.step()
+    host.open_batches, stepped = [], []
+    for _ in range(4):
+        host.open_batches = [*host.open_batches, OpenBatch(None, None)]
+        assert not optimizer.will_step or len(host.open_batches) == 2
+        optimizer.step()
+        stepped.append(optimizer.stepped)
+        if optimizer.stepped:
+            host.open_batches = []
+    assert stepped == [False, True, False, True]

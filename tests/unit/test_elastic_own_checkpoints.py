@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +12,10 @@ from newcomer_kit import EPOCHS, STANDS, Member, late_of, train
 from refusal_kit import refused
 from session_kit import FakeMaster
 
+from elasticdl.elastic.core.interruptions import Stopped
+from elasticdl.elastic.torch.newcomer import mark_of
+from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -62,6 +68,18 @@ def test_parameters_without_the_optimizers_state_are_refused_as_the_loop_may_beg
     refused("parameters that this job had after epoch 1, and not the optimizer", lambda: train(late))
 
 
+def test_a_newcomer_whose_checkpoint_is_newer_than_all_that_it_was_told_asks_for_a_world_at_once():
+    """The others evaluate still, before the next epoch begins."""
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    late = late_of(member, stands=(0, 4), before=checkpoints.read(1))
+    late.job.session._jobs_marks = {0: member.host.participant.position.marks[0]}
+    train(late, epochs=range(1, EPOCHS))
+    assert late.joined_at == 0
+    assert late.host.finish().progress == member.host.finish().progress
+
+
 def test_a_newcomer_that_was_told_too_little_of_the_epochs_is_started_again():
     checkpoints = Checkpoints()
     member = Member()
@@ -83,6 +101,63 @@ def test_where_nobody_is_left_the_script_goes_on_from_its_own_checkpoint():
     assert later.host.finish().progress == anew.host.finish().progress
 
 
+def test_an_epoch_that_has_changed_no_parameters_leaves_open_where_the_loop_begins():
+    checkpoints = Checkpoints()
+
+    def stand_still(member):
+        checkpoints.write(member)
+        member.optimizer.param_groups[0]["lr"] = 0.0
+
+    member = Member()
+    train(member, after=stand_still)
+    late = Member(stands=(2, 1), join=member.kept[9], before=checkpoints.read(2))
+    late.job.session._jobs_marks = member.host.participant.position.marks
+    refused("had after epoch 1 and still had after epoch 2", lambda: train(late, epochs=range(2, EPOCHS)))
+
+
+def test_complex_parameters_have_a_mark():
+    parameter = torch.nn.Parameter(torch.tensor([3.0 + 4.0j]))
+    assert mark_of([torch.optim.SGD([parameter], lr=0.1)]) == 5.0
+
+
+def test_a_worker_that_goes_on_from_a_kept_state_tells_its_marks_at_once():
+    """And not with the next epoch: a worker that comes before reads a checkpoint which the master knows nothing of."""
+    member = Member()
+    train(member)
+    late = late_of(member, stands=(0, 0))
+    train(late, epochs=range(2))
+    marks = member.host.participant.position.marks
+    told = late.job.session._stream.notices("epoch_began")
+    assert told == [{"epoch": 1, "marks": {str(epoch): marks[epoch] for epoch in (0, 1)}}]
+
+
+@pytest.mark.parametrize("stands", [(EPOCHS - 1, 3), (0, 0)])
+def test_a_script_with_an_empty_loop_is_in_the_job_until_the_others_end(stands):
+    """It has read what was written after the last epoch. ``stands``: nothing is told while the job waits for workers."""
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    late = Member(stands=stands, before=checkpoints.read(EPOCHS))
+    late.job.join = Mock(side_effect=Stopped("the job ends", checkpoint=False))
+    runtime = ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0)
+    runtime._context, runtime._pid = late.job, os.getpid()
+    runtime.train_in_place(late.host.finish)
+    runtime._end()
+    late.job.join.assert_called_once()
+
+
+def test_a_script_with_an_empty_loop_ends_with_one_that_waits_at_its_end():
+    checkpoints = Checkpoints()
+    member = Member()
+    train(member, after=checkpoints.write)
+    waits = []
+    member.job.end = lambda state: waits.append(copy.deepcopy(state.sent()))
+    ended = member.host.finish()
+    late = Member(stands=(EPOCHS - 1, 3), join=waits[0], before=checkpoints.read(EPOCHS))
+    assert late.host.finish().step == ended.step
+    assert all(torch.equal(*each) for each in zip(late.model.parameters(), member.model.parameters(), strict=True))
+
+
 def test_the_master_is_told_the_marks_that_it_does_not_know():
     master = FakeMaster()
     session = master.session
@@ -92,3 +167,11 @@ def test_the_master_is_told_the_marks_that_it_does_not_know():
     session.tell_marks(2, {0: 2.5, 1: 3.0, 2: 3.5})
     session.tell_marks(2, {1: 3.0, 2: 3.5})
     assert master.notices("epoch_began") == [{"epoch": 2, "marks": {"1": 3.0, "2": 3.5}}]
+
+
+def test_of_a_job_that_begins_anew_the_master_is_told_what_it_has_known_of_the_one_before():
+    master = FakeMaster()
+    master.session.receive(pb.MasterMessage(welcome=pb.Welcome(epoch=2, marks={0: 2.5, 1: 2.75})))
+    master.session.tell_marks(0, {0: 2.5})
+    master.session.tell_marks(1, {0: 2.5, 1: 2.75})
+    assert master.notices("epoch_began") == [{"epoch": 0, "marks": {"0": 2.5}}, {"epoch": 1, "marks": {"1": 2.75}}]

@@ -7,7 +7,7 @@ they are summed over the workers there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from elasticdl.ga.torch.optim import STATE_KEY, Optimizer
 
 if TYPE_CHECKING:
     from elasticdl.elastic.torch.loop_host import LoopHost
+    from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 
 
 class AccumulatedSteps(Optimizer):
@@ -34,9 +35,11 @@ class AccumulatedSteps(Optimizer):
         self._given, self._host = given, host
         self._handed = 0  # batches whose gradients were given to `step` since the optimizer's last one
         self._is_due = False  # a step, as `accumulate` has told
+        self._is_late = False  # what the script does has no effect
 
     @property
     def will_step(self) -> bool:
+        self._open_batches()
         return self._handed + 1 >= self.steps
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float | None = None, loss: Any = None) -> Any:
@@ -62,6 +65,7 @@ class AccumulatedSteps(Optimizer):
         return self._is_due
 
     def flush(self) -> bool:
+        self._open_batches()
         self.stepped = self._handed > 0
         if self.stepped:
             self._mean_of_fewer()
@@ -74,7 +78,7 @@ class AccumulatedSteps(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing, where gradients wait for the rest of their global batch."""
-        open_batches = self._host.open_batches
+        open_batches = self._open_batches()
         if self._handed and open_batches and open_batches[-1].backwards and self._handed < len(open_batches):
             raise UserError(
                 "optimizer.zero_grad() was called between loss.backward() and optimizer.step(): call it before or after both"
@@ -86,14 +90,23 @@ class AccumulatedSteps(Optimizer):
 
     def _hand_over(self) -> bool:
         """Whether a step of the optimizer is due."""
+        open_batches = self._open_batches()
         self._handed += 1
-        open_batches = self._host.open_batches
         if open_batches is not None and self._handed != len(open_batches):
             raise UserError(
                 f"optimizer.step() was called {self._handed} times for {len(open_batches)} batches: call it once after each "
                 f"batch's loss.backward(); each {self.steps}th call makes a step of the optimizer"
             )
         return self._handed >= self.steps
+
+    def _open_batches(self) -> Sequence[OpenBatch] | None:
+        open_batches = self._host.open_batches
+        if open_batches is None:
+            self._is_late = True
+        elif self._is_late:
+            # It has come to where the job stands, which is between two steps, with whichever batch its own count began.
+            self._handed, self._is_late = 0, False
+        return open_batches
 
     def _mean_of_fewer(self) -> None:
         """The gradients are weighed as of a whole accumulation."""

@@ -55,15 +55,17 @@ class Approach:
 
     def begin(self) -> None:
         """The script begins its first loop."""
-        self.jobs_place = self._job.session.jobs_place()
-        self.stands = self.begins = Standing(self._began.epoch(self._job.session.jobs_marks()))
+        marks = self._job.session.jobs_marks()
+        # What was written since the newest mark only the job's state tells: others wait while this worker passes batches by.
+        self.jobs_place = (0, 0) if self._began.is_newer(marks) else self._job.session.jobs_place()
+        self.stands = self.begins = Standing(self._began.epoch(marks))
 
     def epoch_after(self, loops: int) -> int:
         """Of the job, that follows so many loops of the script."""
         return self.begins.epoch + loops
 
     def joins(self, position: ScriptPosition, start: tuple[int, int], states: Moved) -> tuple[int, int]:
-        """This worker is in a world. Returns where its script stands: at ``start``, unless its first loop turns out to be another epoch.
+        """This worker is in a world. Returns where the job has to be by now: at ``start``, unless the script has passed nothing by.
 
         ``states``: of the job's optimizers.
 
@@ -73,7 +75,7 @@ class Approach:
         epoch = self._began.epoch(position.marks)
         if self.stands == self.begins:
             self.stands = self.begins = Standing(epoch)
-            start = epoch, 0
+            start = 0, 0
         if epoch == 0 or epoch != self.begins.epoch:
             self._began.require_top(position.began_with)
         else:
@@ -83,9 +85,16 @@ class Approach:
     def note(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
         if self._job.under_master:
-            position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
-            if self._job.rank == 0:
-                self._job.session.tell_marks(epoch, position.marks)
+            self.note_end(epoch, position, optimizers)
+            self._tell(position)
+
+    def note_end(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The epoch before this one was the last. A worker that comes later may read what the script has written since, and have an empty loop."""
+        position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
+
+    def _tell(self, position: ScriptPosition) -> None:
+        if self._job.rank == 0 and position.marks:
+            self._job.session.tell_marks(max(position.marks), position.marks)
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""
@@ -104,15 +113,17 @@ class Approach:
         """The script is given a stand-in next."""
         self._from_memory.begin_batch()
 
-    def ends(self) -> list[torch.Tensor]:
+    def ends(self, position: ScriptPosition) -> list[torch.Tensor]:
         """The worker stands where the job stands. Returns what the model has answered last, on a stand-in."""
+        self._tell(position)  # of what an earlier job has kept the master has not heard
         log.info("has caught up: %d batches of others in %.3f s", self._from_memory.batches, self._from_memory.seconds)
         return self._from_memory.end()
 
     @property
     def is_short(self) -> bool:
-        """Whether the script stands before the place at which this worker would have asked for a world."""
-        return (self.stands.epoch, self.stands.batches) < self.jobs_place
+        """Whether the script stands before the place at which this worker would have asked for a world. Not without any loop, as after
+        reading the last checkpoint: then it waits for the others' end."""
+        return self.stands != self.begins and (self.stands.epoch, self.stands.batches) < self.jobs_place
 
     def is_short_of(self, at: Progress) -> bool:
         return (at.epoch, at.position) > (self.stands.epoch, self.stands.samples)

@@ -235,7 +235,7 @@ class LoopHost(JoinedHost):
 
     def arrives(self, batch: GlobalBatch | None) -> None:
         self._last = self._means.steps_loss = None
-        self.hints.arrived(self._approach.ends())
+        self.hints.arrived(self._approach.ends(self.participant.position))
         draws = self.participant.position.draws
         if batch is not None and batch.epoch in draws:
             self._data.draws.require_data(draws[batch.epoch])
@@ -249,8 +249,7 @@ class LoopHost(JoinedHost):
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
-            if not self.participant.is_reduced:
-                self._looked_at = place_in_script("")
+            self._looked_at = self._looked_at if self.participant.is_reduced else place_in_script("")
             self.reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -339,16 +338,18 @@ class LoopHost(JoinedHost):
     def finish(self) -> LoopState | None:
         """Return when the scripts of all workers are done; the state that they end with, if there is one."""
         self._watch.stop()
+        epoch = self._approach.epoch_after(self._epochs)
         if self._joined is None:
-            if not self._epochs:
+            if not (self._epochs or self.job.comes_later or self._began.moved[0]):
                 return None
             if self._approach.is_short:
-                self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, self._approach.jobs_place[0] + 1))
+                self._fail_alone(loop_faults.ended_on_stand_ins(epoch, self._approach.jobs_place[0] + 1))
                 return None
-            self._begin(GlobalBatch(self._approach.epoch_after(self._epochs), 0, 0, ()))
-        at = self.participant.state.progress
-        if self.is_catching_up and self._approach.is_short_of(at):
-            self._fail_alone(loop_faults.ended_on_stand_ins(self._epochs, at.epoch + 1))
+            self._begin(GlobalBatch(epoch, 0, 0, ()))
+        if not self.is_catching_up:
+            self._approach.note_end(epoch, self.participant.position, each_of(self._optimizer))
+        elif self._approach.is_short_of(at := self.participant.state.progress):
+            self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
             return None
         return super().finish()
 
@@ -368,11 +369,10 @@ class LoopHost(JoinedHost):
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
-        batch = first.batch
+        self._repeats = batch = first.batch
         self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
-        self._repeats = batch
 
     # -- details --
 

@@ -75,8 +75,9 @@ def mark_of(optimizers: Sequence[torch.optim.Optimizer]) -> float:
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> float:
-    kept = [each.detach() for each in tensors if not each.is_complex()]
-    return math.hypot(*(float(torch.linalg.vector_norm(each.double().to_dense())) for each in kept))
+    # One after the other: in double precision all of them may be more than the memory holds.
+    kept = (each.detach().to(torch.complex128 if each.is_complex() else torch.float64) for each in tensors)
+    return math.hypot(*(float(torch.linalg.vector_norm(each.to_dense())) for each in kept))
 
 
 class Beginning:
@@ -94,10 +95,25 @@ class Beginning:
 
         Args:
             marks: of the job, `mark_of` at the beginning of its epochs.
+
+        Raises:
+            UserError: it may be one of several, between which the parameters have not changed.
         """
-        return next(
-            (epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)), 0
-        )
+        epoch, *others = self._like(marks) or [0]
+        if epoch and others:
+            raise UserError(
+                f"the script has read the parameters that this job had after epoch {epoch} and still had after epoch {others[-1]}, as with a "
+                "learning rate of 0, so nobody knows with which epoch its loop begins: a worker can come later once a step has changed them and "
+                "the script has written that"
+            )
+        return epoch
+
+    def is_newer(self, marks: Mapping[int, float]) -> bool:
+        """Whether the script has read what was written since, such as before an evaluation that still lasts."""
+        return self.moved[0] > 0 and 0 in marks and not self._like(marks)
+
+    def _like(self, marks: Mapping[int, float]) -> list[int]:
+        return [epoch for epoch, each in sorted(marks.items()) if math.isclose(self._mark, each, rel_tol=_EQUAL)]
 
     def require_states(self, epoch: int, jobs: Moved) -> None:
         """``jobs``: as the job's optimizers are at present.

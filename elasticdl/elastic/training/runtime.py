@@ -260,6 +260,8 @@ class ScriptRuntime(Generic[ContextT]):
                 try:
                     self._last = finish()
                     self._look_back()
+                except SystemExit as told:  # to leave; Python is at its end anyway
+                    log.debug("the script ends with %s", told)
                 except Exception as error:  # noqa: BLE001  whatever it is, the master is told
                     print(reason(error), file=sys.stderr) if isinstance(
                         error, UserError
