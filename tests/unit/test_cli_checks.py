@@ -19,6 +19,7 @@ from elasticdl.job import folders
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import FORBIDDEN, NotDoneError
 from elasticdl.kube.client import path_of
+from elasticdl.kube.manifests import job_objects
 
 
 def test_folders_become_absolute(tmp_path):
@@ -157,6 +158,21 @@ def test_whoever_may_not_look_at_volcanos_queues_can_use_them():
     place = SimpleNamespace(may=lambda *_: True, serves=lambda _: True, create=lambda manifest, dry_run=False: manifest)
     place.namespace, place.find = "lab", forbid
     Submission(place, parts(queue="volcano=team"), pytest.fail).check()
+
+
+@pytest.mark.parametrize(("given", "told"), [("high", "high"), ("high=0.5", "high"), ("high=0", None), ("", None)])
+def test_a_gang_of_volcanos_has_the_priority_of_its_pods(tmp_path, given, told):
+    """Volcano compares groups: one without a class takes no place of a job that has none either."""
+
+    def group_class(**options):
+        made = parts(gang=True, queue="volcano=lab", num_workers="3", **options)
+        (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
+        return group["spec"].get("priorityClassName")
+
+    assert group_class(worker_pod_priority=given) == told
+    template = tmp_path / "pod.yaml"
+    template.write_text("spec: {priorityClassName: of-the-template}")
+    assert group_class(worker_pod_priority=given, pod_template=str(template)) == (told or "of-the-template")
 
 
 def test_the_queues_of_volcano_are_in_no_namespace():

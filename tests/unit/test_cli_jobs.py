@@ -11,19 +11,15 @@ import threading
 import types
 
 import pytest
+from cli_fake_jobs import ended_job, new_job, run
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
-from rich.console import Console
 
-from elasticdl.cli.__main__ import main
 from elasticdl.cli.cluster.pod_logs import PodPrints
-from elasticdl.cli.commands.jobs import show_all
 from elasticdl.cli.course import show_course
-from elasticdl.cli.job_handle import AT_ONCE, JobHandle, of_each
 from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
-from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root, list_jobs, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
-from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LOST = "its master died without saving a final status"
@@ -42,19 +38,6 @@ def dead_pid():
     return process.pid
 
 
-def new_job(name: str) -> JobDir:
-    job = create_job_dir(name)
-    write_aside(job.spec, JobSpec(job_name=name).to_json())
-    return job
-
-
-def ended_job(name: str, **fields: object) -> JobDir:
-    job = new_job(name)
-    status = pb.JobStatus(job_name=name, **{"phase": "succeeded", "step": 7, "total_steps": 7, **fields})
-    write_aside(job.status, json_format.MessageToJson(status))
-    return job
-
-
 @pytest.fixture
 def running():
     """A job named `live` whose master is in this process."""
@@ -63,12 +46,6 @@ def running():
     with serving(master) as address:
         job.write_master(address)
         yield master
-
-
-def run(capsys, *argv: str) -> tuple[int, str, str]:
-    code = main(argv)
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_the_life_of_a_job(dead_pid):
@@ -138,61 +115,6 @@ def test_jobs_are_listed_and_shown(capsys, running, dead_pid):
     _, out, _ = run(capsys, "status", "done")
     assert "job done: succeeded" in out
     assert "metrics: accuracy 0.5" in out
-
-
-class Slow(JobHandle):
-    """Of a job whose master answers once all ``others`` are asked, which may be as many as threads."""
-
-    name, namespace = "", ""
-
-    def __init__(self, name, others):
-        self.name, self._others = name, others
-
-    def status(self):
-        assert sum(thread.name == "ask" for thread in threading.enumerate()) <= AT_ONCE
-        self._others.wait(DEADLINE)
-        return pb.JobStatus(job_name=self.name, phase="running")
-
-
-def test_many_masters_are_asked_some_at_a_time_and_shown_in_their_order(capsys):
-    names = [f"job-{number:02}" for number in range(3 * AT_ONCE)]
-    barrier = threading.Barrier(AT_ONCE)
-    show_all(Console(), [Slow(name, barrier) for name in names])
-    assert [line.split()[:2] for line in capsys.readouterr()[0].splitlines()[1:]] == [[n, "running"] for n in names]
-
-
-def test_whoever_is_asked_and_breaks_is_told_where_it_is_waited_for():
-    def ask(job):
-        raise ZeroDivisionError(job.name)
-
-    with pytest.raises(ZeroDivisionError, match="first"):
-        of_each([Slow("first", None), Slow("second", None)], ask)
-    assert of_each([], ask) == []
-
-
-PATIENT = "import sys; from elasticdl.cli import __main__, master_client; master_client.CALL_TIMEOUT = 600.0; sys.exit(__main__.main_of_process())"
-
-
-def test_who_is_interrupted_does_not_wait_for_masters_that_do_not_answer():
-    asked, over, master = threading.Semaphore(0), threading.Event(), FakeMaster("any")
-
-    def hang(request, context):
-        asked.release()
-        over.wait(DEADLINE)
-
-    master.Status = hang
-    with serving(master) as address:
-        for name in ("one", "two"):
-            new_job(name).write_master(address)
-        with subprocess.Popen([sys.executable, "-c", PATIENT, "status"], stderr=subprocess.PIPE) as process:
-            assert all(asked.acquire(timeout=DEADLINE) for _ in range(2))
-            process.send_signal(signal.SIGINT)
-            try:
-                assert process.communicate(timeout=DEADLINE)[1] == b""
-                assert process.returncode == 130
-            finally:
-                process.kill()
-                over.set()
 
 
 def test_a_job_that_is_not_there(capsys):
@@ -389,29 +311,6 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
-
-
-def write_logs(job: JobDir) -> None:
-    job.master_log.write_text("2026-01-01 00:00:01,000 start\n2026-01-01 00:00:04,000 end\n")
-    job.worker_log(0).write_text("2026-01-01 00:00:02,000 zero\nTraceback\n")
-    job.worker_log(10).write_text("2026-01-01 00:00:03,000 ten\nunfinished")
-
-
-def test_logs_are_interleaved_by_time_under_their_writers_names(capsys):
-    write_logs(ended_job("done"))
-    assert run(capsys, "logs", "done")[1].splitlines() == [
-        "master    | 2026-01-01 00:00:01,000 start",
-        "worker-0  | 2026-01-01 00:00:02,000 zero",
-        "worker-0  | Traceback",
-        "worker-10 | 2026-01-01 00:00:03,000 ten",
-        "master    | 2026-01-01 00:00:04,000 end",
-        "worker-10 | unfinished",
-    ]
-    assert run(capsys, "logs", "done", "--worker", "0")[1] == "2026-01-01 00:00:02,000 zero\nTraceback\n"
-    told = "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n"
-    assert run(capsys, "logs", "done", "--worker", "7") == (2, "", told)
-    ended_job("bare").logs.rmdir()
-    assert run(capsys, "logs", "bare") == (0, "", "")
 
 
 def test_following_a_status_shows_the_course_of_the_job_and_how_it_ended(running):

@@ -114,21 +114,6 @@ def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():
         assert "PodGroup" not in {each["kind"] for each in job_objects.companions(parts(**others))}
 
 
-@pytest.mark.parametrize(("given", "told"), [("high", "high"), ("high=0.5", "high"), ("high=0", None), ("", None)])
-def test_a_gang_of_volcanos_has_the_priority_of_its_pods(tmp_path, given, told):
-    """Volcano compares groups: one without a class takes no place of a job that has none either."""
-
-    def group_class(**options):
-        made = parts(gang=True, queue="volcano=lab", num_workers="3", **options)
-        (group,) = [each for each in job_objects.companions(made) if each["kind"] == "PodGroup"]
-        return group["spec"].get("priorityClassName")
-
-    assert group_class(worker_pod_priority=given) == told
-    template = tmp_path / "pod.yaml"
-    template.write_text("spec: {priorityClassName: of-the-template}")
-    assert group_class(worker_pod_priority=given, pod_template=str(template)) == (told or "of-the-template")
-
-
 def test_a_submitted_job_goes_by_itself_some_time_after_its_end_and_one_from_a_file_stays():
     assert job_objects.make_job(parts(ttl=60), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 60
     assert job_objects.make_job(parts(), submitted=True)["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
