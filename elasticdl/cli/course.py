@@ -72,10 +72,8 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
             tell(follower.farewell)
         noted.raise_first()
     status = job.status()
-    if status.phase == "lost" and is_over(
-        last
-    ):  # its master told the end and could not write it down, as on a full disk
-        status = last
+    if status.phase == "lost" and is_over(last):
+        status = last  # its master told the end and could not write it down, as on a full disk
     if status.phase == "lost":
         follower.lost()
     # The user's traceback, if that was the cause, and a worker has not just printed it.

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -254,6 +254,11 @@ def of_each(jobs: Sequence[JobHandle], ask: Callable[[JobHandle], T]) -> list[T]
 
     for _ in range(min(AT_ONCE, len(jobs))):
         threading.Thread(target=work, name="ask", daemon=True).start()
+    for answer in answers:
+        while not answer.done():
+            wait(
+                [answer], POLL
+            )  # not for long at once, as the handler of a signal that comes just before is called after it
     return [answer.result() for answer in answers]
 
 

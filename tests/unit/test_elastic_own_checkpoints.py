@@ -13,7 +13,7 @@ from refusal_kit import refused
 from session_kit import FakeMaster
 
 from elasticdl.elastic.core.interruptions import Stopped
-from elasticdl.elastic.torch.newcomer import mark_of
+from elasticdl.elastic.torch.beginning import mark_of
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.runtime import ScriptRuntime
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -163,15 +163,15 @@ def test_the_master_is_told_the_marks_that_it_does_not_know():
     session = master.session
     session.receive(pb.MasterMessage(welcome=pb.Welcome(epoch=2, epoch_steps=1, marks={0: 2.5, 1: 2.75})))
     assert session.jobs_marks() == {0: 2.5, 1: 2.75}
-    session.tell_marks(1, {0: 2.5, 1: 2.75})
-    session.tell_marks(2, {0: 2.5, 1: 3.0, 2: 3.5})
-    session.tell_marks(2, {1: 3.0, 2: 3.5})
+    session.tell_marks({0: 2.5, 1: 2.75})
+    session.tell_marks({0: 2.5, 1: 3.0, 2: 3.5})
+    session.tell_marks({1: 3.0, 2: 3.5})
     assert master.notices("epoch_began") == [{"epoch": 2, "marks": {"1": 3.0, "2": 3.5}}]
 
 
 def test_of_a_job_that_begins_anew_the_master_is_told_what_it_has_known_of_the_one_before():
     master = FakeMaster()
     master.session.receive(pb.MasterMessage(welcome=pb.Welcome(epoch=2, marks={0: 2.5, 1: 2.75})))
-    master.session.tell_marks(0, {0: 2.5})
-    master.session.tell_marks(1, {0: 2.5, 1: 2.75})
+    master.session.tell_marks({0: 2.5})
+    master.session.tell_marks({0: 2.5, 1: 2.75})
     assert master.notices("epoch_began") == [{"epoch": 0, "marks": {"0": 2.5}}, {"epoch": 1, "marks": {"1": 2.75}}]

@@ -141,7 +141,6 @@ def test_the_newest_marks_of_epochs_are_kept_until_the_state_is_lost():
 
     tell({"0": 2.5})
     tell({"1": 2.75})
-    tell({"one": 3.0})
     assert training.marks == {0: 2.5, 1: 2.75}
     assert pb.Welcome(marks=training.snapshot().marks).marks == {0: 2.5, 1: 2.75}
     tell({str(epoch): float(epoch) for epoch in range(2, MOST_MARKS + 2)})
@@ -288,6 +287,9 @@ def notice(event, /, **fields):
         notice("evaluation", metrics={"accuracy": "good"}),
         notice("evaluation", metrics={"accuracy": 10**400}),
         notice("epoch_began", epoch=1, marks={"1": "good"}),
+        notice("epoch_began", epoch=1, marks={"1": 10**400}),
+        notice("epoch_began", epoch=1, marks={"one": 1.0}),
+        notice("epoch_began", epoch=1, marks={str(2**31): 1.0}),
         notice("evaluation", step=-1, metrics={"loss": 0.5}),  # TensorBoard's file has no way to write it
         notice("resumed", step=2**63),
         notice("resumed", epoch=2**31),

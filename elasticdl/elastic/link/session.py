@@ -131,13 +131,13 @@ class Session:
         self.jobs_place()
         return dict(self._jobs_marks)
 
-    def tell_marks(self, epoch: int, marks: Mapping[int, float]) -> None:
-        """This epoch begins; the model had these marks, of which the master is told those that it does not know."""
+    def tell_marks(self, marks: Mapping[int, float]) -> None:
+        """Epochs have begun with these marks, at least one; the master is told those that it does not know."""
         # Where the job begins anew the master has forgotten what it has said of the one before.
         known = self.jobs_marks() if len(marks) > 1 else {}
         if news := {str(each): mark for each, mark in marks.items() if known.get(each) != mark}:
             self._jobs_marks = dict(marks)
-            self.notify("epoch_began", epoch=epoch, marks=news)
+            self.notify("epoch_began", epoch=max(marks), marks=news)
 
     # -- the stream's thread --
 

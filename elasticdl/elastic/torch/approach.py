@@ -7,6 +7,7 @@ nobody waits for it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from elasticdl.elastic.core.progress import Progress
+from elasticdl.elastic.torch.beginning import Beginning, Moved, mark_of
 from elasticdl.elastic.torch.from_memory import ModelFromMemory
-from elasticdl.elastic.torch.newcomer import Beginning, Moved, mark_of
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader
 from elasticdl.elastic.torch_kit.data.stand_in import StandIn
 from elasticdl.elastic.torch_kit.participant.script_position import ScriptPosition
@@ -44,10 +45,8 @@ class Approach:
     def __init__(self, job: ElasticContext, model: torch.nn.Module, data: OwnLoader, began: Beginning) -> None:
         self.begins = Standing()  # the script, its first loop
         self.stands = self.begins  # behind the last batch that it was given, or a stand-in for that
-        self.jobs_place = (
-            0,
-            0,
-        )  # epochs, and batches of the next, that are passed by before this worker asks for a world
+        # Epochs, and batches of the next, that are passed by before this worker asks for a world.
+        self.jobs_place = 0, 0
         self._job = job
         self._data = data
         self._began = began
@@ -82,19 +81,20 @@ class Approach:
             self._began.require_states(epoch, states)
         return start
 
-    def note(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def epoch_begins(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The job begins this epoch. A worker that comes later may go on from a checkpoint which the script has written just before."""
         if self._job.under_master:
-            self.note_end(epoch, position, optimizers)
+            self.note_mark(epoch, position, optimizers)
             self._tell(position)
 
-    def note_end(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The epoch before this one was the last. A worker that comes later may read what the script has written since, and have an empty loop."""
-        position.marks = newest_marks({**position.marks, epoch: mark_of(optimizers)})
+    def note_mark(self, epoch: int, position: ScriptPosition, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """So the parameters are after the epoch before this one, also if that was the last: then a worker that comes later has an empty loop."""
+        if math.isfinite(mark := mark_of(optimizers)):
+            position.marks = newest_marks({**position.marks, epoch: mark})
 
     def _tell(self, position: ScriptPosition) -> None:
         if self._job.rank == 0 and position.marks:
-            self._job.session.tell_marks(max(position.marks), position.marks)
+            self._job.session.tell_marks(position.marks)
 
     def stand_ins(self, drawn: Sequence[GlobalBatch]) -> Generator[Any, None, int]:
         """One for each batch of this epoch that is passed by. Returns the number of the batch that comes next."""

@@ -25,9 +25,10 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing
+from elasticdl.elastic.torch.beginning import Beginning, moved
 from elasticdl.elastic.torch.loop_faults import lasting
 from elasticdl.elastic.torch.means import Means
-from elasticdl.elastic.torch.newcomer import Beginning, Hints, moved
+from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.tape import place_in_script
@@ -80,7 +81,6 @@ class LoopHost(JoinedHost):
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
         self._is_fresh = True  # no gradient was made of the open batches
-        self._looked_at = ""  # the place in the script where it has looked at gradients last
         self.hints = Hints()
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
@@ -117,7 +117,7 @@ class LoopHost(JoinedHost):
         self._epochs += 1
         if self._joined is not None and not self._joined.is_catching_up:
             self._joined.position.note_streams(epoch, self._data.draws, since=self._joined.state.progress.epoch)
-            self._approach.note(epoch, self._joined.position, each_of(self._optimizer))
+            self._approach.epoch_begins(epoch, self._joined.position, each_of(self._optimizer))
         if self._repeats:
             raise UserError("a step that was torn was made after the loop over its batches, which can't be given again")
         self._draw(epoch)
@@ -249,7 +249,7 @@ class LoopHost(JoinedHost):
     @lasting
     def before_look(self, tensor: torch.Tensor) -> None:
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
-            self._looked_at = self._looked_at if self.participant.is_reduced else place_in_script("")
+            self.hints.looked_at = self.hints.looked_at if self.participant.is_reduced else place_in_script("")
             self.reduce()
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -273,7 +273,7 @@ class LoopHost(JoinedHost):
             has_batch=bool(self.participant.open_batches),
             has_stepped=self._gradients.has_stepped(),
             is_reduced=self.participant.is_reduced,
-            looked_at=self._looked_at,
+            looked_at=self.hints.looked_at,
         )
         assert given is not None, "it is in hand"
         self._gradients.look(loss, len(given.part.indices), is_scaled=bool(self._scalers))
@@ -347,7 +347,7 @@ class LoopHost(JoinedHost):
                 return None
             self._begin(GlobalBatch(epoch, 0, 0, ()))
         if not self.is_catching_up:
-            self._approach.note_end(epoch, self.participant.position, each_of(self._optimizer))
+            self._approach.note_mark(epoch, self.participant.position, each_of(self._optimizer))
         elif self._approach.is_short_of(at := self.participant.state.progress):
             self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
             return None

@@ -157,8 +157,10 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
             _require_lines(notice.event, name, value)
         if isinstance(value, dict) and not all(isinstance(each, int | float) for each in value.values()):
             raise ValueError(f"{name} must be numbers, not {value!r}")
-    metrics = fields.get("metrics", {})
-    for name, value in {**metrics, **fields}.items():
+    if not all(epoch.isdecimal() and int(epoch) <= _LARGEST["epoch"] for epoch in fields.get("marks", {})):
+        raise ValueError(f"marks must be by epoch, not {fields['marks']!r}")
+    numbers = {name: each for value in fields.values() if isinstance(value, dict) for name, each in value.items()}
+    for name, value in {**numbers, **fields}.items():
         most = _LARGEST.get(name, 2**63 - 1)
         least = 0 if name in fields else -most
         if isinstance(value, int) and not least <= value <= most:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -61,7 +61,7 @@ class Training(TrainingSnapshot):
         elif event.event == "collective":
             self.collective = str(told.get("engine", ""))
         elif event.event == "epoch_began":
-            self._take_marks(told.get("marks"))
+            self._take_marks(told.get("marks", {}))
         elif event.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
             self.epoch_steps = 0
@@ -130,9 +130,8 @@ class Training(TrainingSnapshot):
         if metrics:
             self.metrics = dict(metrics)
 
-    def _take_marks(self, told: Any) -> None:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # of a worker whose words make no sense
-            self.marks = newest_marks({**self.marks, **{int(epoch): float(mark) for epoch, mark in told.items()}})
+    def _take_marks(self, told: Mapping[str, float]) -> None:
+        self.marks = newest_marks({**self.marks, **{int(epoch): float(mark) for epoch, mark in told.items()}})
 
     def _per_second(self, now: float, column: int) -> float:
         """The first report only marks where counting begins. Up to the last one, or up to now if the next is late."""

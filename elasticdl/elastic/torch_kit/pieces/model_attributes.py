@@ -85,7 +85,7 @@ class Attributes:
     def __init__(self, modules: Callable[[], Sequence[torch.nn.Module]], tell: Callable[[str], None]) -> None:
         """``tell``: for the journal."""
         self.keeps_received = False  # until `arrive`, for `restore`
-        self.loads = Loads()
+        self.loads = Loads()  # here, as what is put back for a step that is made again has to be put back together
         self._modules = modules
         self._tell = tell
         self._packages: tuple[str, ...] = ()
