@@ -254,12 +254,13 @@ def of_each(jobs: Sequence[JobHandle], ask: Callable[[JobHandle], T]) -> list[T]
 
     for _ in range(min(AT_ONCE, len(jobs))):
         threading.Thread(target=work, name="ask", daemon=True).start()
-    for answer in answers:
+
+    def answered(answer: Future[T]) -> T:
         while not answer.done():
-            wait(
-                [answer], POLL
-            )  # not for long at once, as the handler of a signal that comes just before is called after it
-    return [answer.result() for answer in answers]
+            wait([answer], POLL)  # in short waits: a signal that comes just before one has its handler called after it
+        return answer.result()
+
+    return [answered(each) for each in answers]
 
 
 def choose(name: str | None, known: Collection[str], running: Sequence[str], where: str = "", hint: str = "") -> str:
