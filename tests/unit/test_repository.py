@@ -21,7 +21,7 @@ from scripts.site import library
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [path for path in (ROOT / "elasticdl").rglob("*.py") if path.parent.name != "proto"]
-MOST_LINES = 400
+MOST_LINES = 700
 # Of `elasticdl.elastic`. Its other folders are front ends; scripts of Horovod import none.
 KITS = ("collectives", "core", "link", "torch_kit", "training")
 
