@@ -62,7 +62,7 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
 # ---- what a cluster is told of the master's own entries ----
 
 # Causes for which a person should know that a worker left.
-_TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "out_of_memory", "killed", "crashed", "frozen")
+_TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "lost", "out_of_memory", "killed", "crashed", "frozen")
 
 
 def _ids(workers: list[Any]) -> str:

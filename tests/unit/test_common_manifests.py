@@ -10,7 +10,7 @@ from elasticdl.common.environment import interface_of
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests.merge import merge, with_pod_templates
-from elasticdl.kube.manifests.pod import finish_pod, worker_pod
+from elasticdl.kube.manifests.pod import finish_pod, master_pod, worker_pod
 from elasticdl.kube.manifests.pod_status import ImageTrouble, image_trouble
 
 
@@ -68,6 +68,12 @@ def test_a_worker_knows_its_master_its_address_and_its_papers():
     assert environment(worker(envs="PYTHONHASHSEED=7"))["PYTHONHASHSEED"] != "0"
     assert container(worker())["command"] == ["python", "-P", "-m", "elasticdl.places.agent"]
     assert container(worker(command=("python", "train.py"))) == container(worker()), "the agent starts the user's"
+
+
+@pytest.mark.parametrize("pod", [lambda: master_pod(job()), worker], ids=["master", "worker"])
+def test_no_module_of_the_working_directory_is_imported_in_the_place_of_another(pod):
+    """There a model zoo may have a `queue.py`, or the older ElasticDL's folder `elasticdl`."""
+    assert container(pod())["command"][:3] == ["python", "-P", "-m"]
 
 
 def test_the_users_variables_are_in_secrets_whoever_may_look_at_pods():

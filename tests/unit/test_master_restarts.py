@@ -98,7 +98,7 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
 # ---- what happened in the absence is noticed ----
 
 
-@pytest.mark.parametrize(("forgotten", "cause"), [((), "killed"), ((2,), "deleted")])
+@pytest.mark.parametrize(("forgotten", "cause"), [((), "killed"), ((2,), "lost")])
 def test_a_member_that_died_in_the_absence_is_missed(forgotten, cause):
     cluster = train()
     cluster.die()
@@ -243,7 +243,7 @@ def test_one_that_left_in_the_absence_counts_as_no_crash_and_crashes_count_on():
     ("place", "cause", "reason"),
     [
         ("", "drained", "drained: the master ended before it had a place"),
-        ("pod-1", "deleted", "deleted: it was not there when the master started again"),
+        ("pod-1", "lost", "lost: it was gone when the master started again, and nobody has seen why"),
     ],
 )
 def test_of_a_worker_that_is_not_there_it_is_said_whether_somebody_may_have_taken_it_away(place, cause, reason):

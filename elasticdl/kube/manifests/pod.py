@@ -26,8 +26,9 @@ SPEC_FILE = "job.json"
 TEMPLATE_FILE = "worker.json"
 # A worker goes on so long without a master, which may have to be put on another node and pull its image there.
 MASTER_TIMEOUT = 600.0
-MASTER_COMMAND = ("python", "-m", "elasticdl.master.shell.cluster_master", "--job_folder", SPEC_FOLDER)
-# It starts the workers, and gives them what they need on their path. -P: see `elasticdl.common.startup`.
+# -P: the working directory is the user's, whose `queue.py` would be imported in the place of Python's own. The agent starts the workers,
+# and gives them what they need on their path.
+MASTER_COMMAND = ("python", "-P", "-m", "elasticdl.master.shell.cluster_master", "--job_folder", SPEC_FOLDER)
 AGENT_COMMAND = ("python", "-P", "-m", "elasticdl.places.agent")
 # After its grace period a worker still has to be judged, and a checkpoint's last file to be closed.
 GRACE_MARGIN = 10.0

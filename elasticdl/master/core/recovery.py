@@ -112,7 +112,7 @@ class Recovery:
             if known.state in STARTING and not known.place:  # it waited, and nobody has taken anything away
                 cause, reason = e.ExitCause.DRAINED, "the master ended before it had a place"
             else:
-                cause, reason = e.ExitCause.DELETED, "it was not there when the master started again"
+                cause, reason = e.ExitCause.LOST, "it was gone when the master started again, and nobody has seen why"
             self._hold(e.WorkerExited(worker_id, cause, -1, reason), now)
         fleet = self._workers.fleet
         fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._records)])

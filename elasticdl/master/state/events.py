@@ -30,6 +30,7 @@ class ExitCause(StrEnum):
     EVICTED = "evicted"  # its node was drained or ran short of something
     NODE_LOST = "node_lost"  # its node is gone or does not answer
     DELETED = "deleted"  # somebody else than the launcher took it away
+    LOST = "lost"  # while there was no master, so nobody has seen why
     DRAINED = "drained"  # it was told to leave
     FROZEN = "frozen"  # the master had given it up
     FINISHED = "finished"  # its training was complete
