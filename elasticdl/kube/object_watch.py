@@ -5,6 +5,7 @@
 | the watch ends, or the connection breaks | watched on from the last version seen |
 | that version has expired (410), or the server does not know it | listed anew; whoever is told compares |
 | the server refuses or is not there | tried again after a delay that doubles |
+| anything else fails | listed anew, after a delay that doubles |
 
 A version is remembered from every change and every bookmark, so a broken connection seldom costs a list. Anything may be told
 twice.
@@ -139,6 +140,9 @@ class Watch:
                 failure = error
                 if error.status in _UNKNOWN_VERSION:
                     self._version = ""
+            except Exception:  # of what was told, or of who was: without this thread the master sees nothing any more
+                _log.exception("watching anew")
+                self._version = ""
             if self._stopped.is_set():
                 return
             if failure is None and time.monotonic() - began >= _SOUND_SECONDS:

@@ -1,6 +1,7 @@
 """What is reported of pods: each thing once, however often, late or out of order it is seen."""
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ def test_a_pod_that_ends_is_ending_until_it_is_clear_why():
     ledger = asked()
     ledger.seen(RUNS)
     assert ledger.seen(LEAVING) == is_ready(state=PlaceState.ENDING, reason="its pod is being deleted")
-    assert ledger.in_state(PlaceState.READY) == []
+    assert ledger.wanted(PlaceState.READY) == set()
     assert ledger.seen(RUNS) == is_ready()  # of one whose node has come back the same is told
     (ending,) = ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
     assert (ending.place.state, ending.place.reason) == (PlaceState.ENDING, "somebody deleted pod digits-worker-0")
@@ -179,6 +180,22 @@ def test_indices_are_taken_again_lowest_first_and_numbers_are_not():
     assert following.ask()[0] == 4
     following.adopt(pod(7))
     assert following.ask()[0] == 8
+
+
+def test_to_ask_for_one_more_costs_the_same_however_many_there_are():
+    """A job of 10,000 workers asks for them one by one."""
+
+    def calls(there):
+        ledger, made = asked(there), []
+        sys.setprofile(lambda frame, event, argument: made.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            ledger.ask()
+            ledger.tell(there - 1)
+        finally:
+            sys.setprofile(None)
+        return len(made)
+
+    assert calls(10) == calls(500)
 
 
 def test_pods_of_an_earlier_master_are_taken_over_where_they_are():
@@ -221,7 +238,12 @@ HISTORY = st.lists(
 @given(HISTORY)
 def test_whatever_happens_a_place_never_waits_again_and_is_lost_once(history):
     ledger = asked()
-    reports = [report for happens in history for report in happens(ledger) or []]
+    reports = []
+    for happens in history:
+        reports += happens(ledger) or []
+        for state in (PlaceState.WAITING, PlaceState.READY):
+            is_wanted = 0 in ledger and not ledger._entries[0].told and ledger.place(0).state is state
+            assert ledger.wanted(state) == ({0} if is_wanted else set())
     reports += [*ledger.gone(0), *ledger.settle(0)]
     *changes, last = reports
     assert isinstance(last, PlaceLost)

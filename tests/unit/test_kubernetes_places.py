@@ -247,6 +247,45 @@ async def test_a_container_beside_the_worker_is_ended_with_it(scene):
     await scene.called("delete", name(0), 1)
 
 
+@on(pods_scene)
+async def test_a_container_beside_the_worker_is_ended_with_the_job(scene):
+    """Else the pod keeps its GPU, and the job's time to live never begins."""
+    await scene.ready(1)
+    known = scene.objects.objects[name(0)]
+    known["spec"]["containers"] = [*known["spec"]["containers"], {"name": "istio-proxy"}]
+    scene.pods.failures["delete"] = [ApiError(503, "x")] * 3
+    closing = asyncio.ensure_future(scene.places.close())
+    await asyncio.sleep(0)
+    scene.show(0, "Running", terminated(0))
+    await closing
+    assert scene.objects.objects == {}
+
+
+@on(pods_scene)
+async def test_a_pod_that_loses_its_labels_on_the_way_ends_the_job(scene):
+    """As by an admission webhook: nobody would see what becomes of it."""
+    create = scene.pods.create
+    scene.pods.create = lambda manifest: create({**manifest, "metadata": {**manifest["metadata"], "labels": {}}})
+    scene.want(1)
+    failed = await scene.next(LauncherFailed)
+    assert failed.reason.endswith(f"something in the cluster takes labels or owners from pod {name(0)}")
+
+
+@on(partial(pods_scene, PodTimeouts(leave=0.01, close=0.1)))
+async def test_whatever_else_fails_while_a_pod_is_looked_after_ends_the_job(scene):
+    scene.pods.create = lambda manifest: {"kind": "Status"}
+    scene.want(1)
+    assert (await scene.next(LauncherFailed)).reason == "pods are looked after no longer: KeyError: 'metadata'"
+
+
+@on(pods_scene)
+async def test_whatever_fails_in_a_watch_has_it_begun_anew(scene):
+    await scene.ready(1)
+    scene.objects.interrupt(ValueError("no JSON"), forget=True)
+    scene.show(0, "Running", RUNNING, deleted=True)
+    await scene.changed(0, PlaceState.ENDING)
+
+
 @on(partial(pods_scene, found=False))
 async def test_a_cluster_that_never_answers_is_unreachable(scene):
     scene.objects.failures = [ApiError(0, "refused")] * 1000

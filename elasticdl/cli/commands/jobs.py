@@ -27,7 +27,8 @@ from elasticdl.job.journal import STEPS, parse_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
-CLOSING_TIME = 10.0  # seconds beyond the workers' grace
+# Seconds that a master closes its places, at the most, once its workers have had their grace, and those that it then kills as much again.
+CLOSING_TIME = 90.0
 FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has ended")
 
 
@@ -167,7 +168,7 @@ def parse_workers(text: str) -> WorkerRange:
 )
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
-    patience = handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
+    patience = 2 * handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
     if became := handle.stop_without_master(now=now):
         print(f"job {handle.name} {became}")
         return 0

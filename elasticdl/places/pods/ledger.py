@@ -26,14 +26,16 @@ _PREEMPTOR = re.compile(r"Preempted by \w+ ([0-9a-f-]{36})")
 
 @dataclass(slots=True)
 class Entry:
-    """One pod that is not known to be gone."""
+    """One pod that is not known to be gone. After each change of what the books are about it has to be filed."""
 
+    number: int
     index: int
     place: Place  # as last reported
     pod: Object | None = None  # as last seen
     gone: bool = False  # the object is, and its end is not yet reported
     held: bool = False  # it has ended, and an event may yet say otherwise, or more
     told: bool = False  # by us, to end
+    holds_index: bool = True  # no other pod may be given its index
     waits: Waiting | None = None  # as last reported
     events: list[Object] = field(default_factory=list)
 
@@ -48,11 +50,19 @@ class Ledger:
         """``name``: that of a pod by its number, which is its place's id. ``first_number``: that no pod has had before."""
         self._name = name
         self._entries: dict[int, Entry] = {}
+        # Of these, by number, those of which somebody may still want something; thousands are asked for one by one.
+        self._wanted: dict[PlaceState, set[int]] = {PlaceState.WAITING: set(), PlaceState.READY: set()}
+        self._taken: set[int] = set()  # indices of pods that do not leave
+        self._free = 0  # no lower index is
         self._ended: set[int] = set()
         self._highest = first_number - 1  # of all numbers
         self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
         self._left: list[int] = []  # whose end is reported, and whose pods are still there
+
+    def __len__(self) -> int:
+        """As many are not known to be gone."""
+        return len(self._entries)
 
     def __contains__(self, number: int) -> bool:
         """Whether a pod was asked for or adopted and is not known to be gone."""
@@ -73,11 +83,9 @@ class Ledger:
     def known(self, number: int) -> bool:
         return number in self._entries or number in self._ended
 
-    def in_state(self, *states: PlaceState) -> list[int]:
-        """Those of which somebody may still want something, the oldest first."""
-        return sorted(
-            number for number, entry in self._entries.items() if entry.place.state in states and not entry.told
-        )
+    def wanted(self, state: PlaceState) -> set[int]:
+        """Those of which somebody may still want something, and that are WAITING or READY."""
+        return self._wanted[state]
 
     def runs(self) -> bool:
         """Whether there is any that may end by itself."""
@@ -86,11 +94,11 @@ class Ledger:
 
     def ask(self) -> tuple[int, int]:
         """Begin an entry; its number, and its index: the first that is free, or whose pod is about to leave it."""
-        taken = {entry.index for entry in self._entries.values() if not entry.leaves}
-        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        while self._free in self._taken:
+            self._free += 1
         number = self._highest = self._highest + 1
-        self._entries[number] = Entry(index, Place(self._name(number)))
-        return number, index
+        self._begin(Entry(number, self._free, Place(self._name(number))))
+        return number, self._entries[number].index
 
     def place(self, number: int) -> Place:
         return self._entries[number].place
@@ -109,7 +117,7 @@ class Ledger:
                 state = PlaceState.ENDING if why else PlaceState.WAITING
                 place = replace(place, state=state, reason=why or reason, node=waiting.node)
         told = bool(pod["metadata"].get("deletionTimestamp"))
-        self._entries[number] = Entry(index_of(pod), place, pod, told=told)
+        self._begin(Entry(number, index_of(pod), place, pod, told=told, holds_index=not told))
         self._highest = max(self._highest, number)
         return place
 
@@ -117,6 +125,7 @@ class Ledger:
         """Note that we have it ended; whether there is anything to end."""
         if entry := self._entries.get(number):
             entry.told = True
+            self._file(entry)
         return entry is not None
 
     def take_left(self) -> list[int]:
@@ -142,6 +151,7 @@ class Ledger:
         if entry is None or entry.gone:
             return []
         entry.pod = pod
+        self._file(entry)
         verdict = judge(pod, self._named(entry.events), told=entry.told)
         if isinstance(verdict, Ended):
             return self._close(number, entry, verdict)
@@ -216,6 +226,7 @@ class Ledger:
 
     def _end(self, number: int, verdict: Ended) -> Reports:
         entry = self._entries.pop(number)
+        self._file(entry, over=True)
         self._ended.add(number)
         if entry.pod and not entry.gone:
             self._left.append(number)
@@ -228,7 +239,26 @@ class Ledger:
         if place == entry.place or entry.place.state is PlaceState.LOST:
             return []
         entry.place = place
+        self._file(entry, over=entry.number not in self._entries)
         return [PlaceChanged(place)]
+
+    def _begin(self, entry: Entry) -> None:
+        self._entries[entry.number] = entry
+        if entry.holds_index:
+            self._taken.add(entry.index)
+        self._file(entry)
+
+    def _file(self, entry: Entry, *, over: bool = False) -> None:
+        """Into the books; ``over``: out of them."""
+        for state, numbers in self._wanted.items():
+            if entry.place.state is state and not (entry.told or over):
+                numbers.add(entry.number)
+            else:
+                numbers.discard(entry.number)
+        if entry.holds_index and (entry.leaves or over):
+            entry.holds_index = False
+            self._taken.discard(entry.index)
+            self._free = min(self._free, entry.index)
 
     def _wait(self, entry: Entry, waiting: Waiting) -> Reports:
         if entry.place.state is not PlaceState.WAITING or waiting == entry.waits:

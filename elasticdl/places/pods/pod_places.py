@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError
 from elasticdl.common.retry import retry, until
-from elasticdl.kube.api_error import ABSENT, CONFLICT, ApiError
+from elasticdl.kube.api_error import ABSENT, CONFLICT, INVALID, ApiError
 from elasticdl.kube.manifests.names import without_name
 from elasticdl.kube.object_watch import Listing, Watch
 from elasticdl.master.state.events import ExitCause, LauncherFailed
@@ -81,6 +81,7 @@ class PodPlaces:
         self._changed = asyncio.Event()  # what the ledger says
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="kubernetes")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
         soon = partial(_soon, asyncio.get_running_loop())
         pods_seen, events_seen = partial(soon, self.pods_listed), partial(soon, self.events_listed)
         self._pod_watch = Watch(api.pods, pods_seen, partial(soon, self.pod_changed), self._backoff())
@@ -106,11 +107,11 @@ class PodPlaces:
     def want(self, most: int, avoid: AbstractSet[str]) -> None:
         if self._closed:
             return
-        waiting = self._ledger.in_state(PlaceState.WAITING)
-        missing = most - len(waiting) - len(self._ledger.in_state(PlaceState.READY))
-        for number in waiting[::-1][: max(0, -missing)]:
+        waiting, ready = (self._ledger.wanted(state) for state in (PlaceState.WAITING, PlaceState.READY))
+        missing = most - len(waiting) - len(ready)
+        for number in sorted(waiting, reverse=True)[: -missing] if missing < 0 else ():
             self._end(number, KILL_GRACE)
-        for _ in range(self._pods.may_ask(missing, len(self._ledger.numbers))):
+        for _ in range(self._pods.may_ask(missing, len(self._ledger))):
             number, index = self._ledger.ask()
             self._creating[number] = asyncio.Event()
             self._report(PlaceChanged(self._ledger.place(number)))
@@ -137,6 +138,8 @@ class PodPlaces:
         if self._ledger.numbers:
             self._start(self._delete_all())
         await until(lambda: not self._ledger.numbers, self._changed, self._timeouts.close)
+        if self._parting:
+            await asyncio.wait(self._parting, timeout=self._timeouts.close)
         if left := self._ledger.numbers:
             _log.error("the pods %s could not be deleted: they go with the job", ", ".join(map(self._pods.name, left)))
         await self.detach()
@@ -169,8 +172,16 @@ class PodPlaces:
         """A task that ends with this."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._parting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, UnreachableError):  # else the pod would be waited for, for ever
+            _log.error("pods are looked after no longer", exc_info=error)
+            self._report(LauncherFailed(f"pods are looked after no longer: {type(error).__name__}: {error}"))
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do what blocks."""
@@ -241,16 +252,18 @@ class PodPlaces:
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
+        name = manifest["metadata"]["name"]
         try:
-            return await self._call(self._api.create, manifest)
+            pod = await self._call(self._api.create, manifest)
         except ApiError as failure:
             if failure.status != CONFLICT:
                 raise
-            name = manifest["metadata"]["name"]
             pod = await self._call(self._api.read, name)
             if not self._pods.owns(pod):
                 raise ApiError(CONFLICT, f"there still is a pod {name} of another job") from failure
-            return pod
+        if not self._pods.owns(pod):  # nobody would see what becomes of it
+            raise ApiError(INVALID, f"something in the cluster takes labels or owners from pod {name}")
+        return pod
 
     def _end(self, number: int, grace: int | None) -> None:
         if not self._ledger.tell(number):
@@ -319,7 +332,7 @@ class PodPlaces:
         self._look(number, self._ledger.seen(pod))
         # It was given up; or only a container beside the agent's still runs.
         if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
-            self._start(self._delete(number, KILL_GRACE))
+            self._parting.add(self._start(self._ask(number, self._api.delete, KILL_GRACE)))
 
     def events_listed(self, events: tuple[Manifest, ...]) -> None:
         for event in events:
