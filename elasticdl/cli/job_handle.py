@@ -191,6 +191,7 @@ class JobHandle(Protocol):
             # Its workers may train on meanwhile.
             raise UserError(
                 f"job {self.name} has no master at the moment: {absence}; `elasticdl status {self.name}{self.flags}` tells when it has"
+                + (f"; `elasticdl delete {self.name}{self.flags}` ends it without one" if self.namespace else "")
             )
         with self.reached() as master:
             yield master

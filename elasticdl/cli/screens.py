@@ -300,9 +300,8 @@ def workers_table(status: pb.JobStatus) -> Table:
     training = {worker.worker_id for worker in wording.members(status)}
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
-        table.add_row(
-            str(worker.worker_id), wording.state_text(worker), rank, Text(worker.host), pid, Text(wording.why(worker))
-        )
+        state = wording.state_text(worker, status.phase)
+        table.add_row(str(worker.worker_id), state, rank, Text(worker.host), pid, Text(wording.why(worker)))
     by = f", gradients by {status.collective}" if status.collective else ""
     table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train{by}"
     table.caption_justify = "left"

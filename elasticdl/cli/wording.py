@@ -43,21 +43,24 @@ def epoch_text(status: pb.JobStatus) -> str:
 _STATES = {"member": "trains", "standby": "ready", "draining": "leaves"}  # other states are words that people know
 
 
-def state_text(worker: pb.WorkerStatus) -> str:
-    return _STATES.get(worker.state, worker.state)
+def state_text(worker: pb.WorkerStatus, phase: str) -> str:
+    """``phase``: of its job; members of a world that waits for others train no more."""
+    is_waiting = worker.state == "member" and phase == "waiting"
+    return phase if is_waiting else _STATES.get(worker.state, worker.state)
 
 
-def worker_line(worker: pb.WorkerStatus) -> str:
+def worker_line(worker: pb.WorkerStatus, phase: str = "running") -> str:
     """A worker, for output that is not a terminal."""
     rank = f", rank {worker.rank}" if worker.rank >= 0 else ""
     process = f", pid {worker.pid}{f' on {worker.host}' if worker.host else ''}" if worker.pid > 0 else ""
     because = why(worker)
-    return f"worker {worker.worker_id}: {state_text(worker)}{rank}{process}{f': {because}' if because else ''}"
+    return f"worker {worker.worker_id}: {state_text(worker, phase)}{rank}{process}{f': {because}' if because else ''}"
 
 
 def members(status: pb.JobStatus) -> list[pb.WorkerStatus]:
     """The workers that train, in rank order."""
-    return sorted((worker for worker in status.workers if worker.state == "member"), key=lambda worker: worker.rank)
+    training = (worker for worker in status.workers if state_text(worker, status.phase) == _STATES["member"])
+    return sorted(training, key=lambda worker: worker.rank)
 
 
 def waiting_lines(status: pb.JobStatus) -> dict[str, str]:

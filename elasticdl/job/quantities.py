@@ -141,11 +141,15 @@ def _is_no_place(path: str) -> bool:
 def parse_envs(text: str) -> dict[str, str]:
     found = _pairs(text, "NAME=VALUE,OTHER=VALUE")
     for name in found:
-        _refuse_own(name)
+        _check_variable(name)
     return found
 
 
-def _refuse_own(name: str) -> None:
+def _check_variable(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_.-][A-Za-z0-9_.-]*", name):  # a cluster's own rule, of which it would name no option
+        raise ValueError(
+            f"{name!r} can't be a variable's name: use letters, digits and _, with no digit at the beginning"
+        )
     if name.startswith(OWN_VARIABLES):
         raise ValueError(f"{name} is set by elasticdl itself; leave it out")
 
@@ -172,7 +176,8 @@ def _parse_secret_env(text: str) -> SecretEnv:
     secret, slash, key = source.partition("/")
     if (bool(name), bool(key)) != (bool(equals), bool(slash)) or bool(name) != bool(key) or not secret:
         raise ValueError(f"{text!r} names no Secret: write SECRET for all of it, or NAME=SECRET/KEY for one variable")
-    _refuse_own(name)
+    if name:
+        _check_variable(name)
     return SecretEnv(secret, name, key)
 
 

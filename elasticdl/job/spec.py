@@ -281,7 +281,7 @@ class KubernetesOptions(OptionGroup):
     recovery_timeout: float = Field(60.0, gt=0)
     """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
     ttl: int = Field(7 * 24 * 3600, ge=0)
-    """all of the job is deleted so many seconds after its end; 0: it stays until `elasticdl delete`"""
+    """all of the job is deleted so many seconds after its end; 0: it stays until `elasticdl delete`, as does a job whose master never has a place"""
     restart_policy: OnlyNever = "Never"
     """of a worker's pod; only Never, as the master replaces workers that are gone"""
     pod_template: str = ""

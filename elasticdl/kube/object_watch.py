@@ -140,7 +140,7 @@ class Watch:
                 failure = error
                 if error.status in _UNKNOWN_VERSION:
                     self._version = ""
-            except Exception:  # of what was told, or of who was: without this thread the master sees nothing any more
+            except Exception:  # noqa: BLE001 - without this thread the master sees nothing any more
                 _log.exception("watching anew")
                 self._version = ""
             if self._stopped.is_set():

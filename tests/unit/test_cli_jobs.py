@@ -193,6 +193,20 @@ def test_a_job_that_does_not_stop_is_not_waited_for_forever_also_one_of_a_newer_
     assert len(running.requests) == 1
 
 
+def test_stop_waits_as_long_as_a_master_may_take(capsys, monkeypatch, running):
+    """Workers have their grace, those that are killed then as much again; and on a cluster a master closes its places for up to 85 s."""
+    patience = []
+    monkeypatch.setattr(FolderJob, "wait_until_over", lambda job, seconds: patience.append(seconds))
+    spec = jobs_root() / "live" / "job.json"
+    write_aside(spec, json.dumps({**json.loads(spec.read_text()), "stop_grace": 100.0}))
+    assert run(capsys, "stop", "live")[0] == 0
+    assert patience[0] > 2 * 100.0 + 85.0
+
+
+def test_logs_of_which_there_are_none_say_so(capsys, running):
+    assert run(capsys, "logs", "live") == (0, "", "job live has no logs: nothing was printed yet\n")
+
+
 @pytest.mark.parametrize("text", ['{"stop_grace": "never"}', "{", "[]", None])
 def test_a_specification_that_makes_no_sense_is_one_line_before_anything_is_stopped(capsys, running, text):
     spec = jobs_root() / "live" / "job.json"

@@ -272,6 +272,15 @@ def test_who_may_not_reach_a_master_is_told_what_it_takes(monkeypatch):
         NamespaceJob(OneJob(master=RUNNING), "digits").status()
 
 
+def test_a_job_whose_master_has_no_place_is_deleted_as_it_can_not_be_stopped():
+    line = (
+        "job digits has no master at the moment: its master's pod is not there yet; `elasticdl status digits` tells when it has; "
+        "`elasticdl delete digits` ends it without one"
+    )
+    with pytest.raises(UserError, match=line), NamespaceJob(OneJob(), "digits").master():
+        pass
+
+
 JOB = {"metadata": {"creationTimestamp": "1", "labels": {"elasticdl.org/job": "digits"}}}
 KUBECONFIG = """
 contexts: [{name: a, context: {cluster: c, user: u}}]

@@ -48,6 +48,8 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
 def test_a_worker_is_shown_with_its_process_and_that_it_trains():
     slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
     assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
+    assert wording.worker_line(slow, "waiting").startswith("worker 1: waiting, rank 0")
+    assert "0 of 2-4 workers train" in drawn(status_of(phase="waiting"))
     row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
 

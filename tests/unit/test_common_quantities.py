@@ -112,10 +112,13 @@ MISTAKES = {
     parse_secret_envs: {
         **{text: f"{text!r} {NO_SECRET}" for text in ("TOKEN=hub", "hub/token", "TOKEN=hub/", "=hub/a", "TOKEN=/a")},
         "ELASTICDL_TLS=hub/x": "ELASTICDL_TLS is set by elasticdl itself; leave it out",
+        "A B=hub/x": "'A B' can't be a variable's name: use letters, digits and _, with no digit at the beginning",
         "A=hub/x,A=hub/y": "A is given twice; leave one out",
     },
     parse_envs: {
         "A": "'A' is not KEY=VALUE; write it as in NAME=VALUE,OTHER=VALUE",
+        "1BAD=x": "'1BAD' can't be a variable's name: use letters, digits and _, with no digit at the beginning",
+        "A B=x": "'A B' can't be a variable's name: use letters, digits and _, with no digit at the beginning",
         "ELASTICDL_MASTER=x": "ELASTICDL_MASTER is set by elasticdl itself; leave it out",
     },
     parse_priority: {"high=1.5": f"'1.5' {SHARE}", "-0.5": f"'-0.5' {SHARE}"},

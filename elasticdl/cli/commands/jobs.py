@@ -18,7 +18,7 @@ from elasticdl.cli import course, wording
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, place_of
 from elasticdl.cli.job_handle import JobHandle, of_each
 from elasticdl.cli.parsing import Option, command
-from elasticdl.cli.screens import render
+from elasticdl.cli.screens import render, tell
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
@@ -84,7 +84,7 @@ def show_one(console: Console, job: JobHandle) -> None:
         for line in wording.finding_lines(status):
             print(line)
         for worker in status.workers:
-            print(wording.worker_line(worker))
+            print(wording.worker_line(worker, status.phase))
     if status.metrics:
         print(f"metrics: {metrics_text(status.metrics)}")
     print(job.whereabouts)
@@ -122,9 +122,13 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     help="Show the logs of a job's master and workers.",
 )
 def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int:
-    with closing(find(job, given).logs(worker, follow=follow)) as lines:
+    handle, none = find(job, given), True
+    with closing(handle.logs(worker, follow=follow)) as lines:
         for line in lines:
+            none = False
             print(line, flush=follow)
+    if none:
+        tell(f"job {handle.name} has no logs: {handle.over() or handle.absence() or 'nothing was printed yet'}")
     return 0
 
 
@@ -168,7 +172,8 @@ def parse_workers(text: str) -> WorkerRange:
 )
 def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
     handle = find(job, given)
-    patience = 2 * handle.spec().stop_grace + CLOSING_TIME  # asked first: what can't be read must not be stopped halfway
+    # Asked first: what can't be read must not be stopped halfway.
+    patience = 2 * handle.spec().stop_grace + CLOSING_TIME
     if became := handle.stop_without_master(now=now):
         print(f"job {handle.name} {became}")
         return 0

@@ -109,7 +109,7 @@ class PodPlaces:
             return
         waiting, ready = (self._ledger.wanted(state) for state in (PlaceState.WAITING, PlaceState.READY))
         missing = most - len(waiting) - len(ready)
-        for number in sorted(waiting, reverse=True)[: -missing] if missing < 0 else ():
+        for number in sorted(waiting, reverse=True)[:-missing] if missing < 0 else ():
             self._end(number, KILL_GRACE)
         for _ in range(self._pods.may_ask(missing, len(self._ledger))):
             number, index = self._ledger.ask()
