@@ -80,7 +80,6 @@ PODS_ONLY = (
                 ("--worker_resource_limit", "memory=1Gi"),
                 ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
                 ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
-                ("--envs", "2A!=1"),
                 ("--env_from_secret", "My_Secret"),
             )
         ),
