@@ -9,5 +9,5 @@ measures     numbers from GPUs over time; pure
 artefacts    what stays in --out
 figures      the plots
 zoo          the models, with a fixed time per sample where a GPU is simulated
-serving, convergence, sharing   experiments 2, 3 and 4
+serving, convergence            experiments 2 and 3
 """

@@ -290,16 +290,12 @@ class KubernetesOptions(OptionGroup):
     """the same for the master's pod alone, after --pod_template"""
     worker_pod_template: str = ""
     """the same for the workers' pods alone, after --pod_template"""
-    cluster_spec: str = ""
-    """Python file with an object `cluster` whose with_pod(pod) and with_service(service) adapt both"""
     service_account: str = ""
     """existing service account of the master; if not given, one is made that can do no more than needed"""
     gang: bool = False
     """train with all workers or none; --num_workers must be one number then"""
     queue: Annotated[str, _kept(quantities.parse_queue)] = ""
     """queue in which the workers wait for their places: kueue=QUEUE or volcano=QUEUE"""
-    share_queue: Label = ""
-    """jobs of this name in one namespace share what they get: each worker is where it helps most; with --num_workers MIN-MAX"""
     elastic: bool = False
     """label the pods `elastic: "true"`, as Run:AI does"""
 
@@ -310,14 +306,6 @@ class KubernetesOptions(OptionGroup):
                 raise ValueError(
                     f"--{name} is for a job on a Kubernetes cluster: give --image as well, or leave it out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _shares_alone(self) -> Self:
-        if self.share_queue and self.gang:
-            raise ValueError(
-                "--share_queue gives workers to other jobs, and --gang trains with all or none: leave one out"
-            )
         return self
 
 

@@ -45,7 +45,6 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "Job": ("/apis/batch/v1", "jobs"),
     "Role": (_RBAC, "roles"),
     "RoleBinding": (_RBAC, "role bindings"),
-    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "PodGroup": (_VOLCANO, "pod groups"),
     "Queue": (_VOLCANO, "queues"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "network policies"),

@@ -60,11 +60,6 @@ def left(place):
     return sorted(found)
 
 
-PODS_ONLY = (
-    "class C:\n    def with_pod(self, pod):\n        pod.spec.containers = []\n        return pod\ncluster = C()\n"
-)
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -86,14 +81,13 @@ PODS_ONLY = (
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
         (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
-        (["--cluster_spec", PODS_ONLY], "the cluster refuses the Job digits-master: "),
     ],
 )
 def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, options, line):
     flag, value = options
     if isinstance(value, dict):
         value = json.dumps({"spec": value})
-    if flag in ("--pod_template", "--cluster_spec"):
+    if flag == "--pod_template":
         (tmp_path / "file").write_text(value)
         value = str(tmp_path / "file")
     code, out, err = elasticdl(*train(flag, value, "--dry_run"))

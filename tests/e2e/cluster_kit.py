@@ -38,7 +38,6 @@ KINDS: dict[str, tuple[type, str]] = {
     "roles": (client.RbacAuthorizationV1Api, "list_namespaced_role"),
     "role bindings": (client.RbacAuthorizationV1Api, "list_namespaced_role_binding"),
     "network policies": (client.NetworkingV1Api, "list_namespaced_network_policy"),
-    "leases": (client.CoordinationV1Api, "list_namespaced_lease"),
 }
 
 

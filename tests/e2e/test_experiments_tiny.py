@@ -1,7 +1,4 @@
-"""The experiments in small, on a real control plane: the whole commands of the first two, one part of each of the others.
-
-How jobs share by themselves is tested in `test_kubernetes_sharing`.
-"""
+"""The experiments in small, on a real control plane: the whole commands of the first two, one part of each of the others."""
 
 from __future__ import annotations
 
@@ -19,15 +16,12 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from benchmarks import experiment4
-from benchmarks.experiments.artefacts import Artefacts
 from benchmarks.experiments.convergence.course import Course
 from benchmarks.experiments.convergence.curves import Curve, difference
 from benchmarks.experiments.convergence.plan import DIGITS, Change, Job, Kind, Policy
 from benchmarks.experiments.lab import Lab
 from benchmarks.experiments.measures import Change as GpuChange
 from benchmarks.experiments.options import make_parser, read
-from benchmarks.experiments.sharing import BATCH, POLICIES, STEP_SECONDS, PlannedJob
 from model_zoo.cifar10.generate import generate
 from tests.cluster.kit import shell, until
 
@@ -175,15 +169,3 @@ def test_in_the_third_an_elastic_job_makes_the_steps_of_a_fixed_one(lab, tmp_pat
     assert found["loss"] == pytest.approx(0, abs=1e-6)
     assert found["accuracy"] == 0
     assert elastic.losses[0] != elastic.losses[1]
-
-
-def test_in_the_fourth_all_jobs_make_their_steps_and_are_measured(lab):
-    kind = experiment4.draw_jobs(0, 1.0)[0].kind
-    jobs = [PlannedJob("first", 0.0, 60, kind), PlannedJob("second", 1.0, 20, kind)]
-    where = lab("experiment4", STEP_SECONDS / BATCH)
-    policy = next(each for each in POLICIES if each.scheduled)  # AdaptDL's rule
-    setting = experiment4.Setting(where.options, 2, jobs, [policy])
-    outcome = experiment4.measure(policy, where, setting, Artefacts(where.options.out))
-    assert [each.job.name for each in outcome.jobs] == ["first", "second"]
-    assert all(each.ended > each.submitted for each in outcome.jobs)
-    assert {change.owner for change in outcome.changes} == {"adaptdl-first", "adaptdl-second"}

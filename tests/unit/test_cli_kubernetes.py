@@ -42,14 +42,6 @@ def test_a_master_may_change_pods_where_they_are_a_group_of_kueues():
         assert verbs(**others) == usual
 
 
-def test_a_master_that_shares_a_queue_may_read_claims_and_change_its_own():
-    made = {manifest["kind"]: manifest for manifest in job_objects.companions(parts(share_queue="team"))}
-    leases = [rule for rule in made["Role"]["rules"] if rule["resources"] == ["leases"]]
-    allowed = [(rule["verbs"], rule.get("resourceNames")) for rule in leases]
-    assert allowed == [(["list"], None), (["patch"], ["digits-claim"])]
-    assert made["Lease"]["metadata"]["labels"]["elasticdl.org/share-queue"] == "team"
-
-
 def test_an_account_of_the_users_is_used_as_it_is():
     made = parts(service_account="me")
     kinds = {manifest["kind"] for manifest in job_objects.companions(made)}
@@ -64,45 +56,6 @@ def test_each_role_has_its_own_secret_and_the_pods_theirs_only():
     for pod, role in ((made.master, "master"), (made.worker, "worker")):
         mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume]
         assert mounted == [f"digits-{role}-tls"]
-
-
-def test_the_users_module_adapts_pods_and_service_but_not_the_labels(tmp_path):
-    module = tmp_path / "site.py"
-    module.write_text(
-        "class Site:\n"
-        "    def with_pod(self, pod):\n"
-        "        pod.spec.node_selector = {'zone': 'a'}\n"
-        "        assert pod.metadata.labels['elasticdl.org/role'] in ('master', 'worker')\n"
-        "        pod.metadata.labels = {'team': 'x'}\n"
-        "        return pod\n"
-        "    def with_service(self, service):\n"
-        "        service.metadata.annotations = {'mesh': 'off'}\n"
-        "        return service\n"
-        "cluster = Site()\n"
-    )
-    made = parts(cluster_spec=str(module))
-    for pod in (made.master, made.worker):
-        assert pod["spec"]["nodeSelector"] == {"zone": "a"}
-        assert pod["metadata"]["labels"].items() >= {"team": "x", "elasticdl.org/job": "digits"}.items()
-    assert made.service["metadata"]["annotations"] == {"mesh": "off"}
-    assert made.worker["spec"]["containers"][0]["env"] == parts().worker["spec"]["containers"][0]["env"]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("x = 1", "must define `cluster`, an object with with_pod and with_service"),
-        ("1/0", "raised ZeroDivisionError: division by zero"),
-        ("class C:\n    def with_pod(self, pod): pass\ncluster = C()", ": with_pod must return the V1Pod, not None"),
-    ],
-)
-def test_a_module_that_is_wrong_is_told_in_one_line(tmp_path, text, line):
-    module = tmp_path / "site.py"
-    module.write_text(text)
-    with pytest.raises(UserError) as caught:
-        parts(cluster_spec=str(module))
-    assert str(caught.value).startswith(f"--cluster_spec {module}")
-    assert line in str(caught.value)
 
 
 def test_a_gang_of_volcanos_has_a_group_of_its_size_in_its_queue():

@@ -131,7 +131,7 @@ def test_a_program_without_the_separator_is_told_where_that_goes(argv, right):
     with pytest.raises(UserError) as told:
         run.make_context("run", argv.split())
     assert str(told.value) == f"the program goes after --: `{right}`"
-    assert run.make_context("run", ["--cluster_spec", "cluster.py"]).params["program"] == ()
+    assert run.make_context("run", ["--pod_template", "pod.yaml"]).params["program"] == ()
     with pytest.raises(UserError, match="unknown option --foo"):
         run.make_context("run", ["--foo", "python", "train.py"])
     with pytest.raises(UserError, match="unknown option --num_epochs: `elasticdl train` has it; with `elasticdl run`"):

@@ -79,12 +79,10 @@ def test_the_fullest_dockerfile(folder, tmp_path):
     (folder / "requirements.txt").write_text("scikit-learn==1.9.1\n")
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / "mine-1-py3-none-any.whl").write_bytes(b"wheel")
-    (tmp_path / "cluster.py").write_text("cluster = None\n")
     text = init(
         folder,
         "--base_image=python:3.11.14",
         f"--local_pkg_dir={tmp_path / 'dist'}",
-        f"--cluster_spec={tmp_path / 'cluster.py'}",
         "--extra_pypi_index=https://pypi.example.com/simple",
     )
     pip = "pip install --no-cache-dir --extra-index-url https://pypi.example.com/simple"
@@ -96,12 +94,10 @@ def test_the_fullest_dockerfile(folder, tmp_path):
         ("COPY", "requirements.txt /requirements/"),
         ("RUN", f"{pip} -r /requirements/requirements.txt"),
         ("COPY", "--chown=1000:1000 . /model_zoo"),
-        ("COPY", "--chown=1000:1000 cluster.py /cluster_spec/"),
         ("WORKDIR", "/model_zoo"),
         ("USER", "1000:1000"),
     ]
     assert (folder / "wheels" / "mine-1-py3-none-any.whl").read_bytes() == b"wheel"
-    assert (folder / "cluster.py").read_text() == "cluster = None\n"
 
 
 def test_the_least_dockerfile_and_that_the_folder_may_be_an_argument(folder, capsys):
@@ -119,14 +115,10 @@ def test_the_least_dockerfile_and_that_the_folder_may_be_an_argument(folder, cap
 
 def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
     (folder / "Dockerfile").write_text("FROM mine:1\n")
-    (tmp_path / "cluster.py").touch()
     before = contents(folder)
     with pytest.raises(UserError, match="Dockerfile is there and differs"):
-        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
+        init(folder)
     assert contents(folder) == before
-    (folder / "cluster.py").write_text("old")
-    with pytest.raises(UserError, match=r"--cluster_spec: .*cluster\.py is there and differs"):
-        init(folder, f"--cluster_spec={tmp_path / 'cluster.py'}")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +126,6 @@ def test_another_dockerfile_is_not_overwritten(folder, tmp_path):
     [
         ("--model_zoo=nowhere", "--model_zoo nowhere is not a folder"),
         ("--local_pkg_dir=nowhere", "--local_pkg_dir nowhere: "),
-        ("--cluster_spec=nowhere.py", "--cluster_spec nowhere.py is not a file"),
         ("--base_image=a b", "--base_image 'a b' is no name of an image"),
         ("--extra_pypi_index=https://a/$(id)", "is no URL"),
     ],
@@ -153,9 +144,10 @@ def test_a_wheel_of_before_is_told_and_a_name_that_a_dockerfile_can_not_hold(fol
         (tmp_path / name).mkdir()
     (tmp_path / "dist" / "mine-2-py3-none-any.whl").touch()
     (folder / "wheels" / "mine-1-py3-none-any.whl").touch()
-    (tmp_path / "my cluster.py").touch()
+    (folder / "my wheels").mkdir()
+    (folder / "my wheels" / "mine-2-py3-none-any.whl").touch()
     with pytest.raises(UserError, match="can't be named in a Dockerfile"):
-        init(folder, f"--cluster_spec={tmp_path / 'my cluster.py'}")
+        init(folder, f"--local_pkg_dir={folder / 'my wheels'}")
     with pytest.raises(UserError, match=r"has mine-1-py3-none-any\.whl, too"):
         init(folder, f"--local_pkg_dir={tmp_path / 'dist'}")
 

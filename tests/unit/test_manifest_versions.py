@@ -24,7 +24,7 @@ MADE = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits-ma
 OPTIONS = [
     *("train", "--image", "i", "--job_name", "digits", "--model_def", "m", "--num_workers", "2-4"),
     *("--worker_resource_request", "cpu=4,memory=8Gi,gpu=1", "--volume", "claim_name=data,mount_path=/data"),
-    *("--envs", "A=1", "--env_from_secret", "aws,TOKEN=hub/token", "--share_queue", "lab", "--queue", "kueue=lab"),
+    *("--envs", "A=1", "--env_from_secret", "aws,TOKEN=hub/token", "--queue", "kueue=lab"),
 ]
 
 
@@ -62,7 +62,7 @@ def faults(version, manifest):
 
 def test_the_manifests_are_valid_from_the_oldest_to_the_newest_release(manifests):
     kinds = {each["kind"] for each in manifests}
-    access, rest = {"Secret", "NetworkPolicy", "Role", "RoleBinding"}, {"Service", "ConfigMap", "Lease", "Event"}
+    access, rest = {"Secret", "NetworkPolicy", "Role", "RoleBinding"}, {"Service", "ConfigMap", "Event"}
     assert kinds >= {"Job", "Pod", *access, *rest}
     known = {int(version.split(".")[1]): version for version in all_versions()}
     assert known.keys() >= set(range(OLDEST, NEWEST + 1))

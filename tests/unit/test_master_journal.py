@@ -33,7 +33,7 @@ from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state import events as e
 from elasticdl.proto import elasticdl_pb2 as pb
 
-SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",), "share_queue": ""})
+SPEC = JobSpec.model_validate({"num_workers": "1", "command": ("true",)})
 SETTLED = 40  # turns of the event loop
 
 

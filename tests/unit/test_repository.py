@@ -37,7 +37,7 @@ ZOO
 --master_resource_request --master_resource_limit --worker_resource_request --worker_resource_limit
 --master_pod_priority --worker_pod_priority --volume --envs --env_from_secret --image_pull_policy
 --image_timeout --node_timeout --recovery_timeout --ttl --restart_policy
---pod_template --master_pod_template --worker_pod_template --cluster_spec --service_account --gang --no_gang --queue --share_queue --elastic --no_elastic
+--pod_template --master_pod_template --worker_pod_template --service_account --gang --no_gang --queue --elastic --no_elastic
 --launcher --slurm_args --slurm_master_args
 --yaml --dry_run --detach
 """

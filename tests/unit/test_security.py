@@ -172,7 +172,7 @@ def test_the_master_has_a_role_in_one_namespace():
     assert not [each for each in job_objects.companions(parts()) if each["kind"].startswith("Cluster")]
 
 
-@pytest.mark.parametrize("options", [{}, {"share_queue": "team"}, {"gang": True, "num_workers": "2"}])
+@pytest.mark.parametrize("options", [{}, {"gang": True, "num_workers": "2"}])
 def test_the_master_has_no_right_to_secrets(options):
     (role,) = made("Role", **options)
     resources = [resource for rule in role["rules"] for resource in rule["resources"]]
@@ -180,10 +180,9 @@ def test_the_master_has_no_right_to_secrets(options):
     assert not {"secrets", "serviceaccounts", "serviceaccounts/token", "*", "pods/exec"} & set(resources)
 
 
-@pytest.mark.parametrize("options", [{}, {"share_queue": "team"}])
-def test_rights_are_for_names_where_the_api_allows_it(options):
+def test_rights_are_for_names_where_the_api_allows_it():
     """It does for all but creating and listing, and for pods."""
-    (role,) = made("Role", **options)
+    (role,) = made("Role")
     for rule in role["rules"]:
         if not set(rule["resources"]) & TENANTS and rule["verbs"] != ["list"]:
             assert rule["resourceNames"], rule

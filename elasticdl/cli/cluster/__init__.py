@@ -1,6 +1,5 @@
 """Jobs on a Kubernetes cluster, as the command line makes, follows and removes them.
 
-    cluster_spec    the user's module that adapts pods and the service
     submission      all of a job's objects, or none
     cluster_run     what ``train`` and ``run`` do when there is an image: from the submission to the job's end
     namespace_job   a job, which jobs there are, and removing one

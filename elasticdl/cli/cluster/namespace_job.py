@@ -190,10 +190,10 @@ POLL = 0.5
 DELETION_TIMEOUT = 120.0  # beyond the longest grace period of a pod that is likely
 # What the master works with goes after it; until then it may still leave in good order.
 _KINDS = (
-    "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "Lease", "PodGroup",
+    "Job", "Pod", "Service", "NetworkPolicy", "RoleBinding", "Role", "ServiceAccount", "Secret", "ConfigMap", "PodGroup",
 )  # fmt: skip
-# Users who may not list these can't have made them: the job's master has an account that was there, and shares no queue.
-_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "Lease", "PodGroup")
+# Users who may not list these can't have made them: the job's master has an account that was there.
+_WITH_MORE_RIGHTS = ("RoleBinding", "Role", "ServiceAccount", "PodGroup")
 _NOT_EVERYWHERE = ("PodGroup",)  # a cluster without Volcano knows no such objects
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from elasticdl.cli.cluster.cluster_spec import adapters
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
@@ -48,19 +47,15 @@ def make_parts(spec: JobSpec, namespace: str, now: datetime) -> ManifestInputs:
     """Everything that the job's objects are made from; ``spec`` has a name.
 
     Raises:
-        UserError: the user's pod template or cluster module is wrong.
+        UserError: the user's pod template is wrong.
     """
-    adapt_pod, adapt_service = adapters(spec.cluster_spec)
-    worker = adapt_pod(with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER))
-    worker = finish_pod(worker, spec, Role.WORKER)
-    master = adapt_pod(with_pod_templates(master_pod(spec), spec, Role.MASTER))
-    master = finish_master_pod(master, spec)
+    worker = finish_pod(with_pod_templates(worker_pod(spec, namespace), spec, Role.WORKER), spec, Role.WORKER)
+    master = finish_master_pod(with_pod_templates(master_pod(spec), spec, Role.MASTER), spec)
     return ManifestInputs(
         spec=spec,
         namespace=namespace,
         master=as_urgent(master, worker),
         worker=worker,
-        service=adapt_service(job_objects.make_service(spec)),
         certificates=issue(spec.job_name, now),
     )
 

@@ -61,13 +61,10 @@ def _path(metavar: str, text: str, **settings: Any) -> click.Argument:
     ),
     _option("model_zoo", "PATH", "the same as PATH"),
     _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
-    _option("cluster_spec", "FILE", "Python file that the image has in /cluster_spec"),
     _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
     help="Write a Dockerfile for a model zoo into its folder.",
 )
-def init(
-    path: str, model_zoo: str, base_image: str, local_pkg_dir: str, cluster_spec: str, extra_pypi_index: str
-) -> int:
+def init(path: str, model_zoo: str, base_image: str, local_pkg_dir: str, extra_pypi_index: str) -> int:
     """Write the Dockerfile, and a .dockerignore if there is none; nothing is written if anything is wrong.
 
     Raises:
@@ -78,18 +75,17 @@ def init(
     zoo_path = path or model_zoo or "."
     zoo = _folder("--model_zoo" if model_zoo else "PATH", zoo_path)
     wheels, copies = _wheels(zoo, local_pkg_dir) if local_pkg_dir else ("", {})
-    spec_file, more = _cluster_spec(zoo, cluster_spec) if cluster_spec else ("", {})
     check_image("--base_image", base_image)
     if extra_pypi_index and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", extra_pypi_index):
         raise UserError(
             f"--extra_pypi_index {extra_pypi_index!r} is no URL; expected one like https://pypi.example.com/simple"
         )
     requirements = REQUIREMENTS if (zoo / REQUIREMENTS).is_file() else ""
-    dockerfile, text = zoo / "Dockerfile", _render(base_image, extra_pypi_index, wheels, requirements, spec_file)
+    dockerfile, text = zoo / "Dockerfile", _render(base_image, extra_pypi_index, wheels, requirements)
     if dockerfile.exists() and dockerfile.read_text() != text:
         raise UserError(f"{dockerfile} is there and differs from what would be written: remove it first, or keep it")
     try:
-        for target, source in {**copies, **more}.items():
+        for target, source in copies.items():
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(source, target)
         if not (zoo / ".dockerignore").exists():
@@ -101,7 +97,7 @@ def init(
     return 0
 
 
-def _render(base_image: str, index: str, wheels: str, requirements: str, cluster_spec: str) -> str:
+def _render(base_image: str, index: str, wheels: str, requirements: str) -> str:
     """The Dockerfile. Packages come before modules: who changes a module does not install everything again.
 
     Paths are relative to the zoo, and empty where there is nothing of the kind.
@@ -119,8 +115,6 @@ def _render(base_image: str, index: str, wheels: str, requirements: str, cluster
         lines += [f"COPY {requirements} /requirements/", f"{pip} -r /requirements/{requirements}"]
     # Whatever the modes of its files are, the user can read them then.
     lines += [f"COPY --chown={_USER} . {ZOO_FOLDER}"]
-    if cluster_spec:
-        lines += [f"COPY --chown={_USER} {cluster_spec} /cluster_spec/"]
     return "\n".join([*lines, "", f"WORKDIR {ZOO_FOLDER}", f"USER {_USER}", ""])
 
 
@@ -189,16 +183,6 @@ def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
     if others:
         raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
     return WHEELS, _copies("--local_pkg_dir", found, zoo / WHEELS)
-
-
-def _cluster_spec(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
-    """As `_wheels`, of that file."""
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(f"--cluster_spec {path} is not a file")
-    if inside := _inside(zoo, file):
-        return inside, {}
-    return _plain(file.name), _copies("--cluster_spec", [file], zoo)
 
 
 def _copies(option: str, files: Sequence[Path], folder: Path) -> dict[Path, Path]:

@@ -34,13 +34,12 @@ _FAILURE_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class ManifestInputs:
-    """What the objects are made from. Pods and service are as the user's template and module left them."""
+    """What the objects are made from. Pods are as the user's templates left them."""
 
     spec: JobSpec
     namespace: str
     master: Manifest  # pod: metadata and spec
     worker: Manifest
-    service: Manifest
     certificates: Mapping[Role, TlsFiles]
     # Whether the master is to tell the cluster what happens, as events; nobody can give a right that they have not got.
     announces: bool = True
@@ -98,10 +97,6 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
     data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
     made += [_head(parts, "ConfigMap", name(job)) for name in (names.state_name, names.journal_name)]
-    if spec.share_queue:
-        claim = _head(parts, "Lease", names.claim_name(job), "coordination.k8s.io/v1")
-        labels = {**claim["metadata"]["labels"], names.QUEUE_LABEL: spec.share_queue}
-        made.append({**claim, "metadata": {**claim["metadata"], "labels": labels}})
     if parts.groups and (group := volcano_group(spec, parts.worker)):
         head = _head(parts, "PodGroup", names.group_name(job), "scheduling.volcano.sh/v1beta1")
         made.append({**head, "spec": group})
@@ -114,7 +109,7 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
     anybody = {"from": [{"namespaceSelector": {}}], "ports": [port]}
     # With a dot, which no job's name has: no other job's policy has this name.
     made.append(_policy(parts, f"{job}.metrics", master, anybody))
-    service = parts.service
+    service = make_service(spec)
     return [*made, {**service, "metadata": {**service["metadata"], "namespace": parts.namespace}}]
 
 
@@ -131,14 +126,12 @@ def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
-def rules(job: str, *, announces: bool = True, shares: bool = False, grouped: bool = False) -> list[Manifest]:
+def rules(job: str, *, announces: bool = True, grouped: bool = False) -> list[Manifest]:
     """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand.
 
-    ``shares``: it shares a queue with other jobs, whose claims it reads. ``grouped``: its pods are a group of Kueue's, which it ends.
+    ``grouped``: its pods are a group of Kueue's, which it ends.
     """
-    group, claim = "coordination.k8s.io", names.claim_name(job)
     return [
-        *([_rule(group, "leases", ["list"]), _rule(group, "leases", ["patch"], claim)] if shares else []),
         _rule("", "pods", [*_POD_VERBS, *(["patch"] if grouped else [])]),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
@@ -153,8 +146,7 @@ def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
 
 def _account(parts: ManifestInputs) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    shares, grouped = bool(parts.spec.share_queue), kueue_group.has_group(parts.spec)
-    allowed = rules(parts.spec.job_name, announces=parts.announces, shares=shares, grouped=grouped)
+    allowed = rules(parts.spec.job_name, announces=parts.announces, grouped=kueue_group.has_group(parts.spec))
     role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),

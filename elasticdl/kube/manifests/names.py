@@ -12,9 +12,6 @@ ROLE_LABEL = "elasticdl.org/role"
 WORKER_LABEL = "elasticdl.org/worker"
 # How early a pod is filled: 0 is the first, and the last to be given up.
 PLACE_LABEL = "elasticdl.org/place"
-# Of a job's claim: the queue that it shares with others, and what it claims.
-QUEUE_LABEL = "elasticdl.org/share-queue"
-CLAIM_ANNOTATION = "elasticdl.org/claim"
 ELASTIC_LABEL = "elastic"
 # By these a gang's pods name their group.
 KUEUE_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
@@ -67,11 +64,6 @@ def journal_name(job: str) -> str:
 def group_name(job: str) -> str:
     """By which a queueing scheduler knows the workers of a gang."""
     return f"{job}-workers"
-
-
-def claim_name(job: str) -> str:
-    """Of the Lease by which it shares a queue."""
-    return f"{job}-claim"
 
 
 def master_address(job: str, namespace: str) -> str:

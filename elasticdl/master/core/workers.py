@@ -41,7 +41,7 @@ class Workers:
         self.progress_limits = ProgressLimits(settings.progress_timeout)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
         self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
-        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
+        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers)
         self.listening = False  # after another master, until it is known what there is
 
     def act(self, event: e.Event, now: float) -> list[Instruction]:
@@ -55,8 +55,6 @@ class Workers:
                 self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})
                 return [requested, *self.sizing.scaled(), *self.reconcile(now)]
-            case e.NeighboursSeen(claims):
-                return [*self.sizing.see(claims, now), *self.reconcile(now)]
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.rule import RuledJob
-from elasticdl.master.rules.sharing import PRIOR_EXPONENT, Sharing, gains_of
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.speedup import Curve
-from elasticdl.master.state.states import DONE, LIVE
+from elasticdl.master.state.states import LIVE
 
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
@@ -45,15 +42,11 @@ class Sizing:
         self._policy: WorkerTarget | None = None
         if settings.scale_policy == "efficiency":
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
-        self._sharing = Sharing() if settings.share_queue else None
-        self._job = settings.job_name
         self._recalled = past.learnt.rejections  # until it is known whether they are of such a job as this
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
-        self._present, self._step_seconds = 0, 0.0  # workers that were last measured, and what a step takes them
-        self._work = -1.0  # that is left, as last known
+        self._present = 0  # workers that were last measured
         self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
         self._told = Learnt()  # what the workers were told
-        self._held, self._waits_since = 0, 0.0  # places, and since when workers have waited without a further one
 
     # ---- what is so ----
 
@@ -65,9 +58,6 @@ class Sizing:
     @property
     def decision(self) -> str:
         """Why as many workers are wanted."""
-        _, reason = self.most()
-        if self._sharing and reason == self._sharing.reason:
-            return reason
         return self._policy.reason if self._policy else ""
 
     @property
@@ -81,59 +71,14 @@ class Sizing:
     def most(self) -> tuple[int, str]:
         """How many workers there may be, and why no more."""
         limits = self._seen.limits
-        most, reason = self._most_alone()
-        most = max(limits.minimum, most)
-        if self._sharing:
-            there = self._records.live + len(self._records.of(*DONE))
-            most, reason = self._sharing.bound(most, limits.minimum, reason, there)
-        return max(most, 1 if self._rendezvous.world else 0), reason  # one of those that have trained keeps the state
-
-    def _most_alone(self) -> tuple[int, str]:
-        """If there were no other jobs."""
-        limits = self._seen.limits
         if self._policy is None or self._policy.target >= limits.maximum:
             return limits.maximum, f"the job was scaled to at most {limits.maximum}"
-        return self._policy.target, self._policy.reason
+        return max(limits.minimum, self._policy.target), self._policy.reason
 
     def allowed(self) -> WorkerRange:
         """The range within which the policy lets the job be."""
         least, (most, _) = self._seen.limits.minimum, self.most()
         return WorkerRange(minimum=least, maximum=max(least, most))
-
-    # ---- other jobs ----
-
-    def look(self, now: float) -> list[Instruction]:
-        """What the other jobs of the queue are to know, again and again."""
-        if self._sharing is None:
-            return []
-        self._sharing.wait(now)
-        return [i.PublishClaim(self._claim(now))]
-
-    def see(self, others: Sequence[Claim], now: float) -> list[Instruction]:
-        if self._sharing is None or not self._sharing.see(self._claim(now), others, now):
-            return []
-        return [Record("decision", {"workers": self._sharing.share, "reason": self._sharing.reason})]
-
-    def _claim(self, now: float) -> Claim:
-        limits = self._seen.limits
-        wanted = max(limits.minimum, self._most_alone()[0])
-        held, waiting = self._rendezvous.places()
-        if held != self._held or not waiting:
-            self._held, self._waits_since = held, now
-        waited, gains = round(now - self._waits_since, 1), gains_of(self._curve, wanted)
-        return Claim(self._job, held, waiting, limits.minimum, wanted, self._work_left(now), gains, waited)
-
-    def _work_left(self, now: float) -> float:
-        """Seconds for one worker; negative if not known. It stays as it was while the world changes, or has not been measured:
-        shares would change with each pause."""
-        training, members = self._training, len(self._rendezvous.active_members())
-        here = self._curve.at(members)
-        if here and members == self._present:
-            steps = training.total_steps - training.step if training.total_steps else -1
-            self._work = steps * self._step_seconds * here.speedup
-        elif not self._present and members and (left := training.time_left(now)) >= 0:
-            self._work = left * members**PRIOR_EXPONENT
-        return self._work
 
     # ---- what happens ----
 
@@ -167,7 +112,6 @@ class Sizing:
     def learn(self, event: e.ScalingLearnt, now: float, *, suspected: bool = False) -> list[Instruction]:
         """``suspected``: a member looks slow."""
         self._curve, self._present = event.curve, event.workers
-        self._step_seconds = sum(each.seconds for each in event.observations if each.workers == event.workers)
         stable = self._rendezvous.world is not None and self._rendezvous.change is None
         members = len(self._rendezvous.active_members()) if stable and not suspected else 0
         out = self._decide(self._policy, event, members, now) if self._policy else []

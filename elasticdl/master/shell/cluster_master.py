@@ -19,8 +19,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,6 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.announcer import Announcer
 from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
-from elasticdl.master.shell.neighbours import Neighbours
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
@@ -60,7 +58,6 @@ from elasticdl.master.shell.serve import (
 )
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
-from elasticdl.master.state.events import NeighboursSeen
 from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
@@ -198,8 +195,6 @@ class Master:
             RelievedError: the master was told to leave.
         """
         agents = Agents()
-        queue = self.spec.share_queue
-        neighbours = [Neighbours(client, self.spec.job_name, queue)] if queue else []
         job, timeouts = self.spec.job_name, PodTimeouts(image=self.spec.image_timeout)
         priority = parse_priority(self.spec.worker_pod_priority)
 
@@ -216,16 +211,11 @@ class Master:
 
         def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
             state.status = lambda: _unless_over(status())
-            return [announcer, *neighbours, *self._metrics(status, facts)]
+            return [announcer, *self._metrics(status, facts)]
 
-        @asynccontextmanager
-        async def lifespan(post: Callable[[NeighboursSeen], None]) -> AsyncIterator[None]:
-            async with AsyncExitStack() as stack:
-                for each in neighbours:
-                    await stack.enter_async_context(each.sharing(post))
-                yield
-
-        platform = Platform(self._server(), make_launcher, state, lifespan, make_observers, agents)
+        platform = Platform(
+            self._server(), make_launcher, state, lambda post: contextlib.nullcontext(), make_observers, agents
+        )
         return await serve_unless_relieved(self.spec, self.job_dir, platform, relieved)
 
     def _server(self) -> Server:

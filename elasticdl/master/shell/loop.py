@@ -233,7 +233,5 @@ class Loop:
                 self._news_at = min(self._news_at, self._ports.clock())
             case i.NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)
-            case i.PublishClaim(claim):
-                self._ports.observer.claimed(claim)
             case i.Recall(learnt):
                 self._ports.observer.recalled(learnt)

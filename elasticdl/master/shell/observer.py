@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Pace, StepReport
 
@@ -24,9 +23,6 @@ class Observer:
 
     def recalled(self, learnt: Learnt) -> None:
         """The job goes on from a checkpoint, in which an earlier job left what it had learnt of its scaling."""
-
-    def claimed(self, claim: Claim) -> None:
-        """What this job tells the other jobs of its queue."""
 
     def close(self) -> None:
         """Nothing more happens."""
@@ -46,9 +42,6 @@ class Observers(Observer):
 
     def recalled(self, learnt: Learnt) -> None:
         self._tell(lambda observer: observer.recalled(learnt))
-
-    def claimed(self, claim: Claim) -> None:
-        self._tell(lambda observer: observer.claimed(claim))
 
     def close(self) -> None:
         self._tell(lambda observer: observer.close())

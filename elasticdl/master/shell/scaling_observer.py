@@ -67,11 +67,7 @@ class ScalingObserver(Observer):
         if now < self._due or not idle or self._failed or not self._steps.enough:
             return
         observations = self._steps.observations(now)
-        if (
-            self._spec.scale_policy == "all"
-            and not self._spec.share_queue
-            and max(each.workers for each in observations) == 1
-        ):
+        if self._spec.scale_policy == "all" and max(each.workers for each in observations) == 1:
             return  # steps of one worker say nothing of more workers, and no policy needs a curve
         self._due = now + self._backoff.delay()
         known = (self._steps.workers, observations, self._steps.forgotten, self._steps.dropped)

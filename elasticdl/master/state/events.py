@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Forgotten
 from elasticdl.master.state.speedup import Curve, Observation
 from elasticdl.master.state.values import StepReport as StepReport
@@ -211,16 +210,6 @@ class LauncherFailed(Event):
     """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
 
     reason: str
-
-
-# ---- from other jobs ----
-
-
-@dataclass(frozen=True, slots=True)
-class NeighboursSeen(Event):
-    """What the other jobs of the queue claim at present."""
-
-    claims: tuple[Claim, ...]
 
 
 # ---- from those who measure ----

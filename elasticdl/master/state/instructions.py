@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.job.shared_values import Pace, StepReport
-from elasticdl.master.state.claim import Claim
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Outcome as Outcome
 from elasticdl.master.state.values import Phase as Phase
@@ -164,13 +163,6 @@ class Record(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class PublishClaim(Instruction):
-    """To the other jobs of the queue."""
-
-    claim: Claim
-
-
-@dataclass(frozen=True, slots=True)
 class EndJob(Instruction):
     """All workers are gone and nothing more will happen."""
 
@@ -190,5 +182,4 @@ UNSAVED = (
     NewSteps,
     TellLearnt,
     Recall,
-    PublishClaim,
 )

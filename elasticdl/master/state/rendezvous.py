@@ -82,16 +82,6 @@ class Rendezvous:
         """Members of a broken world that have lost their session."""
         return self._records.of(_S.MEMBER, connected=False) if self.broken else []
 
-    def places(self) -> tuple[int, int]:
-        """Workers that have a place, those that leave among them, and such as wait for one.
-
-        One that is being started has its place, though its image may take minutes. So may one that was just asked for: if
-        not, that is told in moments.
-        """
-        there = [record for record in self._records.values() if record.state is not _S.COMPLETED]
-        held = sum(bool(record.pid or record.node) or record.state is _S.STARTING for record in there)
-        return held, sum(record.state is _S.PENDING and not record.node for record in there)
-
     def standbys(self) -> list[WorkerRecord]:
         """Those with a session, by how long they have waited."""
         return sorted(self._records.of(_S.STANDBY, connected=True), key=attrgetter("queued_at"))

@@ -71,7 +71,6 @@ class Settings:
     replace_slow: bool = False
     gang: bool = False  # all or none: there is no place for a worker more
     job_name: str = ""
-    share_queue: str = ""
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> Settings:
