@@ -83,8 +83,8 @@ class JobHandle(Protocol):
     def journal(self) -> Lines:
         """The entries so far."""
 
-    def feed(self) -> JournalFeed:
-        """Its journal as it grows, for somebody who must not wait."""
+    def feed(self, *, earlier: bool) -> JournalFeed:
+        """Its journal as it grows, for somebody who must not wait. ``earlier``: with those of the jobs from which its training goes on."""
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Of the master and all workers, each line under its writer's name, or of one worker as it wrote it."""
@@ -204,7 +204,7 @@ class JobHandle(Protocol):
             status = self.kept_status()
             return [] if status is None else [status]
 
-        feed = self.feed()
+        feed = self.feed(earlier=not statuses)  # whoever sees statuses follows the present job
         reader = StreamReader(self.found, lambda client: client.watch(), self.over, kept) if statuses else None
         with closing(Following(feed, reader, self.over, self.look_seconds)) as following:
             yield following

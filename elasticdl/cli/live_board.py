@@ -184,7 +184,7 @@ class LiveBoard:
     def _read(self, key: Key, watched: _Watched) -> bool:
         if watched.feed is None:
             watched.history, watched.lines = Facts(watched.handle.name), 0
-            watched.feed, watched.opened_at, watched.heard = watched.handle.feed(), self._clock(), False
+            watched.feed, watched.opened_at, watched.heard = watched.handle.feed(earlier=True), self._clock(), False
         anew, lines = watched.feed.read()
         if anew:
             watched.history, watched.lines = Facts(watched.handle.name), 0

@@ -63,6 +63,9 @@ class Facts:
         self._lost = False  # a member of the present world
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
+        self._worlds_before = (
+            0  # of the runs of this training before the present one, whose worlds are counted from 1 again
+        )
         self.counts: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()
@@ -99,6 +102,10 @@ class Facts:
             self._cut = event != "job_started"
             self._began = time
             self._time = Timeline(time, TimeUse.PRODUCTIVE if self._cut else TimeUse.STARTING)
+        elif event == "job_started":
+            self._begin_again(time)
+        if self._worlds_before and f.count(entry, "world"):
+            entry = {**entry, "world": f.count(entry, "world") + self._worlds_before}
         line = self._line
         if time < line.now:
             self._went_back += 1
@@ -121,7 +128,20 @@ class Facts:
             self._marks.add(Mark(now, event, said, f.count(entry, "step"), value))
         line.change(crew=self._lanes.crew)
 
+    def _begin_again(self, time: float) -> None:
+        """A training that was stopped goes on: its next job has begun. What was between is nobody's time."""
+        self._lanes.end(self._line.now)
+        self._end_world(self._line.now)
+        self._line.skip(time, TimeUse.STARTING)
+        self._worlds_before = self._worlds.last.version if self._worlds.last else 0
+        self._changing, self._lost = None, False
+
     # ---- what is asked ----
+
+    @property
+    def next_worker(self) -> int:
+        """The number of a worker that no worker has had."""
+        return self._lanes.next_worker
 
     def settled(self, until: float = 0.0) -> TimeSpent:
         """Where the time went, as far as that is final: these numbers never fall.
@@ -171,6 +191,8 @@ class Facts:
         """What a reader of a report must know of its journal, in words."""
         if self._cut:
             yield "the beginning of the journal is missing: what came before its first entry is not counted"
+        if (times := self.counts["job_started"] - 1) > 0:
+            yield f"the training was stopped and went on, times: {times:,}; what was between counts as nobody's time"
         if is_newer(self._format):
             yield f"a newer version of elasticdl wrote the journal (format {self._format}, not {FORMAT}): some of it may be misread"
         if self._damaged:

@@ -45,6 +45,8 @@ class JobFacts:
         match entry["event"]:
             case "job_started":
                 self.job, self.wanted = f.text(entry, "job") or self.job, f.text(entry, "workers")
+                # What an earlier job of the same training has told of its end.
+                self.phase, self.reason, self.over, self.wants_checkpoint = "pending", "", False, False
             case "scale_requested":
                 self.wanted = f.text(entry, "workers")
             case "collective":

@@ -4,6 +4,7 @@
     job.json       the specification
     master.json    address, token and process of the master; removed when it has ended and status.json was written
     journal.jsonl  the journal
+    earlier.jsonl  the journals of the jobs that this one goes on from, one after the other
     status.json    the last status, written when the job has ended
     state.json     what the next master must know, where there may be one
     batch          the number of the master's batch job, where that is one
@@ -85,6 +86,7 @@ class JobDir:
     spec = PathBelow("job.json")
     master = PathBelow("master.json")
     journal = PathBelow("journal.jsonl")
+    earlier = PathBelow("earlier.jsonl")
     status = PathBelow("status.json")
     state = PathBelow("state.json")
     # The mark of the master that may write the state: see `elasticdl.master.shell.slurm_keeper.new_mark`.

@@ -25,6 +25,7 @@ class Lanes:
         self._phases: Counter[WorkerPhase] = Counter()
         self._training: set[int] = set()  # whose phase is training
         self.forgotten = 0
+        self.next_worker = 0  # no worker of this number or above has been there
 
     @property
     def crew(self) -> Crew:
@@ -37,6 +38,7 @@ class Lanes:
         worker = f.whole(entry, "worker")
         if worker is None:
             return
+        self.next_worker = max(self.next_worker, worker + 1)
         match entry["event"]:
             case "worker_launched" | "worker_pending":
                 self.become(worker, WorkerPhase.PENDING, now, f.text(entry, "reason"))

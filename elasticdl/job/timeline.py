@@ -104,6 +104,13 @@ class Timeline:
         self._segments.append(_Segment(self.now, self.now, doing, crew))
         self._shorten()
 
+    def skip(self, now: float, doing: TimeUse) -> None:
+        """The time until then is not the job's; from then on it does this. All that was before is final."""
+        for segment in self._segments:
+            self._sums.add(segment)
+        self.now = self._since = max(now, self.now)
+        self._segments = [_Segment(self.now, self.now, doing, Crew())]
+
     def relabel(self, doing: TimeUse, since: float, until: float) -> None:
         """Replace the label of the training in this time; what is final stays."""
         until = min(until, self.now)

@@ -250,7 +250,7 @@ class Growing:
     def __init__(self, path, name):
         self.path, self.name = path, name
 
-    def feed(self):
+    def feed(self, *, earlier):
         return FileFeed(self.path)
 
     def status(self):
@@ -319,10 +319,10 @@ class Failing(Growing):
 
     fails = True
 
-    def feed(self):
+    def feed(self, *, earlier):
         if self.fails:
             raise RuntimeError("there is no room")
-        return super().feed()
+        return super().feed(earlier=earlier)
 
 
 def test_a_page_that_fails_says_why_until_it_is_drawn(browser, path, monkeypatch):

@@ -142,7 +142,7 @@ class Masters(JobHandle):
             yield from (pb.JobStatus(phase=phase) for phase in phases)
         raise UnreachableError("it is gone")
 
-    def feed(self):
+    def feed(self, *, earlier):
         lines = [line for _, lines in self._masters for line in lines]
         masters = iter([told for _, told in self._masters])
 
@@ -227,7 +227,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             hung_up.wait()
             return ()
 
-        def feed(self):
+        def feed(self, *, earlier):
             return follow.StreamFeed(self.found, lambda: "", list)
 
         def over(self):

@@ -150,6 +150,28 @@ def test_the_next_job_of_a_name_is_given_what_the_last_was_stopped_with(command,
     assert not list(folder.glob("stopped-*"))
 
 
+def test_a_training_that_was_stopped_has_one_journal_and_one_that_has_succeeded_gives_way_with_a_word(command):
+    def started(*options):
+        return end_of(command("train", "--model_def=ok", "--job_name=one", *options))
+
+    assert started()[0] == 0
+    folder = JobDir(jobs_root() / "one")
+    gave_way = "the job one that has succeeded gave way, with its journal and logs: another --job_name keeps a job\n"
+    assert started()[2].startswith(gave_way)
+    first = folder.journal.read_text()
+    for text in (first, first + first):
+        folder.status.write_text('{"phase": "stopped"}')
+        (folder.path / "stopped-0000000040.state").touch()
+        _, _, err = started()
+        assert gave_way not in err
+        assert folder.earlier.read_text() == text
+        folder.journal.write_text(first)
+    assert "".join(f"{line}\n" for line in FolderJob(folder).journal()) == first * 3
+    folder.status.write_text('{"phase": "stopped"}')
+    started("--no_resume")
+    assert not folder.earlier.exists()
+
+
 def test_a_name_that_is_taken(command):
     running = command("train", "--model_def=forever", "--job_name=busy")
     read_until(running, "evaluation")

@@ -208,6 +208,36 @@ def test_when_the_last_member_is_killed_the_time_counts_as_a_failure_and_not_as_
     assert (found.kind, found.world, found.total, found.workers) == ("failure", 2, pytest.approx(3), 0)
 
 
+def test_a_training_that_was_stopped_and_goes_on_is_one_and_the_time_between_is_nobodys():
+    first = [
+        *start(),
+        TRAINED,
+        line(20, "worker_left", worker=0, cause="drained", reason="stopped", code=0),
+        *end(20, "stopped"),
+    ]
+    second = [
+        line(1000, "job_started", job="j", workers="2"),
+        *launched(2, 1000),
+        formed(1004, 1, [2], 50),
+        line(1004, "phase", phase="running", reason=""),
+        steps(1005, 51, 1, seconds=0),
+        line(1010, "world_broken", world=1, reason="killed"),
+        line(1010, "worker_left", worker=2, cause="killed", reason="killed", code=-9),
+        steps(1011, 52, 1, world=2, seconds=1),
+    ]
+    facts = Facts.of([*first, *second])
+    assert facts.next_worker == 3
+    going = facts.result(STARTED + 1011)
+    assert (going.phase, going.over, going.reason) == ("running", False, "")
+    assert [(world.version, world.members) for world in going.worlds] == [(1, (0, 1)), (2, (2,))]
+    assert [point.step for point in going.points] == [1, 50, 51, 52]
+    assert sum(going.spent.wall.values()) == pytest.approx(21 + 11)
+    assert going.spent.wall[TimeUse.STARTING] == pytest.approx(5 + 5)
+    assert [lane.worker for lane in going.lanes] == [0, 1, 2]
+    assert going.causes == {"drained": 1, "killed": 1}
+    assert "the training was stopped and went on, times: 1; what was between counts as nobody's time" in going.remarks
+
+
 @pytest.mark.parametrize("cause", ["drained", "clean", "finished"])
 def test_a_last_member_that_leaves_in_good_order_is_no_failure(cause):
     gone = line(10, "worker_left", worker=0, cause=cause)

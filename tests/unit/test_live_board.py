@@ -43,7 +43,7 @@ class Handle:
     def __init__(self, *journals, place=HERE, **told):
         (self.namespace, self.name), self.journals, self.told = place, list(journals), told
 
-    def feed(self):
+    def feed(self, *, earlier):
         journal = self.journals.pop(0)
         if isinstance(journal, Exception):
             raise journal

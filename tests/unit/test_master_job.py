@@ -28,6 +28,11 @@ def trained(**settings):
     return r
 
 
+def test_workers_of_a_training_that_goes_on_are_counted_on():
+    """So each worker of its journal has a number of its own."""
+    assert launched(started(first_worker=7).out) == [7, 8]
+
+
 def test_the_journal_tells_where_a_worker_was_started():
     r = started(minimum=1, maximum=2)
     r.post(e.WorkerPlaced(0, "h", 7, "node-a", "pod-0"), e.WorkerPlaced(1, "h", 8))

@@ -123,7 +123,7 @@ class NamespaceJob(JobHandle):
             lines = self._kept_journal()
         yield from lines
 
-    def feed(self) -> JournalFeed:
+    def feed(self, *, earlier: bool) -> JournalFeed:
         return StreamFeed(self.found, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:

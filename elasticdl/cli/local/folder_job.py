@@ -139,12 +139,13 @@ class FolderJob(JobHandle):
         yield address.endpoint
 
     def journal(self) -> Lines:
-        tail = Tail(self.folder.journal)
-        while lines := tail.lines(FEED_BYTES):  # in parts, as a long job's takes much room
-            yield from lines
+        for file in (self.folder.earlier, self.folder.journal):
+            tail = Tail(file)
+            while lines := tail.lines(FEED_BYTES):  # in parts, as a long job's takes much room
+                yield from lines
 
-    def feed(self) -> JournalFeed:
-        return FileFeed(self.folder.journal)
+    def feed(self, *, earlier: bool) -> JournalFeed:
+        return FileFeed(self.folder.journal, self.folder.earlier if earlier else None)
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         """Logs that appear later are taken up."""
@@ -172,8 +173,8 @@ class SlurmJob(FolderJob):
     master_returns: ClassVar = True
     look_seconds: ClassVar = 3.0
 
-    def feed(self) -> JournalFeed:
-        return SeenFileFeed(self.folder.journal)
+    def feed(self, *, earlier: bool) -> JournalFeed:
+        return SeenFileFeed(self.folder.journal, self.folder.earlier if earlier else None)
 
     def stop_without_master(self, *, now: bool) -> str:
         life, number = self.life(), self.folder.batch.read_text()
@@ -223,15 +224,18 @@ def goes_on(job: JobDir) -> bool:
 
 
 class FileFeed:
-    """The journal in this file as it grows. A `elasticdl.cli.follow.JournalFeed`."""
+    """The journal in this file as it grows, after what is in another. A `elasticdl.cli.follow.JournalFeed`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        self._earlier = Tail(earlier) if earlier else None
         self._tail = Tail(path)
         self.is_complete = False
 
     def read(self) -> tuple[bool, list[str]]:
         begun, lines = self._tail.begun, list[str]()
         with suppress(OSError):
+            if self._earlier and (lines := self._earlier.lines(FEED_BYTES)):
+                return False, lines
             lines = self._tail.lines(FEED_BYTES)
         return self._tail.begun != begun, lines  # anew: another job has taken its name
 
@@ -245,8 +249,8 @@ class FileFeed:
 class SeenFileFeed(FileFeed):
     """Of masters one after another: the next goes on with the journal from where the last one has saved it."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        super().__init__(path, earlier)
         self._seen = SeenLines()
 
     def read(self) -> tuple[bool, list[str]]:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.local import batch_master
-from elasticdl.cli.local.folder_job import goes_on, prune_jobs
+from elasticdl.cli.local.folder_job import goes_on, handle_of, prune_jobs
 from elasticdl.cli.screens import tell
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.environment import refuse_variables
-from elasticdl.common.errors import JobFailedError, UserError
+from elasticdl.common.errors import ElasticDLError, JobFailedError, UserError
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.common.python_command import NoSuchProgram, UnclearCommand, program_of
 from elasticdl.common.startup import RUN_MODULE
@@ -125,9 +125,26 @@ def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False
         raise CheckBrokeError(f"the check of the job broke (exit code {code}); it said:\n{tail}")
 
 
+def _take_over(old: JobDir, job: JobDir, spec: JobSpec) -> bool:
+    """If the two are one training, have the journal of both. ``old``: the job of the same name that is over. Returns whether it may go
+    without a word."""
+    kept, end, same_folder = old.kept_states() if spec.resume else [], handle_of(old).end(), False
+    for state in kept:  # a link, as the old folder may come back
+        os.link(state, job.path / state.name)
+    if spec.resume and spec.checkpoint_dir:
+        with contextlib.suppress(ElasticDLError, OSError):  # a damaged specification names no folder
+            same_folder = handle_of(old).spec().checkpoint_dir == spec.checkpoint_dir
+    goes_on = bool(kept or same_folder) and (end is None or end.phase != "succeeded")
+    for file in (old.earlier, old.journal) if goes_on else ():
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as before, job.earlier.open("ab") as after:
+            shutil.copyfileobj(before, after)
+    return goes_on or end is None or end.phase != "succeeded"
+
+
 @contextlib.contextmanager
 def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
-    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over.
+    """Make the job's folder and write its specification into it; an old job of the same name gives way if it is over. If the new one
+    goes on from where the old one was stopped, both are one training, and the new folder has the journals of both.
 
     If the user is to blame for what is raised within, or the check breaks, or a signal comes before the job has begun, all is as
     it was before.
@@ -144,11 +161,13 @@ def new_job(spec: JobSpec) -> Iterator[tuple[JobDir, JobSpec]]:
     job = create_job_dir(spec.job_name or made_up_name(lambda name: (jobs_root() / name).exists()))
     spec = spec.model_copy(update={"job_name": job.name})
     write_aside(job.spec, spec.to_json())
-    if spec.resume and aside.is_dir():
-        for kept in JobDir(aside).kept_states():  # a link, as the old folder may come back
-            os.link(kept, job.path / kept.name)
+    silently = not aside.is_dir() or _take_over(JobDir(aside), job, spec)
     try:
         yield job, spec
+        if not silently:
+            tell(
+                f"the job {job.name} that has succeeded gave way, with its journal and logs: another --job_name keeps a job"
+            )
     except (UserError, CheckBrokeError, Interrupted) as why:
         shutil.rmtree(job.path, ignore_errors=True)
         if aside.is_dir():

@@ -43,7 +43,7 @@ class Job:
     """With a ``snapshot`` it goes on where an earlier one was, once it has been told what was found."""
 
     def __init__(self, settings: Settings, snapshot: JobSnapshot | None = None) -> None:
-        self._past = self._saved = past = snapshot or JobSnapshot(settings.workers)
+        self._past = self._saved = past = snapshot or JobSnapshot(settings.workers, settings.first_worker)
         self._settings = settings
         self._finished: tuple[int, ...] = ()  # as of the last step
         self._workers = Workers(settings, past)
@@ -98,7 +98,7 @@ class Job:
         out: list[Instruction] = [*self.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
         if isinstance(event, e.WorkersFound):
             # What was known of them is lost.
-            if self._recovery is None and event.workers and workers.fleet.next_id == 0:
+            if self._recovery is None and event.workers and workers.fleet.next_id == self._settings.first_worker:
                 self._recovery = Recovery(workers, self._past)
             out += self._recovery.begin(event.workers, now) if self._recovery else []
         else:

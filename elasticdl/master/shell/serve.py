@@ -117,7 +117,13 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         require_writable_folders(spec)
     started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
     began = time.monotonic() - (time.time() - started)
-    job = Job(Settings.from_spec(spec), past.job if past else None)
+    facts = LiveFacts()
+    for journal_file in (job_dir.earlier, *([job_dir.journal] if past else [])):
+        if journal_file.exists():  # in a thread, as reading a long one takes seconds
+            await asyncio.to_thread(_read_journal, facts, journal_file)
+    with facts.now() as (told, _):
+        settings = Settings.from_spec(spec, told.next_worker)
+    job = Job(settings, past.job if past else None)
     sessions = Sessions(past.taken if past else {})
     steps = StepLog(
         lambda event, fields: journal.append(event, fields),
@@ -136,9 +142,6 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
         now = time.monotonic()
         return to_status(job_dir.name, job, now, now - began)
 
-    facts = LiveFacts()
-    if past and job_dir.journal.exists():  # in a thread, as reading a long one takes seconds
-        await asyncio.to_thread(_read_journal, facts, job_dir.journal)
     if unwritten := steps.unwritten.joined:
         facts.recorded(STEPS, unwritten)
     saver = StateSaver(platform.store)

@@ -71,11 +71,12 @@ class Settings:
     replace_slow: bool = False
     gang: bool = False  # all or none: there is no place for a worker more
     job_name: str = ""
+    first_worker: int = 0  # number of the first; lower ones were in jobs of the same training before this one
 
     @classmethod
-    def from_spec(cls, spec: JobSpec) -> Settings:
-        names = {field.name for field in fields(cls)} - {"workers", "own_program"}
+    def from_spec(cls, spec: JobSpec, first_worker: int = 0) -> Settings:
+        names = {field.name for field in fields(cls)} - {"workers", "own_program", "first_worker"}
         given = {name: getattr(spec, name) for name in names}
         if spec.progress_timeout == AUTO:
             given["progress_timeout"] = None
-        return cls(spec.num_workers, own_program=bool(spec.command), **given)
+        return cls(spec.num_workers, own_program=bool(spec.command), first_worker=first_worker, **given)
