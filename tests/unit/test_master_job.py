@@ -30,7 +30,7 @@ def trained(**settings):
 
 def test_workers_of_a_training_that_goes_on_are_counted_on():
     """So each worker of its journal has a number of its own."""
-    assert launched(started(first_worker=7).out) == [7, 8]
+    assert launched(started(first_worker=7).out) == [7, 8, 9]
 
 
 def test_the_journal_tells_where_a_worker_was_started():
