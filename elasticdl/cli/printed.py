@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,35 @@ LONGEST_LINE = 1 << 16
 POLL = 0.1
 # Of what was shown, for who asks whether it was.
 REMEMBERED = 1 << 16
+_UP = b"\x1b[A"
+_MOVES = re.compile(rb"(\n|\r|\x1b\[1?A|\x1b\[[02]?K)")
+
+
+def as_drawn(data: bytes) -> tuple[bytes, bytes]:
+    """Whole lines as a terminal shows them in the end, and the rest, which is still written over. Of nested progress bars the rest
+    has several lines, and moves the cursor back to the first."""
+    rows, row, over = [b""], 0, False
+    for part in _MOVES.split(data):
+        if part == b"\n":
+            row, over = row + 1, True
+            rows += [b""] * (row == len(rows))
+        elif part == b"\r":
+            over = True
+        elif part.startswith(b"\x1b[") and part.endswith(b"A"):
+            row = max(0, row - 1)
+        elif part.startswith(b"\x1b[") and part.endswith(b"K"):
+            rows[row] = b""
+        elif part:
+            rows[row], over = part if over else rows[row] + part, False
+    while len(rows) > row + 1 and not rows[-1].strip():
+        rows.pop()
+    rest = b"\n".join(rows[row:]) + _UP * (len(rows) - row - 1) + b"\r" * (over and bool(rows[row]))
+    return b"".join(line + b"\n" for line in rows[:row]), rest
+
+
+def _still(rest: bytes) -> bytes:
+    """The text of such a rest."""
+    return rest.replace(_UP, b"").removesuffix(b"\r")
 
 
 class PrintedLines:
@@ -24,23 +54,27 @@ class PrintedLines:
         self._screen = screen
         self._stream = stream
         self._prefix = prefix
+        # Elsewhere it is handed on as it was printed.
+        self._is_drawn = bool(prefix) or screen.draws(stream)
         self._rest = b""
         self._shown = b""  # the last of it
 
     def feed(self, data: bytes) -> None:
-        whole, end, rest = (self._rest + data).rpartition(b"\n")
+        data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        whole, rest = as_drawn(data) if self._is_drawn else (data[:end], data[end:])
         is_long = len(rest) > LONGEST_LINE
         self._rest = b"" if is_long else rest
-        self._screen.unfinished(self._rest, self._stream, self._prefix)
-        if end or is_long:
-            self._show(whole + end + rest * is_long)
+        self._screen.unfinished(_still(self._rest), self._stream, self._prefix)
+        if whole or is_long:
+            self._show(whole + rest * is_long)
 
     def end(self, *, with_newline: bool = True) -> None:
         """There is no more of it."""
         rest, self._rest = self._rest, b""
         if rest:
             self._screen.unfinished(b"", self._stream, self._prefix)
-            self._show(rest + b"\n" * with_newline)
+            self._show((_still(rest) if self._is_drawn else rest) + b"\n" * with_newline)
 
     def has_shown(self, text: str) -> bool:
         return text.encode(errors="replace") in self._shown
@@ -48,8 +82,7 @@ class PrintedLines:
     def _show(self, lines: bytes) -> None:
         self._shown = (self._shown + lines)[-REMEMBERED:]
         if self._prefix:
-            # Of a line that was written over and over, as a progress bar is, what a terminal would show of it last.
-            each = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines.removesuffix(b"\n").split(b"\n"))
+            each = lines.removesuffix(b"\n").split(b"\n")
             lines = b"".join(self._prefix.encode() + line + b"\n" for line in each)
         self._screen.printed(lines, self._stream)
 

@@ -12,6 +12,7 @@ import math
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,8 @@ from elasticdl.cli import wording
 from elasticdl.proto import elasticdl_pb2 as pb
 
 PASSING_SECONDS = 10.0
+REDRAW_SECONDS = 0.25
+JOIN_SECONDS = 1.0
 
 
 class Stream(Enum):
@@ -121,8 +124,13 @@ class Screen:
         if trouble := self._outlets[stream].write(lines):
             self.line(trouble)
 
+    def draws(self, stream: Stream) -> bool:
+        """Whether it shows there what a terminal would show, itself: the terminal is not given what moves its cursor."""
+        return False
+
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        """The line that is being printed there, which is as long as this by now; empty if there is none.
+        """The line that is being printed there, which is as long as this by now, or several that are written over; empty if there
+        is none.
 
         Where other lines may be written meanwhile it is shown when it is finished.
         """
@@ -185,43 +193,60 @@ class LiveScreen(Screen):
     ) -> None:
         super().__init__(clock, outlets)
         self._console = console
-        self._unfinished: dict[tuple[Stream, str], str] = {}
+        self._unfinished: dict[tuple[Stream, str], list[str]] = {}
+        # Whoever draws erases as many lines as the panel had: two at once would erase lines above a panel that has shrunk.
+        self._drawing = threading.Lock()
         self._status = pb.JobStatus(phase="pending", time_left=-1)
         self._received = clock()
 
-    def live(self) -> Live:
-        return Live(
-            self,
-            console=self._console,
-            refresh_per_second=4,
-            transient=True,
-            redirect_stdout=False,  # which may lead elsewhere
-        )
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        over = threading.Event()
+        # What is written on stdout may lead elsewhere.
+        with Live(self, console=self._console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+
+            def redraw() -> None:
+                while not over.wait(REDRAW_SECONDS):
+                    with self._drawing:
+                        live.refresh()
+
+            thread = threading.Thread(target=redraw, name="elasticdl-panel", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join(JOIN_SECONDS)
 
     def show(self, status: pb.JobStatus) -> None:
         self._status, self._received = status, self._clock()
 
     def line(self, text: str) -> None:
-        self._console.print(Text(text))
+        with self._drawing:
+            self._console.print(Text(text))
 
     def printed(self, lines: bytes, stream: Stream) -> None:
-        if not self._outlets[stream].is_terminal:
+        if not self.draws(stream):
             return super().printed(lines, stream)
         text = lines.decode(errors="replace")
-        self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
+        with self._drawing:
+            self._console.print(_AsItIs(text if text.endswith("\n") else text + "\n"), end="", soft_wrap=True)
         return None
 
+    def draws(self, stream: Stream) -> bool:
+        return self._outlets[stream].is_terminal
+
     def unfinished(self, line: bytes, stream: Stream, prefix: str) -> None:
-        if line and self._outlets[stream].is_terminal:
-            last = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            self._unfinished[stream, prefix] = prefix + last
+        if line and self.draws(stream):
+            self._unfinished[stream, prefix] = [prefix + each for each in line.decode(errors="replace").split("\n")]
         else:
             self._unfinished.pop((stream, prefix), None)
 
     def __rich__(self) -> RenderableType:
         """As it is at this moment, also when it is drawn again since something was printed above it."""
         panel = render(self._status, self._clock() - self._received, tuple(self._newest.values()))
-        lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in tuple(self._unfinished.values())]
+        unfinished = [line for lines in tuple(self._unfinished.values()) for line in lines]
+        lines = [Text.from_ansi(line, no_wrap=True, overflow="crop") for line in unfinished]
         return Group(*lines, panel) if lines else panel
 
 

@@ -21,6 +21,7 @@ from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.master.shell.log_marking import LogMarker
+from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
 DEADLINE = 30.0
@@ -29,10 +30,14 @@ DEADLINE = 30.0
 class Shown:
     """A screen that keeps what is printed, and what is said."""
 
-    def __init__(self):
+    def __init__(self, *, is_terminal=False):
         self.texts = {OUT: "", ERR: ""}
         self.begun = ""
         self.said = []
+        self.is_terminal = is_terminal
+
+    def draws(self, stream):
+        return self.is_terminal
 
     def printed(self, lines, stream):
         self.texts[stream] += lines.decode()
@@ -169,6 +174,41 @@ def test_an_unfinished_line_is_shown_when_its_worker_has_ended_or_it_is_very_lon
     assert shown.begun == ""
 
 
+@pytest.mark.parametrize(
+    ("printed", "whole", "rest"),
+    [
+        ("a\nb", "a\n", "b"),
+        ("\r 3%|\r 50%|", "", " 50%|"),
+        ("\r 3%|\r100%|\ndone\n", "100%|\ndone\n", ""),
+        ("\r 3%|\r     \rdone\n", "done\n", ""),  # a bar that does not stay
+        ("windows\r\nends\r\n", "windows\nends\n", ""),
+        ("\r 3%|\r\x1b[K 4%|", "", " 4%|"),
+        ("outer 0\n\rinner 0\x1b[A\n\rinner 1\x1b[A", "", "outer 0\ninner 1"),
+        ("outer 0\n\rinner 0\x1b[A\router 1\n\rinner 1\x1b[A", "", "outer 1\ninner 1"),
+        ("outer 0\n\rinner 9\x1b[A\n\r       \r\x1b[A\router 1", "", "outer 1"),
+        ("outer 0\n\rinner 9\x1b[A\rinner done\n\router 1", "inner done\n", "outer 1"),
+        ("a 0\n\rb 0\x1b[A\n\n\rc 0\x1b[A\x1b[A\n\rb 1\x1b[A", "", "a 0\nb 1\nc 0"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_on_a_terminal_a_line_that_is_written_over_stands_once(printed, whole, rest, at_once):
+    shown = Shown(is_terminal=True)
+    lines = PrintedLines(shown, OUT)
+    for part in [printed] if at_once else re.split(r"(?<=[|\d])(?=\r)|(?<=\[A)(?!\x1b)", printed):
+        lines.feed(part.encode())
+    assert (shown.texts[OUT], shown.begun) == (whole, rest)
+    lines.end()
+    assert shown.texts[OUT] == whole + rest + "\n" * bool(rest)
+
+
+def test_a_bar_that_goes_on_for_days_is_never_a_long_line():
+    shown = Shown(is_terminal=True)
+    lines = PrintedLines(shown, OUT)
+    for step in range(100):
+        lines.feed(f"\r{step}|".encode() + b" " * (LONGEST_LINE // 50))
+    assert (shown.texts[OUT], shown.begun.strip()) == ("", "99|")
+
+
 def test_a_script_that_prints_much_takes_no_memory_and_a_slow_reader_holds_nobody_up():
     """The reader takes nothing until the job is over; what is not taken stays in the log."""
     job = Job()
@@ -202,11 +242,57 @@ def test_above_the_panel_lines_are_as_they_were_printed_and_the_unfinished_one_s
     screen = LiveScreen(console, clock=lambda: 0.0, outlets=[Outlet(-1, OUT)])
     long = "\x1b[32mgreen\x1b[0m [b] " + "long " * 30
     with screen.live():
-        screen.unfinished(b"\r 3%|\r 50%|", OUT, "")
+        screen.unfinished(b"outer 3%|\ninner 50%|", OUT, "")
         screen.printed(f"{long}\n".encode(), OUT)
         panel = out.getvalue()[out.getvalue().index(long) :]
     assert f"{long}\n" in out.getvalue()
-    assert re.search(r" 50%\|\s*\n.*pending", panel)
+    assert re.search(r"outer 3%\|\s*\ninner 50%\|\s*\n.*pending", panel)
+
+
+def on_terminal(written):
+    """The lines that a terminal shows of it."""
+    rows, row = [""], 0
+    for part in re.split(r"(\x1b\[[0-9;?]*[a-zA-Z]|\n|\r)", written):
+        if part == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif part == "\x1b[1A":
+            row = max(0, row - 1)
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif part and part[0] not in "\x1b\r":
+            rows[row] += part
+    return [line.strip() for line in rows if line.strip()]
+
+
+def test_no_line_is_lost_while_the_panel_grows_and_shrinks(monkeypatch):
+    """While one thread draws, others do: what each would erase is what the other has drawn."""
+    monkeypatch.setattr(Outlet, "is_terminal", True)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, height=50)
+    screens, started = [], []
+
+    def clock():  # asked in the midst of drawing
+        if screens and threading.current_thread() is threading.main_thread():
+            number = len(started)
+            started.append(threading.Thread(target=lambda: screens[0].line(f"news {number}")))
+            started[-1].start()
+            started[-1].join(0.02)  # it may draw now, or have to wait
+        return 0.0
+
+    screen = LiveScreen(console, clock=clock, outlets=[Outlet(-1, OUT)])
+    screens.append(screen)
+    with screen.live():
+        for epoch in range(20):
+            workers = [pb.WorkerStatus(worker_id=each, state="member") for each in range((epoch * 7) % 11)]
+            screen.show(pb.JobStatus(phase="running", workers=workers, max_workers=11))
+            screen.printed(f"epoch {epoch}\n".encode(), OUT)
+        screens.clear()
+        for thread in started:
+            thread.join(DEADLINE)
+    lines = on_terminal(out.getvalue())
+    assert [line for line in lines if line.startswith("epoch")] == [f"epoch {each}" for each in range(20)]
+    assert {line for line in lines if line.startswith("news")} == {f"news {each}" for each in range(len(started))}
 
 
 # ---- among the lines of the logs ----

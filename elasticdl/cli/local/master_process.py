@@ -43,7 +43,7 @@ def started(
                 stdin=subprocess.PIPE if held else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": temporary},
+                env={**_terminal_size(), **os.environ, "TMPDIR": temporary},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the command, which passes it on as a request
             )
         master = MasterProcess(job, ProcessGroup(process.pid, process.wait), process.stdin, impatient)
@@ -53,6 +53,12 @@ def started(
             _end(master, stop_grace)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _terminal_size() -> dict[str, str]:
+    """For programs that fit what they print to the terminal, which workers do not have; tqdm has a variable of its own."""
+    columns, lines = os.get_terminal_size(2) if os.isatty(2) else (0, 0)
+    return {"COLUMNS": str(columns), "LINES": str(lines), "TQDM_NCOLS": str(columns - 1)} if columns else {}
 
 
 def _temporary_folder() -> str:
