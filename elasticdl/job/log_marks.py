@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class LogMark:
     """``sizes``: of the logs that have grown since the last mark, by file name. ``members``: in rank order, if a world was formed at
-    this moment. ``whole``: all logs were looked at, and not only those in ``sizes``."""
+    this moment. ``whole``: all logs were looked at, and not only those in ``sizes``. ``left``: the worker that has ended, if one has."""
 
     time: float
     sizes: Mapping[str, int] = field(default_factory=dict)
     members: Sequence[int] = ()
     whole: bool = True
+    left: int = -1
 
     def to_line(self) -> str:
         more = {**({"members": list(self.members)} if self.members else {}), **({} if self.whole else {"whole": False})}
+        more |= {"left": self.left} if self.left >= 0 else {}
         return json.dumps({"time": round(self.time, 6), "sizes": dict(self.sizes), **more}, separators=(",", ":"))
 
     @classmethod
@@ -31,6 +33,7 @@ class LogMark:
         try:
             found = json.loads(line)
             sizes = {str(name): int(size) for name, size in found["sizes"].items()}
-            return cls(float(found["time"]), sizes, tuple(map(int, found.get("members", ()))), found.get("whole", True))
+            members, left = tuple(map(int, found.get("members", ()))), int(found.get("left", -1))
+            return cls(float(found["time"]), sizes, members, found.get("whole", True), left)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import re
 import threading
 from datetime import datetime
@@ -112,6 +113,44 @@ def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
     job.print(1, "step 3\nstep 4\n")
     job.print(0, "never seen: it is gone\n")
     assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed):
+    draw = random.Random(seed)
+    job, printed, members, leaving, number, ids = Job(), [], [], [], 0, 0
+    for _ in range(60):
+        match draw.choice(("print", "print", "print", "look", "world", "left")):
+            case "print" if members:
+                worker = draw.choice([*members, *leaving])
+                job.print(worker, f"worker {worker} line {(number := number + 1)}\n")
+                if worker == members[0] or worker in leaving:
+                    printed.append(f"worker {worker} line {number}")
+            case "look":
+                job.prints.look()
+            case "left" if leaving:
+                job.record("worker_left", worker=leaving.pop(), code=0)
+            case "world" if not leaving:
+                newcomers = list(range(ids, ids := ids + 2))
+                job.launched(*newcomers)
+                before = members[:1]
+                members = (
+                    draw.sample([*members, *newcomers], draw.randint(1, len(members) + 1)) if members else newcomers
+                )
+                job.world(*members)
+                if not before:
+                    job.print(members[0], f"worker {members[0]} begins\n")
+                    printed.append(f"worker {members[0]} begins")
+                # Only of rank 0 it is of interest what it prints while it leaves.
+                leaving = [each for each in before if each not in members]
+    job.look()
+    shown = job.shown.texts[OUT].splitlines()
+    assert sorted(shown) == sorted(printed)
+    for worker in {line.split()[1] for line in printed}:
+        of_it = f"worker {worker} "
+        assert [each for each in shown if each.startswith(of_it)] == [
+            each for each in printed if each.startswith(of_it)
+        ]
 
 
 def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_again():
@@ -396,6 +435,8 @@ def test_on_a_cluster_another_rank_0_goes_on_where_the_last_one_ended():
     second = "1970-01-01T00:00:01Z loads\n1970-01-01T00:00:03Z step 1\n1970-01-01T00:00:05.25Z step 2\n"
     worlds = (2.0, [0, 1]), (5.0, [1])
     assert shown_of(Pods("", second), "0", *worlds).texts[OUT] == "step 2\n"
+    assert shown_of(Pods(first, ""), "0", *worlds).texts[OUT] == "loads\nstep 1\nlate\n"  # it leaves
+    assert shown_of(Pods(first, ""), "0", worlds[0], (5.0, [1, 0])).texts[OUT] == "loads\nstep 1\n"
     assert shown_of(Pods(first, second), "0", worlds[0]).texts[OUT] == "loads\nstep 1\nlate\n"
     every = shown_of(Pods(first, second), "all", *worlds).texts[OUT].splitlines()
     own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}

@@ -284,8 +284,8 @@ class PodPrints(Prints):
         if entry["event"] != "world_formed" or self._ranks is None:
             return
         workers = workers_of(self._ranks, entry["members"])
-        for worker, until in self._until.items():
-            if until == _ALWAYS and worker not in workers:
+        for worker in set(entry["members"]).difference(workers):  # whoever leaves has its rank until it has left
+            if self._until.get(worker) == _ALWAYS:
                 self._until[worker] = entry["time"]
         for worker in workers:
             if self._until.get(worker) != _ALWAYS:

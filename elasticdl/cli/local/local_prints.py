@@ -1,7 +1,7 @@
 """What the workers of a job on this machine print, as it comes: read from their logs, beside what else is shown of the job.
 
 By default that is what rank 0 prints. Another worker becomes rank 0 with a world; from the mark in its log that was made when this
-world was formed its output goes on where that of the last rank 0 ends. Before the first world it is the worker of that number.
+world was formed its output goes on where that of the last rank 0 ends, or beside the last words of one that leaves. Before the first world it is the worker of that number.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class LocalPrints(Prints):
         self._marks = Tail(job.marks)
         self._sizes: dict[str, int] = {}  # of logs, as of the last mark
         self._shown: dict[int, list[_Shown]] = {}
+        self._begun = False  # something of a worker was shown
         self._past: list[_Shown] = []  # of the worker that was shown before those
         for worker in ranks or ():
             self._take_up(worker, {})
@@ -105,18 +106,21 @@ class LocalPrints(Prints):
 
     def _pass(self, mark: LogMark) -> None:
         self._sizes.update(mark.sizes)
-        if self._ranks is None or not mark.members:
+        if self._ranks is None:
             return
         workers = workers_of(self._ranks, mark.members)
-        for worker in [each for each in self._shown if each not in workers]:
+        # Whoever is in no world any more has its rank until it has left: it may still tell of its last step.
+        others = {mark.left, *mark.members}.difference(workers)
+        for each in self._every():
+            each.show_to(self._sizes.get(each.path.name, 0))
+            self._begun = self._begun or each.position > 0
+        for worker in others & self._shown.keys():
             self._past = self._shown.pop(worker)
             for each in self._past:
-                each.show_to(self._sizes.get(each.path.name, 0))
                 each.lines.end()
-        is_first = not any(each.position for each in (*self._past, *self._every()))
         for worker in workers:
             if worker not in self._shown:
-                self._take_up(worker, {} if is_first else self._sizes)
+                self._take_up(worker, self._sizes if self._begun else {})
 
     def _take_up(self, worker: int, sizes: dict[str, int]) -> None:
         """Show what this worker prints, from these sizes of its files on."""

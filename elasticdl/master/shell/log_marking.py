@@ -37,10 +37,10 @@ class LogMarker(Observer):
         who = fields.get("worker")
         for worker in self._sizes if whole else [who] if who in self._sizes else []:
             sizes |= self._grown(worker)
-        if event == "worker_left":
-            self._sizes.pop(fields["worker"], None)
-        if sizes or whole:
-            self._file.write(LogMark(began, sizes, members, whole).to_line() + "\n")
+        left = fields["worker"] if event == "worker_left" else -1
+        is_known = self._sizes.pop(left, None) is not None
+        if sizes or whole or is_known:
+            self._file.write(LogMark(began, sizes, members, whole, left).to_line() + "\n")
             self._file.flush()
         if whole:
             now = self._clock()
