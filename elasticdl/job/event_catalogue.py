@@ -144,7 +144,7 @@ _KINDS = (
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),
     Kind("worker_slow", {**_WORKER, "host": "", "phase": "data, compute or update", "factor": "of the median worker's",
          "seconds": "a step, by which the others wait"}, logging.WARNING,
-         "worker {worker} on {host} is slow: {phase} {factor:.3g}x the others, who wait {seconds:.2g} s a step for it", marked=True),
+         "worker {worker} on {host} is slow: {factor:.3g}x the others ({phase}), who wait {seconds:.2g} s a step for it", marked=True),
     Kind("worker_recovered", _WORKER, said="worker {worker} is no longer slow", marked=True),
     Kind("warning", {**_WORKER, "message": ""}, logging.WARNING, "warning: {message}", of_worker={"message": str}),
     Kind("epoch_finished", {"epoch": "from 0", **_STEP, "loss": "mean over its samples, as far as rank 0 could report them",

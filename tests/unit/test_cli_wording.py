@@ -200,7 +200,7 @@ SLOW = {"worker": 1, "host": "b", "phase": "update", "factor": 283.32, "seconds"
         ("scale_requested", {"workers": "1"}, "asked for 1 worker"),
         ("world_formed", {**FORMED, "step": 0}, "world 1: 1 worker (0): ready"),
         ("world_formed", {**FORMED, "step": 40}, "world 1: 1 worker (0) from step 40: ready"),
-        ("worker_slow", SLOW, "worker 1 on b is slow: update 283x the others, who wait 0.1 s a step for it"),
+        ("worker_slow", SLOW, "worker 1 on b is slow: 283x the others (update), who wait 0.1 s a step for it"),
         ("advice", {"text": "2 workers: ...", "curve": []}, "scaling: 2 workers: ..."),
         ("decision", {"workers": 2, "reason": "stays at 2: ..."}, "scaling: stays at 2: ..."),
     ],

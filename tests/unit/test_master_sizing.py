@@ -93,6 +93,14 @@ def test_the_advice_is_a_sentence(points, workers, said, noise):
     assert (Curve(points) if noise is None else Curve(points, noise=noise)).advice(workers) == said
 
 
+def test_of_a_speedup_that_cannot_be_nothing_is_said_and_nothing_follows():
+    """One worker was slow as it read its data for the first time: two did 18 times as much."""
+    cluster = Sized(1, 8)
+    cluster.learns(1, 1.0, 9.2, 9.0, observed=(2,))
+    assert cluster.job.view().advice == ""
+    assert (cluster.sizes, cluster.decision) == ([1], "starts with 1: how the job scales is not known yet")
+
+
 def test_numbers_are_said_as_people_do():
     eighth = Curve((Point(7, 5.0, 4.0, 6.0, 0.5, 0.4, 0.6), Point(8, 5.5, 5.0, 6.0, 0.5, 0.4, 0.6)))
     assert "; an 8th would add 0.5 " in eighth.advice(7)
@@ -103,7 +111,10 @@ def test_it_is_in_the_journal_when_it_changes_and_in_the_status_at_once():
     cluster = Sized(2, 2, "all")
     cluster.post(learnt(2, 1.0, 0.9, 0.8))
     (first,) = cluster.records("advice")
-    assert first["text"] == f"{OF_TWO}; a 3rd would add 0.5 (80 % interval 0.4 to 0.6)"
+    estimate = ", by estimate: no other number of workers was measured"
+    assert first["text"] == f"{OF_TWO}; a 3rd would add 0.5 (80 % interval 0.4 to 0.6){estimate}"
+    cluster.post(learnt(2, 1.0, 0.9, 0.8, observed=(1,)))
+    assert cluster.job.view().advice == first["text"].removesuffix(estimate)
     assert first["curve"][1] == {"workers": 2, "speedup": 1.8, "low": 1.746, "high": 1.854, "gain": 0.5}
     json.dumps(first)
     cluster.live(40)

@@ -65,11 +65,17 @@ def test_a_slow_loader_is_named_with_its_phase():
     crew.beat(SECONDS_TO_JUDGE + 1)
     [entry] = crew.news
     assert entry == i.Record(
-        "worker_slow", {"worker": 3, "host": "node-3", "phase": "data", "factor": 4.1, "seconds": 0.062}
+        "worker_slow", {"worker": 3, "host": "node-3", "phase": "data", "factor": 1.48, "seconds": 0.062}
     )
     view = crew.records[3].view()
-    assert view.remark == "slow: data 4.1x the others"
+    assert view.remark == "slow: 1.5x the others (data)"
     assert not any(record.view().remark for record in crew.records[:3])
+
+
+def test_how_slow_a_worker_is_is_said_of_its_whole_work_and_not_of_a_phase_that_costs_others_nothing():
+    crew = Crew((0.00001, 0.1, 0.01, 16.0), (0.08, 0.1, 0.01, 16.0))
+    crew.beat(SECONDS_TO_JUDGE + 1)
+    assert crew.records[1].view().remark == "slow: 1.7x the others (data)"
 
 
 def test_who_has_more_samples_is_not_slow_for_that():
@@ -192,7 +198,7 @@ def test_a_slow_worker_is_replaced_if_that_is_asked_for(asked):
     town = slow_one(replace_slow=asked)
     assert [entry["worker"] for entry in town.records("worker_slow")] == [1]
     reasons = [entry["reason"] for entry in town.records("worker_launched")][3:]
-    assert reasons == ["in place of another: worker 1 is slow: compute 4.0x the others"] * asked
+    assert reasons == ["in place of another: worker 1 is slow: 4.0x the others (compute)"] * asked
     assert town.members == ({0, 2, 3} if asked else {0, 1, 2})
 
 

@@ -44,7 +44,7 @@ class Sizing:
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
         self._recalled = past.learnt.rejections  # until it is known whether they are of such a job as this
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
-        self._present = 0  # workers that were last measured
+        self._present, self._compared = 0, False  # workers that were last measured; other numbers were, too
         self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
         self._told = Learnt()  # what the workers were told
 
@@ -62,7 +62,7 @@ class Sizing:
 
     @property
     def advice(self) -> str:
-        return self._curve.advice(self._present)
+        return self._curve.advice(self._present, compared=self._compared)
 
     @property
     def learnt(self) -> Learnt:
@@ -111,7 +111,8 @@ class Sizing:
 
     def learn(self, event: e.ScalingLearnt, now: float, *, suspected: bool = False) -> list[Instruction]:
         """``suspected``: a member looks slow."""
-        self._curve, self._present = event.curve, event.workers
+        self._curve, self._present = event.curve if event.curve.can_be else Curve(), event.workers
+        self._compared = any(each.workers != event.workers for each in event.observations)
         stable = self._rendezvous.world is not None and self._rendezvous.change is None
         members = len(self._rendezvous.active_members()) if stable and not suspected else 0
         out = self._decide(self._policy, event, members, now) if self._policy else []
@@ -143,7 +144,7 @@ class Sizing:
             time_left=self._training.time_left(now),
             now=now,
         )
-        changed = policy.decide(event.curve, situation)
+        changed = policy.decide(self._curve, situation)
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
     def _advise(self, now: float) -> list[Instruction]:

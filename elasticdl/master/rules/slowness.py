@@ -167,7 +167,7 @@ class _Crowd:
             return None
         excess = {name: getattr(own, name) - usual for name, usual in self._phases.items()}
         phase = max(excess, key=excess.__getitem__)
-        factor = getattr(own, phase) / max(self._phases[phase], 1e-9)
+        factor = own.busy / max(self._busy, 1e-9)  # of a phase that takes the others no time it would say nothing
         return Verdict(phase, round(min(factor, 10 * MOST_FACTOR), 2), round(lost, 6))
 
     def _median(self, of: Callable[[StepTimes], float]) -> float:

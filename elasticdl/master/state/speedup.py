@@ -11,6 +11,8 @@ from pydantic import Field
 from elasticdl.job.spec import MOST_WORKERS
 
 Count = Annotated[int, Field(ge=1, le=2**53)]
+# Some jobs are faster with N workers than N times, as each one's part of the data fits into a cache. None is by more than this.
+MOST_EFFICIENCY = 1.25
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # it may not be known, which is 0
 
 
@@ -79,8 +81,13 @@ class Curve:
             return True
         return any(abs(p.speedup - q.speedup) > share * q.speedup for p, q in zip(self, other, strict=True))
 
-    def advice(self, present: int) -> str:
-        """What so many workers bring, and one more; empty if that is not known."""
+    @property
+    def can_be(self) -> bool:
+        """Else what was measured of some numbers of workers has other causes, as where the first epoch reads its data from afar."""
+        return all(point.efficiency <= MOST_EFFICIENCY for point in self)
+
+    def advice(self, present: int, *, compared: bool = True) -> str:
+        """What so many workers bring, and one more; empty if that is not known. ``compared``: other numbers were measured, too."""
         here, more = self.at(present), self.at(present + 1)
         if here is None:
             return ""
@@ -91,7 +98,8 @@ class Curve:
         if more is not None:
             said.append(f"{_article(present + 1)} {ordinal(present + 1)} {_brings(more)}")
         worth = ", counting that samples of larger batches are worth less" if self.noise else ""
-        return f"{'; '.join(said)}{worth}" if said else ""
+        estimate = "" if compared else ", by estimate: no other number of workers was measured"
+        return f"{'; '.join(said)}{worth}{estimate}" if said else ""
 
 
 def _brings(more: Point) -> str:

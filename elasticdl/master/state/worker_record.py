@@ -46,15 +46,15 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a slow worker needs longer for than the median worker."""
+    """How much longer a slow worker needs for a step than the median worker, and what for."""
 
     phase: str  # data, compute or update
-    factor: float
+    factor: float  # of all its own work
     seconds: float  # a step, by which the others are held up
 
     def __str__(self) -> str:
         factor = f"{self.factor:.1f}" if self.factor <= MOST_FACTOR else f"over {MOST_FACTOR:.0f}"
-        return f"{self.phase} {factor}x the others"
+        return f"{factor}x the others ({self.phase})"
 
 
 @dataclass(slots=True)
