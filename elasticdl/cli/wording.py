@@ -13,6 +13,7 @@ from elasticdl.job.history import History
 from elasticdl.job.job_facts import JobFacts
 from elasticdl.job.jobdir import STOPPED
 from elasticdl.job.journal import Entry
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
@@ -27,6 +28,15 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
+
+
+def begun(told: str, spec: JobSpec, name: str, flags: str = "") -> str:
+    """``told`` of a job that begins; of one that was given a single number of workers also that it insists on it."""
+    least, most = spec.num_workers.minimum, spec.num_workers.maximum
+    if spec.gang or not 1 < least == most:
+        return told
+    go_on = f"`elasticdl scale {name}{flags} 1-{most}` lets it go on with fewer"
+    return f"{told}\nit waits whenever fewer than {most} workers are ready (--num_workers {most}); {go_on}"
 
 
 def count_of(done: int, total: int) -> str:

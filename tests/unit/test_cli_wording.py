@@ -15,6 +15,7 @@ from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
+from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
 
 
@@ -65,6 +66,21 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
         workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=why) for n in range(2)]
         screen.show(pb.JobStatus(phase="pending", workers=workers))
     assert lines[3:] == ["workers 0, 1 wait: no node", "workers 0, 1 wait: quota"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_workers": 4}, "it waits whenever fewer than 4 workers are ready (--num_workers 4); {}"),
+        ({"num_workers": "2-4"}, ""),
+        ({"num_workers": 1}, ""),
+        ({"num_workers": 4, "gang": True, "image": "i"}, ""),
+    ],
+)
+def test_of_a_job_that_insists_on_its_workers_it_is_said_as_it_begins(options, said):
+    go_on = "`elasticdl scale digits --namespace=n 1-4` lets it go on with fewer"
+    told = wording.begun("job digits started", JobSpec(**options), "digits", " --namespace=n")
+    assert told == "\n".join(filter(None, ("job digits started", said.format(go_on))))
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():

@@ -95,6 +95,38 @@ def test_a_job_below_its_minimum_waits_and_says_why():
     assert r.phase is Phase.RUNNING
 
 
+def waits_for_its_minimum(**settings):
+    r = trained(minimum=2, maximum=2, job_name="digits", **settings)
+    r.exit(1)
+    r.ask_again(0, broken=True)
+    assert r.phase is Phase.WAITING
+    return r
+
+
+def test_a_job_that_insists_on_its_workers_says_how_it_would_go_on_and_does_so_at_once():
+    r = waits_for_its_minimum()
+    assert r.reason == "1 of at least 2 workers ready; `elasticdl scale digits 1-2` goes on with fewer"
+    r.scale(1, 2)
+    assert (r.phase, r.reason) == (Phase.RUNNING, "")
+
+
+def test_whoever_asks_a_job_that_waits_for_more_workers_does_not_make_it_wait_longer():
+    r = waits_for_its_minimum()
+    r.scale(3, 3)
+    assert r.records("scale_requested") == [{"workers": "2-3"}]
+    r.connect(2)
+    r.ask(2)
+    r.pass_time(1.0)
+    assert r.phase is Phase.RUNNING
+    r.scale(3, 3)
+    assert str(r.job.limits) == "3"
+
+
+def test_a_gang_is_told_of_no_other_number():
+    r = waits_for_its_minimum(gang=True)
+    assert r.reason == "1 of at least 2 workers ready"
+
+
 def test_a_master_that_was_held_up_blames_nobody():
     r = trained()
     r.pass_time(1)

@@ -33,7 +33,7 @@ class Workers:
         self.settings = settings
         self.limits = past.limits
         self.records = Records()
-        self.rendezvous = Rendezvous(self.records, settings.join_window, past)
+        self.rendezvous = Rendezvous(self.records, settings.join_window, past, "" if settings.gang else settings.job_name)
         self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
         self.training = Training.restore(past.training)
@@ -51,6 +51,10 @@ class Workers:
             case e.WorkerExited():
                 return self._exited(event, now)
             case e.ScaleRequested(workers):
+                if self.rendezvous.world and self.rendezvous.shortage and not self.settings.gang:
+                    # It goes on with as many as it waits for already: who is asked for now joins when it comes.
+                    least = min(workers.minimum, self.limits.minimum)
+                    workers = workers.model_copy(update={"minimum": least})
                 self.limits = workers
                 self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})

@@ -176,6 +176,8 @@ class Servicer(pb_grpc.MasterServicer):
         before = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         self.mailbox.post(e.ScaleRequested(workers))
         await self._require_settled(context)
+        status = self.status()  # of a job that waits the minimum is not raised
+        workers = WorkerRange(minimum=status.min_workers, maximum=status.max_workers)
         return pb.ScaleReply(message=f"{status.job_name}: workers now {workers}, before {before}")
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:

@@ -61,8 +61,10 @@ class Change:
 
 
 class Rendezvous:
-    def __init__(self, records: Records, join_window: float, past: JobSnapshot) -> None:
+    def __init__(self, records: Records, join_window: float, past: JobSnapshot, scaled: str = "") -> None:
+        """``scaled``: the job's name, for the command that changes its number of workers; empty if that can't be changed."""
         self._records = records
+        self._scaled = scaled
         self._join_window = join_window
         self.version = past.world.version if past.world else 0  # of the newest world that anybody has heard of
         self.together = past.together  # one said that all members of its world have finished
@@ -185,7 +187,7 @@ class Rendezvous:
         room = limits.maximum - members + sum(record.waits_for_successor for record in self._records.each_of(_S.MEMBER))
         ready = members + waiting
         if room > 0 and ready < limits.minimum and not members:
-            self.shortage = _too_few(ready, limits)
+            self.shortage = self._too_few(ready, limits)
         elif room > 0 and self._window_over(now, room):
             self.begin(now).causes[NOBODY] = self._describe(self.standbys())
 
@@ -211,7 +213,7 @@ class Rendezvous:
         ready = rejoining if ending else [*rejoining, *standbys]
         if len(ready) < (1 if ending else limits.minimum):
             change.had_too_few = True
-            self.shortage = _too_few(len(ready), limits)
+            self.shortage = self._too_few(len(ready), limits)
             return None
         if awaited := self._awaited_state(ready):
             self.shortage = awaited
@@ -258,6 +260,7 @@ class Rendezvous:
         shown = ", ".join(map(str, ids[:REASONS_SHOWN])) + (", ..." if len(ids) > REASONS_SHOWN else "")
         return f"worker {shown} joins" if len(ids) == 1 else f"workers {shown} join"
 
-
-def _too_few(ready: int, limits: WorkerRange) -> str:
-    return f"{ready} of at least {limits.minimum} workers ready"
+    def _too_few(self, ready: int, limits: WorkerRange) -> str:
+        go_on = f"; `elasticdl scale {self._scaled} 1-{limits.maximum}` goes on with fewer"
+        has_trained = bool(self._scaled and self.version and ready)
+        return f"{ready} of at least {limits.minimum} workers ready{go_on * has_trained}"
