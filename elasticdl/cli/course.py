@@ -12,7 +12,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import is_over, stopped_text, summary_lines
+from elasticdl.cli.wording import Once, is_over, reasons_of, stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
@@ -115,22 +115,23 @@ def show_course(
     hear: Callable[[Entry], object],
 ) -> None:
     """Until the job is over. ``leaves``: asked after each thing that came, and whenever nothing came; ``hear``: is told each entry."""
+    once = Once()
     for heard in following:
         if isinstance(heard, pb.JobStatus):
             screen.show(heard)
         elif heard and (entry := parse_entry(heard)) is not None:
             # Who follows a job of this machine keeps it alive: an entry that is damaged, or made up, must not end the training.
             with suppress(Exception):
-                show_news(entry, screen)
+                show_news(entry, screen, once)
             with suppress(Exception):
                 hear(entry)
         if leaves(heard):
             break
 
 
-def show_news(entry: Entry, screen: Screen) -> None:
+def show_news(entry: Entry, screen: Screen, once: Once) -> None:
     text = news(entry)
     if text is not None and KINDS[entry["event"]].passing:
         screen.passing(entry["event"], text)
     elif text is not None:
-        screen.line(text)
+        screen.line(once(text, *reasons_of(entry)))

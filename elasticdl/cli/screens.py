@@ -306,19 +306,20 @@ def render(status: pb.JobStatus, age: float, newest: Sequence[str] = ()) -> Pane
     bar = Table.grid(expand=True)  # a bare bar does not end its line
     bar.add_row(ProgressBar(total=status.total_steps or 1, completed=status.step))
     parts: list[RenderableType] = [facts, bar, *map(Text, newest)]
+    once = wording.Once()
     if not wording.is_over(status) and status.max_workers:  # else no status has come yet
-        parts.append(workers_table(status))
+        parts.append(workers_table(status, once))
     if status.last_change:
-        parts.append(Text(f"last change: {status.last_change}", style="dim"))
+        parts.append(Text(once(f"last change: {status.last_change}", status.last_change), style="dim"))
     parts += [Text(said, style="dim") for said in wording.finding_lines(status)]
     if status.reason:
-        parts.append(Text(status.reason, style="yellow"))
+        parts.append(Text(once(status.reason), style="yellow"))
     return Panel(
         Group(*parts), title=Text(" · ".join(filter(None, (status.job_name, status.phase)))), title_align="left"
     )
 
 
-def workers_table(status: pb.JobStatus) -> Table:
+def workers_table(status: pb.JobStatus, once: wording.Once) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("worker", "state", "rank", "host", "pid", "why"):
         table.add_column(title)
@@ -326,7 +327,7 @@ def workers_table(status: pb.JobStatus) -> Table:
     for worker in sorted(status.workers, key=lambda worker: (worker.worker_id not in training, worker.worker_id)):
         rank, pid = ("" if number < low else str(number) for number, low in ((worker.rank, 0), (worker.pid, 1)))
         state = wording.state_text(worker, status.phase)
-        table.add_row(str(worker.worker_id), state, rank, Text(worker.host), pid, Text(wording.why(worker)))
+        table.add_row(str(worker.worker_id), state, rank, Text(worker.host), pid, Text(once(wording.why(worker))))
     by = f", gradients by {status.collective}" if status.collective else ""
     table.caption = f"{len(training)} of {wording.wanted_workers(status)} workers train{by}"
     table.caption_justify = "left"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
@@ -18,7 +19,25 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 LATEST = "~"  # later than any moment
 STOP = "elasticdl stop"  # why a job is stopped, as that command tells the master
+# A reason that is longer than the first is shown once; after that its beginning. So many are remembered.
+LONG_REASON, BEGINNING, REASONS = 100, 60, 16
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
+
+
+class Once:
+    """Shows a long reason once: where it comes again, with other numbers or within another, its beginning stands for it."""
+
+    def __init__(self) -> None:
+        self._told: deque[re.Pattern[str]] = deque(maxlen=REASONS)
+
+    def __call__(self, text: str, *reasons: object) -> str:
+        """``reasons``: the parts of the text that may come again; all of it, if none is given."""
+        for told in self._told:
+            text = told.sub(lambda found: f"{found[0][:BEGINNING]}... (as above)", text)
+        for reason in map(str, reasons or (text,)):
+            if len(reason) > LONG_REASON and reason in text:
+                self._told.append(re.compile(re.sub(r"\d+", r"\\d+", re.escape(reason))))
+        return text
 
 
 def duration(seconds: float) -> str:
@@ -59,11 +78,11 @@ def state_text(worker: pb.WorkerStatus, phase: str) -> str:
     return phase if is_waiting else _STATES.get(worker.state, worker.state)
 
 
-def worker_line(worker: pb.WorkerStatus, phase: str = "running") -> str:
+def worker_line(worker: pb.WorkerStatus, once: Once, phase: str = "running") -> str:
     """A worker, for output that is not a terminal."""
     rank = f", rank {worker.rank}" if worker.rank >= 0 else ""
     process = f", pid {worker.pid}{f' on {worker.host}' if worker.host else ''}" if worker.pid > 0 else ""
-    because = why(worker)
+    because = once(why(worker))
     return f"worker {worker.worker_id}: {state_text(worker, phase)}{rank}{process}{f': {because}' if because else ''}"
 
 
@@ -138,12 +157,17 @@ def why(worker: pb.WorkerStatus) -> str:
 _NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs
 
 
-def event_line(entry: Entry) -> str:
+def event_line(entry: Entry, once: Once) -> str:
     """A journal entry for a person: time, event, fields."""
     fields = (f"{key}={_value(value)}" for key, value in entry.items() if key not in _NOT_SHOWN)
     head = f"{moment(entry['time'])}  {entry['event']:17} {'  '.join(fields)}".rstrip()
+    head = once(head, *reasons_of(entry))
     stack = entry.get("stack")
     return "\n".join([head, *(f"{'':25}  {line}" for line in (stack if isinstance(stack, list) else ()))])
+
+
+def reasons_of(entry: Entry) -> list[object]:
+    return [entry.get("reason", ""), entry.get("message", "")]
 
 
 def _value(value: object) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import io
 import math
+import re
 import sys
 
 import pytest
 from rich.console import Console
 
 from elasticdl.cli import screens, wording
+from elasticdl.cli.course import show_course
 from elasticdl.cli.screens import LiveScreen, PlainScreen, open_screen, render
 from elasticdl.job.event_catalogue import news
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
+
+ONCE = wording.Once()
 
 
 def status_of(**fields: object) -> pb.JobStatus:
@@ -48,8 +52,8 @@ def test_the_panel_shows_progress_workers_and_why_they_changed():
 
 def test_a_worker_is_shown_with_its_process_and_that_it_trains():
     slow = pb.WorkerStatus(worker_id=1, state="member", rank=0, host="node-b", pid=6576, remark="slow: data 3.2x")
-    assert wording.worker_line(slow) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
-    assert wording.worker_line(slow, "waiting").startswith("worker 1: waiting, rank 0")
+    assert wording.worker_line(slow, ONCE) == "worker 1: trains, rank 0, pid 6576 on node-b: slow: data 3.2x"
+    assert wording.worker_line(slow, ONCE, "waiting").startswith("worker 1: waiting, rank 0")
     assert "0 of 2-4 workers train" in drawn(status_of(phase="waiting"))
     row = next(line.split() for line in drawn(status_of()).splitlines() if " here " in line)
     assert row[1:6] == ["0", "trains", "1", "here", "10"]
@@ -135,9 +139,41 @@ def test_where_a_worker_is_stuck_is_news_and_its_stack_stands_below_the_entry():
     assert news(entry) == "worker 3 on node-b: stuck for 31 s, at an unknown place: no stack could be had"
     stopped = "does not run: it is stopped (state T)"
     assert news({**entry, "state": stopped}) == f"worker 3 on node-b: stuck for 31 s, {stopped}"
-    head, *stack = wording.event_line(told).splitlines()
+    head, *stack = wording.event_line(told, ONCE).splitlines()
     assert "where=train.py:31 in load" in head
     assert [line.strip() for line in stack] == told["stack"]
+
+
+MISSING = (
+    "crashed: exit code 1: train.py:3: RuntimeError: the folder of the data is not there, and has to be mounted before"
+)
+AGAIN = "crashed: exit code 1: train.py:3: RuntimeError: the folder o... (as above)"
+
+
+def test_a_long_reason_stands_once_in_the_panel_with_whatever_numbers():
+    workers = [pb.WorkerStatus(worker_id=n, state="pending", reason=f"{MISSING}; worker-{n}.log") for n in range(3)]
+    status = status_of(workers=workers, max_workers=3, reason=f"3 in a row, the last {MISSING}; worker-2.log; goes on")
+    panel = re.sub(r"[\s│]+", " ", drawn(status))
+    assert (panel.count("has to be mounted"), panel.count("(as above)")) == (1, 3)
+    assert f"3 in a row, the last {AGAIN}; goes on" in panel
+
+
+def test_a_long_reason_stands_once_among_news_and_events():
+    left = [
+        {"time": n, "event": "worker_left", "worker": n, "reason": f"{MISSING}; {n}.log", "code": 1} for n in (1, 22)
+    ]
+    warning = {"time": 3, "event": "warning", "message": f"2 in a row: {left[1]['reason']}; the job goes on"}
+    screen = PlainScreen((lines := []).append, log_loss_steps=100)
+    show_course(map(dump_entry, [*left, warning]), screen, lambda heard: False, lambda entry: None)
+    assert lines == [
+        f"worker 1 left: {MISSING}; 1.log",
+        f"worker 22 left: {AGAIN}",
+        f"warning: 2 in a row: {AGAIN}; the job goes on",
+    ]
+    once = wording.Once()
+    events = [wording.event_line(entry, once) for entry in (*left, warning)]
+    assert [text.count("has to be mounted") for text in events] == [1, 0, 0]
+    assert events[2].endswith(f"message=2 in a row: {AGAIN}; the job goes on")
 
 
 def found(journal):

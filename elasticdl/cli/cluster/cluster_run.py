@@ -75,7 +75,9 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
     handle = NamespaceJob(client, parts.spec.job_name, place)
-    submitted = f"job {handle.name} submitted to {handle.whereabouts}; see `elasticdl status {handle.name}{handle.flags}`"
+    submitted = (
+        f"job {handle.name} submitted to {handle.whereabouts}; see `elasticdl status {handle.name}{handle.flags}`"
+    )
     tell(begun(submitted, parts.spec, handle.name, handle.flags))
     signals.raise_first()
     return 0 if detach else follow_submitted(handle, parts.spec)

@@ -79,12 +79,13 @@ def show_one(console: Console, job: JobHandle) -> None:
     if console.is_terminal:
         console.print(render(status, age=0.0))
     else:
-        print(f"job {status.job_name}: {status.phase}{f': {status.reason}' if status.reason else ''}")
+        once = wording.Once()
+        print(f"job {status.job_name}: {status.phase}{f': {once(status.reason)}' if status.reason else ''}")
         print(wording.progress_line(status))
         for line in wording.finding_lines(status):
             print(line)
         for worker in status.workers:
-            print(wording.worker_line(worker, status.phase))
+            print(wording.worker_line(worker, once, status.phase))
     if status.metrics:
         print(f"metrics: {metrics_text(status.metrics)}")
     print(job.whereabouts)
@@ -100,7 +101,7 @@ def show_one(console: Console, job: JobHandle) -> None:
 def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     handle = find(job, given)
     with closing(handle.journal_to_end() if follow else handle.journal()) as journal:
-        damaged = 0
+        damaged, once = 0, wording.Once()
         for line in journal:
             entry = parse_entry(line)
             if entry is None:
@@ -108,7 +109,7 @@ def events(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
             elif as_json:
                 print(line, flush=follow)
             elif entry["event"] != STEPS:  # one a second, which nobody wants to read
-                print(wording.event_line(entry), flush=follow)
+                print(wording.event_line(entry, once), flush=follow)
     if damaged:
         print(f"damaged lines of the journal, which are left out: {damaged:,}", file=sys.stderr)
     return 0

@@ -64,7 +64,9 @@ def run_job(spec: JobSpec) -> int:
             undo = starting.pop_all()
         with undo:
             if signals.first is None:
-                started_text = f"job {job.name} started; in another terminal: {elsewhere(f'elasticdl status {job.name}')}"
+                started_text = (
+                    f"job {job.name} started; in another terminal: {elsewhere(f'elasticdl status {job.name}')}"
+                )
                 tell(begun(started_text, spec, job.name))
             client = None if address is None else undo.enter_context(connect(address.endpoint))
             follower = Follower(

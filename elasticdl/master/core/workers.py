@@ -33,7 +33,9 @@ class Workers:
         self.settings = settings
         self.limits = past.limits
         self.records = Records()
-        self.rendezvous = Rendezvous(self.records, settings.join_window, past, "" if settings.gang else settings.job_name)
+        self.rendezvous = Rendezvous(
+            self.records, settings.join_window, past, "" if settings.gang else settings.job_name
+        )
         self.ending = Ending(past.outcome)
         self.transitions = Transitions(self.records, self.rendezvous, self.ending, settings)
         self.training = Training.restore(past.training)
