@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import shell_complete
 
 from elasticdl.cli.parsing import Commands
 from elasticdl.cli.signals import CAUGHT, Interrupted, caught, interrupt
@@ -28,15 +29,17 @@ TABLE = {
     "train": (_START, "train a model-zoo module on workers that may come and go"),
     "run": (_START, "run your own training script on workers that may come and go"),
     "status": (_JOBS, "show one job, or all jobs"),
+    "list": (_JOBS, "show all jobs"),
     "scale": (_JOBS, "change the number of workers of a running job"),
     "logs": (_JOBS, "show the logs of a job's master and workers"),
     "events": (_JOBS, "show what happened in a job: worlds, pauses, evaluations, checkpoints"),
     "report": (_LOOK, "write a job's history, and where its time went, as one HTML file"),
     "dashboard": (_LOOK, "the same live, in a browser on this machine, for all jobs"),
     "stop": (_JOBS, "stop a running job"),
-    "delete": (_JOBS, "remove a job on a Kubernetes cluster, with everything that belongs to it"),
+    "delete": (_JOBS, "remove a job on a Kubernetes cluster, or one of this machine that is over"),
     "zoo": (_ZOO, "make the image of a model zoo: init, build, push"),
 }
+COMPLETE = "_ELASTICDL_COMPLETE"  # set by a shell, to what it asks (docs/cli.md)
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 COMMANDS = Commands("elasticdl", TABLE)
 
@@ -61,6 +64,10 @@ def dispatch(argv: Sequence[str]) -> int:
     Raises:
         ElasticDLError: whatever the command raises; UserError for an unknown command.
     """
+    if asked := os.environ.get(COMPLETE):
+        with contextlib.suppress(UserError):  # of what makes no sense there is nothing to complete
+            shell_complete(COMMANDS, {}, "elasticdl", COMPLETE, asked)
+        return 0
     try:
         with COMMANDS.make_context("elasticdl", list(argv)) as ctx:
             code: int = COMMANDS.invoke(ctx)

@@ -147,7 +147,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Without a command, and for ``help``, the commands are shown."""
-        if not args or args[0] == "help":
+        if not ctx.resilient_parsing and (not args or args[0] == "help"):
             click.echo(self.get_help(ctx))
             ctx.exit(0 if args else 2)
         try:
@@ -159,7 +159,8 @@ class Commands(click.Group):
         formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS]", prefix="usage: ")
         width = max(8, *(len(name) + 1 for name in self._table))
         commands = "".join(f"  {name:{width}}{text}\n" for name, (_, text) in self._table.items())
-        formatter.write(f"\n{commands}\n`{ctx.command_path} COMMAND --help` shows the options of a command.\n")
+        options = "".join(f"; `{ctx.command_path} {each.opts[0]}`: {each.help}" for each in self.params)
+        formatter.write(f"\n{commands}\n`{ctx.command_path} COMMAND --help` shows the options of a command{options}.\n")
 
 
 def _finding(error: click.UsageError, ctx: click.Context) -> str:

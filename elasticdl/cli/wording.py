@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+
+from google.protobuf import json_format
 
 from elasticdl.job.event_catalogue import metrics_text, plural
 from elasticdl.job.history import History
@@ -21,6 +24,7 @@ LATEST = "~"  # later than any moment
 STOP = "elasticdl stop"  # why a job is stopped, as that command tells the master
 # A reason that is longer than the first is shown once; after that its beginning. So many are remembered.
 LONG_REASON, BEGINNING, REASONS = 100, 60, 16
+_WHOLE = ("world_version", "step", "total_steps", "samples", "compared_step")
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]?\d*")
 
 
@@ -124,6 +128,14 @@ def facts(status: pb.JobStatus) -> dict[str, str]:
         "elapsed": duration(status.elapsed),
         "reason": status.reason,
     }
+
+
+def status_json(status: pb.JobStatus) -> str:
+    """In one line, with every field. Protobuf's own form has large whole numbers as text."""
+    found = json_format.MessageToDict(
+        status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return json.dumps({name: int(value) if name in _WHOLE else value for name, value in found.items()})
 
 
 def wanted_workers(status: pb.JobStatus) -> str:

@@ -169,7 +169,7 @@ class JobOptions(OptionGroup):
     job_name: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?)?$")
     """name of the job: up to 53 lower-case letters, digits and dashes; made up if not given"""
     num_workers: Workers = WorkerRange(minimum=1, maximum=1)
-    """number of workers, without which the job waits, or MIN-MAX to grow and shrink within, as in 1-4"""
+    """number of workers, or MIN-MAX to grow and shrink within; with fewer than the number, or than MIN, the job waits"""
     scale_policy: Literal["all", "efficiency"] = "all"
     """how many of --num_workers to have; all: every free slot; efficiency: as many as keep --min_efficiency"""
     min_efficiency: float = Field(0.6, gt=0, le=1)

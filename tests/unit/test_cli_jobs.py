@@ -93,14 +93,63 @@ def test_of_older_jobs_what_their_trainings_were_stopped_with_is_deleted():
     assert (len(list_jobs()), kept) == (KEPT_STATES + 2, [f"old-{number}" for number in range(KEPT_STATES + 1, 1, -1)])
 
 
-def test_a_job_in_a_folder_is_not_deleted_and_the_line_names_the_folder(capsys, monkeypatch, tmp_path):
+def test_a_job_of_this_machine_is_deleted_once_it_is_over(capsys, monkeypatch, tmp_path, running):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    told = "elasticdl delete: job live is not over: `elasticdl stop live` ends it\n"
+    assert run(capsys, "delete", "live") == (2, "", told)
     job = ended_job("done")
+    assert run(capsys, "delete", "done") == (0, f"job done deleted, with its folder {job.path}\n", "")
+    assert [each.name for each in list_jobs()] == ["live"]
     code, out, err = run(capsys, "delete", "done")
     assert (code, out) == (2, "")
-    assert f"job done is in the folder {job.path}, and only a job on a cluster is deleted; no cluster is" in err
-    assert "is in the folder" not in run(capsys, "delete", "other")[2]
-    assert job.path.exists()
+    assert err.startswith("elasticdl delete: on this machine there is no job done; no cluster is configured")
+
+
+def test_a_status_for_programs_has_all_its_fields_in_one_line(capsys, running):
+    ended_job("done", reason="training is complete", metrics={"accuracy": 0.5})
+    code, out, err = run(capsys, "status", "live", "--json")
+    found = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert (found["job_name"], found["phase"], found["step"], found["workers"]) == ("live", "running", 3, [])
+    assert found.keys() == {field.name for field in pb.JobStatus.DESCRIPTOR.fields}
+    new_job("damaged").status.write_text("{")
+    each = [json.loads(line) for line in run(capsys, "status", "--json")[1].splitlines()]
+    assert {one["job_name"]: one["phase"] for one in each} == {
+        "live": "running",
+        "done": "succeeded",
+        "damaged": "unreachable",
+    }
+    assert run(capsys, "status", "live", "--json", "-f")[0] == 2
+
+
+def test_the_list_is_the_table_of_status(capsys, running):
+    ended_job("done", reason="training is complete")
+    table = run(capsys, "status")
+    assert sorted(line.split()[0] for line in table[1].splitlines()) == ["done", "job", "live"]
+    assert run(capsys, "list") == table
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("elasticdl st", ["status", "stop"]),
+        ("elasticdl ", ["train", "run", "status", "list"]),
+        ("elasticdl status li", ["live"]),
+        ("elasticdl delete li", ["live"]),
+        ("elasticdl events --js", ["--json"]),
+        ("elasticdl run --num", ["--num_workers"]),
+        ("elasticdl wrong --x", []),
+        ("elasticdl run --num_workers 2 -- python tr", []),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(capsys, monkeypatch, running, words, found):
+    monkeypatch.setenv("_ELASTICDL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    shown = [line.partition(",")[2] for line in out.split()]
+    assert shown[: len(found)] == found and bool(shown) == bool(found)
 
 
 def test_jobs_are_listed_and_shown(capsys, running, dead_pid):

@@ -248,6 +248,8 @@ def test_without_a_command_the_commands_are_shown(argv, capsys):
 
 
 def test_the_version(capsys):
+    assert main(["--help"]) == 0
+    assert "`elasticdl --version`" in capsys.readouterr().out
     assert main(["--version"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"elasticdl {elasticdl.__version__}, Python {platform.python_version()}"

@@ -22,7 +22,12 @@ Given = Mapping[str, Any]  # values of options, with those of PLACE
 
 
 def job_argument(text: str = "name of the job; may be left out if only one runs") -> click.Argument:
-    return click.Argument(["job"], required=False, metavar="[JOB]", help=text)
+    return click.Argument(["job"], required=False, metavar="[JOB]", help=text, shell_complete=names_here)
+
+
+def names_here(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """For a shell that completes a name: jobs of this machine, as a cluster may take long to answer."""
+    return [job.name for job in list_jobs() if job.name.startswith(begun)]
 
 
 PLACE = (

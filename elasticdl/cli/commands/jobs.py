@@ -1,8 +1,9 @@
-"""What is to be seen of jobs, also after their end (``status``, ``events``, ``logs``), and what changes one that is there
+"""What is to be seen of jobs, also after their end (``status``, ``list``, ``events``, ``logs``), and what changes one that is there
 (``scale``, ``stop``, ``delete``)."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticdl.cli import course, wording
-from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, place_of
+from elasticdl.cli.commands.find_job import PLACE, all_jobs, cluster_module, find, job_argument, names_here, place_of
 from elasticdl.cli.job_handle import JobHandle, of_each
+from elasticdl.cli.local.folder_job import goes_on
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.screens import render, tell
 from elasticdl.common.errors import ElasticDLError, UserError
@@ -35,18 +37,30 @@ FOLLOW = Option(["-f", "--follow"], is_flag=True, help="go on until the job has 
 @command(
     job_argument("name of the job; all jobs if not given"),
     *PLACE,
+    Option(["--json", "as_json"], is_flag=True, help="one JSON object; of all jobs one a line"),
     FOLLOW,
     help="Show one job, or all jobs.",
 )
-def status(job: str | None, follow: bool, **given: Any) -> int:
+def status(job: str | None, follow: bool, as_json: bool, **given: Any) -> int:
     console = Console(highlight=False)
+    if follow and as_json:
+        raise UserError("status has --json or --follow; `elasticdl events --json --follow` tells programs what happens")
     if follow:
         handle = find(job, given)
         return course.follow(handle, handle.spec())
-    if job is not None:
+    if as_json:
+        for each in [find(job, given).status()] if job is not None else of_each(all_jobs(given), asked):
+            print(wording.status_json(each))
+    elif job is not None:
         show_one(console, find(job, given))
     else:
         show_all(console, all_jobs(given))
+    return 0
+
+
+@command(*PLACE, help="Show all jobs, as `elasticdl status` does without a name.")
+def list(**given: Any) -> int:
+    show_all(Console(highlight=False), all_jobs(given))
     return 0
 
 
@@ -58,7 +72,7 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
     elsewhere = any(job.namespace for job in jobs)
     rows = [
         {"job": job.name, **({"namespace": job.namespace} if elsewhere else {}), **found}
-        for job, found in zip(jobs, of_each(jobs, facts), strict=True)
+        for job, found in zip(jobs, map(wording.facts, of_each(jobs, asked)), strict=True)
     ]
     for title in rows[0]:
         table.add_column(title, overflow="fold" if title == "reason" else "ellipsis", no_wrap=title == "job")
@@ -67,11 +81,11 @@ def show_all(console: Console, jobs: Sequence[JobHandle]) -> None:
     console.print(table)
 
 
-def facts(job: JobHandle) -> dict[str, str]:
+def asked(job: JobHandle) -> pb.JobStatus:
     try:
-        return wording.facts(job.status())
+        return job.status()
     except (ElasticDLError, OSError) as error:  # what is wrong with one job hides no other
-        return {**dict.fromkeys(wording.facts(pb.JobStatus()), ""), "phase": "unreachable", "reason": str(error)}
+        return pb.JobStatus(job_name=job.name, phase="unreachable", reason=str(error), elapsed=-1, time_left=-1)
 
 
 def show_one(console: Console, job: JobHandle) -> None:
@@ -138,6 +152,7 @@ def logs(job: str | None, worker: int | None, follow: bool, **given: Any) -> int
         ["words"],
         nargs=-1,
         metavar="[JOB] N|MIN-MAX",
+        shell_complete=names_here,
         help="name of the job, which may be left out if only one runs; workers to have from now on, as in 3 or 2-4",
     ),
     *PLACE,
@@ -191,19 +206,20 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
 
 
 @command(
-    click.Argument(["job"], metavar="JOB", help="name of the job"),
+    click.Argument(["job"], metavar="JOB", help="name of the job", shell_complete=names_here),
     *PLACE,
-    help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays.",
+    help="Remove a job on a Kubernetes cluster: it ends at once, and nothing of it stays. Or one of this machine that is over.",
 )
 def delete(job: str, **given: Any) -> int:
     place = place_of(given)
+    if here := [each for each in list_jobs() if each.name == job and not place.flags]:
+        if goes_on(here[0]):
+            raise UserError(f"job {job} is not over: `elasticdl stop {job}` ends it")
+        shutil.rmtree(here[0].path)
+        print(f"job {job} deleted, with its folder {here[0].path}")
+        return 0
     try:
         print(cluster_module("namespace_job").delete(job, place))
     except UserError as error:
-        here = [each.path for each in list_jobs() if each.name == job and not place.flags]
-        if not here:
-            raise
-        raise UserError(
-            f"job {job} is in the folder {here[0]}, and only a job on a cluster is deleted; {error}"
-        ) from None
+        raise UserError(f"on this machine there is no job {job}; {error}" if not place.flags else str(error)) from None
     return 0
