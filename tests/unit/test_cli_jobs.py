@@ -149,7 +149,8 @@ def test_a_shell_completes_commands_options_and_names(capsys, monkeypatch, runni
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
     shown = [line.partition(",")[2] for line in out.split()]
-    assert shown[: len(found)] == found and bool(shown) == bool(found)
+    assert shown[: len(found)] == found
+    assert bool(shown) == bool(found)
 
 
 def test_jobs_are_listed_and_shown(capsys, running, dead_pid):

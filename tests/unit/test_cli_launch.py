@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elasticdl.cli.local import master_process
 from elasticdl.cli.local.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, Interrupted, SignalLog
-from elasticdl.job.jobdir import JobDir, jobs_root
+from elasticdl.job.jobdir import JobDir, create_job_dir, jobs_root
 from elasticdl.job.spec import JobSpec
 
 TIMEOUT = 60.0
@@ -85,6 +86,33 @@ def masters() -> list[int]:
     """Processes of masters of this test's jobs."""
     found = psutil.process_iter(["cmdline"])
     return [each.pid for each in found if str(jobs_root()) in " ".join(each.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize("columns", [80, 0])  # some pseudo-terminals have no size
+@pytest.mark.parametrize("given", [{}, {"COLUMNS": "200", "TQDM_NCOLS": "70"}])
+def test_workers_know_how_wide_the_terminal_is_unless_the_user_says(monkeypatch, tmp_path, columns, given):
+    monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
+    environments = []
+
+    def popen(command, *, env, **_):
+        environments.append(env)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(master_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((columns, 24)))
+    for name in ("COLUMNS", "LINES", "TQDM_NCOLS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        master_process.started(create_job_dir("one"), 1.0, lambda: False, held=False, stdout_apart=False),
+    ):
+        pass
+    known = {"COLUMNS": "80", "LINES": "24", "TQDM_NCOLS": "79"} if columns else {}
+    (found,) = environments
+    assert {name: found[name] for name in ("COLUMNS", "LINES", "TQDM_NCOLS") if name in found} == known | given
 
 
 def test_a_job_from_start_to_end(command, tmp_path):
