@@ -53,13 +53,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}"
 
 
-def begun(told: str, spec: JobSpec, name: str, flags: str = "") -> str:
-    """``told`` of a job that begins; of one that was given a single number of workers also that it insists on it."""
+def insists(spec: JobSpec, name: str, flags: str = "") -> str:
+    """A line after another, for a job that begins and was given a single number of workers: how it goes on with fewer."""
     least, most = spec.num_workers.minimum, spec.num_workers.maximum
     if spec.gang or not 1 < least == most:
-        return told
+        return ""
     go_on = f"`elasticdl scale {name}{flags} 1-{most}` lets it go on with fewer"
-    return f"{told}\nit waits whenever fewer than {most} workers are ready (--num_workers {most}); {go_on}"
+    return f"\nit waits whenever fewer than {most} workers are ready (--num_workers {most}); {go_on}"
 
 
 def count_of(done: int, total: int) -> str:

@@ -83,8 +83,8 @@ def test_plain_lines_come_each_so_many_steps_and_tell_once_what_workers_wait_for
 )
 def test_of_a_job_that_insists_on_its_workers_it_is_said_as_it_begins(options, said):
     go_on = "`elasticdl scale digits --namespace=n 1-4` lets it go on with fewer"
-    told = wording.begun("job digits started", JobSpec(**options), "digits", " --namespace=n")
-    assert told == "\n".join(filter(None, ("job digits started", said.format(go_on))))
+    told = wording.insists(JobSpec(**options), "digits", " --namespace=n")
+    assert told == (f"\n{said.format(go_on)}" if said else "")
 
 
 def test_a_loss_that_the_script_does_not_tell_is_not_made_up():

@@ -19,7 +19,7 @@ from elasticdl.cli.follow import Following
 from elasticdl.cli.job_names import made_up_name
 from elasticdl.cli.screens import Screen, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.cli.wording import begun
+from elasticdl.cli.wording import insists
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.option_values import ranks_of
@@ -75,10 +75,8 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
     handle = NamespaceJob(client, parts.spec.job_name, place)
-    submitted = (
-        f"job {handle.name} submitted to {handle.whereabouts}; see `elasticdl status {handle.name}{handle.flags}`"
-    )
-    tell(begun(submitted, parts.spec, handle.name, handle.flags))
+    see = f"`elasticdl status {handle.name}{handle.flags}`{insists(parts.spec, handle.name, handle.flags)}"
+    tell(f"job {handle.name} submitted to {handle.whereabouts}; see {see}")
     signals.raise_first()
     return 0 if detach else follow_submitted(handle, parts.spec)
 

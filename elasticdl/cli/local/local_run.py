@@ -22,7 +22,7 @@ from elasticdl.cli.local.new_job import check_as_worker, checked_here, new_job
 from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.screens import Screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.cli.wording import begun
+from elasticdl.cli.wording import insists
 from elasticdl.common.errors import JobFailedError
 from elasticdl.job.jobdir import elsewhere
 from elasticdl.job.spec import JobSpec
@@ -64,10 +64,8 @@ def run_job(spec: JobSpec) -> int:
             undo = starting.pop_all()
         with undo:
             if signals.first is None:
-                started_text = (
-                    f"job {job.name} started; in another terminal: {elsewhere(f'elasticdl status {job.name}')}"
-                )
-                tell(begun(started_text, spec, job.name))
+                status = elsewhere(f"elasticdl status {job.name}")
+                tell(f"job {job.name} started; in another terminal: {status}{insists(spec, job.name)}")
             client = None if address is None else undo.enter_context(connect(address.endpoint))
             follower = Follower(
                 prints=lambda screen: local_prints(job, spec, screen, *outlets),

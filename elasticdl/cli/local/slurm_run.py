@@ -12,7 +12,7 @@ from elasticdl.cli.local.local_prints import local_prints
 from elasticdl.cli.local.new_job import check_as_worker, checked_here, new_job
 from elasticdl.cli.screens import own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
-from elasticdl.cli.wording import begun
+from elasticdl.cli.wording import insists
 from elasticdl.common.errors import UserError
 from elasticdl.common.extras import how_to_install
 from elasticdl.job.jobdir import JobDir, elsewhere
@@ -40,7 +40,7 @@ def run_job(spec: JobSpec, *, detach: bool) -> int:
             files.write(job.tls / role)
         number = batch_master.submit(job, spec)
     see = elsewhere(f"elasticdl status {job.name}")
-    tell(begun(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`", spec, job.name))
+    tell(f"job {job.name} submitted: its master is Slurm's job {number}; see `{see}`{insists(spec, job.name)}")
     signals.raise_first()
     return 0 if detach else follow_submitted(job, spec)
 
