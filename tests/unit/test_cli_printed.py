@@ -165,6 +165,16 @@ def test_before_the_first_world_it_is_worker_0_and_after_it_nothing_is_said_agai
     assert [job.prints.has_shown(text) for text in ("Traceback", "Traceback\nValueError")] == [True, False]
 
 
+def test_worker_0_is_not_shown_once_the_job_has_begun_without_it():
+    job = Job()
+    job.launched(0, 1)
+    job.print(0, "loads\n")
+    job.world(1)
+    job.print(1, "step 1\n")
+    job.print(0, "loads on\n")
+    assert job.look() == "loads\nstep 1\n"
+
+
 def test_all_workers_have_their_names_before_each_line():
     job = Job("all")
     job.launched(0, 1)

@@ -273,6 +273,7 @@ class PodPrints(Prints):
         self._readers = LogReaders(client)
         self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
         self._until = dict.fromkeys(ranks or (), _ALWAYS)
+        self._formed = False  # there was a world
         self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
         self._lines: dict[str, PrintedLines] = {}
         self._told: set[str] = set()
@@ -284,9 +285,11 @@ class PodPrints(Prints):
         if entry["event"] != "world_formed" or self._ranks is None:
             return
         workers = workers_of(self._ranks, entry["members"])
-        for worker in set(entry["members"]).difference(workers):  # whoever leaves has its rank until it has left
+        # Whoever leaves has its rank until it has left; before the first world nobody has one.
+        for worker in {*entry["members"], *(() if self._formed else self._until)}.difference(workers):
             if self._until.get(worker) == _ALWAYS:
                 self._until[worker] = entry["time"]
+        self._formed = True
         for worker in workers:
             if self._until.get(worker) != _ALWAYS:
                 self._until, self._since = {**self._until, worker: _ALWAYS}, {**self._since, worker: entry["time"]}

@@ -65,7 +65,7 @@ class LocalPrints(Prints):
         self._marks = Tail(job.marks)
         self._sizes: dict[str, int] = {}  # of logs, as of the last mark
         self._shown: dict[int, list[_Shown]] = {}
-        self._begun = False  # something of a worker was shown
+        self._begun = self._formed = False  # something of a worker was shown; there was a world
         self._past: list[_Shown] = []  # of the worker that was shown before those
         for worker in ranks or ():
             self._take_up(worker, {})
@@ -110,11 +110,13 @@ class LocalPrints(Prints):
             return
         workers = workers_of(self._ranks, mark.members)
         # Whoever is in no world any more has its rank until it has left: it may still tell of its last step.
-        others = {mark.left, *mark.members}.difference(workers)
+        # Before the first world nobody has one.
+        others = {mark.left, *mark.members, *(() if self._formed or not mark.members else self._shown)}
+        self._formed = self._formed or bool(mark.members)
         for each in self._every():
             each.show_to(self._sizes.get(each.path.name, 0))
             self._begun = self._begun or each.position > 0
-        for worker in others & self._shown.keys():
+        for worker in others.difference(workers) & self._shown.keys():
             self._past = self._shown.pop(worker)
             for each in self._past:
                 each.lines.end()
