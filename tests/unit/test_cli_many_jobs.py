@@ -99,4 +99,4 @@ def test_logs_are_interleaved_by_time_under_their_writers_names(capsys):
     told = "elasticdl logs: job done has no worker 7; it has logs of master, worker-0, worker-10\n"
     assert run(capsys, "logs", "done", "--worker", "7") == (2, "", told)
     ended_job("bare").logs.rmdir()
-    assert run(capsys, "logs", "bare") == (0, "", "")
+    assert run(capsys, "logs", "bare") == (0, "", "job bare has no logs: it has ended\n")
