@@ -108,11 +108,32 @@ def of_a_teacher(member, x, y):
     return cross_entropy(member.model(x), y) + (member.model(x) - member.teacher(x).detach()).square().mean()
 
 
+def of_slopes(member, x, y):
+    """A penalty on the gradient by the input, and a term of the derivative after that."""
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(member.model(x).exp().sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+    return slope.square().mean() + bend.square().mean()
+
+
 @pytest.mark.parametrize(
-    ("make_model", "loss_of"), [(Experts, balanced), (with_features, penalised), (Experts, hardest)]
+    ("make_model", "loss_of"),
+    [(Experts, balanced), (with_features, penalised), (Experts, hardest), (lambda: torch.nn.Linear(8, 3), of_slopes)],
 )
 def test_a_newcomer_gets_through_what_the_others_do(make_model, loss_of):
     require_as_others(options=lambda: {"make_model": make_model}, loss_of=loss_of)
+
+
+def test_a_newcomer_may_look_at_the_gradients_of_all_parameters():
+    make_model = lambda: torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 3))  # noqa: E731
+    member = Member(make_model)
+    train(member)
+    late = late_of(member, make_model=make_model)
+    for number, (x, y) in enumerate(late.loader):
+        late.optimizer.zero_grad()
+        plain_loss(late, x, y).backward()
+        assert all(each.grad.count_nonzero() == 0 for each in late.model.parameters()), f"batch {number}"
+        late.optimizer.step()
 
 
 def test_weights_that_the_loop_gives_a_sampler_travel():
