@@ -81,6 +81,22 @@ def test_a_newcomer_passes_by_what_it_was_told_of_and_draws_the_order_of_the_oth
     require_as_others(stands, options)
 
 
+def with_batch_norm():
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+
+
+def test_where_all_go_on_from_a_kept_state_each_ends_with_what_was_kept():
+    """All are on their way at once, and one sends the others what it has read."""
+    member = Member(with_batch_norm)
+    train(member)
+    reads = Member(with_batch_norm, join=member.kept[STANDS[0] * BATCHES + STANDS[1]])
+    next(iter(reads.loader))
+    assert reads.host.is_catching_up
+    receives = Member(with_batch_norm, join=copy.deepcopy(reads.host.participant.state.sent()))
+    train(receives)
+    torch.testing.assert_close(receives.model.state_dict(), member.model.state_dict(), rtol=0, atol=0)
+
+
 FEATURES = {}
 
 

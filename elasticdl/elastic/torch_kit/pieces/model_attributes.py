@@ -185,7 +185,8 @@ class Attributes:
         flags = {name: trained.get(id(each), each.requires_grad) for name, each in self._parameters()}
         outline, arrays = take_apart(changed, is_tensor)
         arrays = {name: each.detach() if is_tensor(each) else each for name, each in arrays.items()}
-        return {"outline": outline, "arrays": arrays, "trained": flags, "has_begun": self._has_begun}
+        has_begun = self._has_begun or self.is_on_its_way
+        return {"outline": outline, "arrays": arrays, "trained": flags, "has_begun": has_begun}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self._put(dumped)
