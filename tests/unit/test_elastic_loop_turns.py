@@ -9,6 +9,7 @@ import torch
 from elastic_kit import Board, PlainScript, in_threads
 from refusal_kit import refused
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH = 8
@@ -17,6 +18,7 @@ BATCH = 8
 class Member:
     def __init__(self, rank=None, board=None):
         torch.manual_seed(0)
+        self.seen = []
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         x = torch.randn(48, 8, generator=torch.Generator().manual_seed(1))
@@ -137,6 +139,37 @@ def looks_at_how_good_it_is(member):
             count += len(y)
     for x, y in member.loader:
         member.train(x, y)
+
+
+def averages_statistics(member):
+    """By the recipe of `torch.optim.swa_utils`, and an evaluation before all steps, between them and after them."""
+    averaged = torch.nn.Sequential(torch.nn.BatchNorm1d(8))
+
+    @torch.no_grad()
+    def evaluate():
+        member.seen.append([len(x) for x, _ in member.loader])
+
+    evaluate()
+    for number, (x, y) in enumerate(member.loader):
+        member.train(x, y)
+        if number == 2:
+            evaluate()
+    update_bn(member.loader, averaged)
+    evaluate()
+    return averaged.state_dict()
+
+
+def test_a_pass_with_gradients_off_is_given_whole_batches():
+    alone = Member()
+    expected = averages_statistics(alone)
+    board = Board(2)
+    members = [Member(rank, board) for rank in range(2)]
+    for made in in_threads(averages_statistics, members):
+        torch.testing.assert_close(made, expected, rtol=0, atol=0)
+    for member in members:
+        assert member.seen == alone.seen
+        torch.testing.assert_close(member.weights, alone.weights, rtol=1e-4, atol=1e-5)
+        assert member.script.host.participant.state.progress.epoch == 0
 
 
 def leaves_some_out(member):

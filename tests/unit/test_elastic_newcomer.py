@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from newcomer_kit import BATCHES, STANDS, Experts, Member, late_of, make_data, plain_loss, train
+from newcomer_kit import BATCHES, EPOCHS, STANDS, Experts, Member, late_of, make_data, plain_loss, train
 from refusal_kit import refused
 from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
@@ -163,6 +163,17 @@ def test_weights_that_the_loop_gives_a_sampler_travel():
             member.plain.sampler.weights = cross_entropy(member.model(x), y, reduction="none").double()
 
     require_as_others(options=options, after=reweigh)
+
+
+def test_a_newcomer_passes_by_the_passes_that_train_and_no_others():
+    seen = []
+
+    @torch.no_grad()
+    def evaluate(member):
+        seen.append(sum(len(x) for x, _ in member.loader))
+
+    require_as_others(after=evaluate)
+    assert seen == [60] * 2 * EPOCHS
 
 
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])

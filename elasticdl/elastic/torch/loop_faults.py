@@ -14,7 +14,10 @@ from elasticdl.common.reason import one_line
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
 
-NO_BATCH = "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next"
+NO_BATCH = (
+    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next, and begin "
+    "that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
+)
 # Who stood where a worker was told that the job stands.
 NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"
 ORDERS = ("random_", "randperm", "randint", "multinomial")  # by which samplers draw

@@ -47,6 +47,9 @@ class PreparedLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        if not torch.is_grad_enabled():  # an evaluation: no step is made, so each worker needs whole batches
+            yield from self._loader
+            return
         self._turns += 1
         turn = self._turns
         self._host.begin_epoch()
