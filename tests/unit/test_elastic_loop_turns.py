@@ -2,6 +2,8 @@
 
 import contextlib
 import queue
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -219,3 +221,21 @@ def test_a_loop_that_has_made_no_step_of_its_batches_does_not_succeed():
     for x, y in member.loader:
         member.train(x, y)
     state.require_steps()
+
+
+STEPS = """
+import torch
+from torch.utils.data import DataLoader
+import elasticdl.elastic.torch as elastic
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = elastic.prepare(model, optimizer, DataLoader(torch.ones(8, 1), batch_size=2))
+batches = iter(loader)
+model(next(batches)).mean().backward()
+optimizer.step()
+"""
+
+
+def test_a_loop_that_is_left_open_says_nothing_at_exit():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, timeout=280, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -59,7 +59,7 @@ class PreparedLoader:
                 self._require_one_loop(turn)
             self._host.end_epoch()
         finally:
-            if turn == self._turns:
+            if turn == self._turns and not sys.is_finalizing():
                 self._host.pause()
 
     def _require_one_loop(self, turn: int) -> None:
