@@ -1,8 +1,10 @@
 """A plain loop whose step is torn: what the script does to tensors, gradients and modes is done once, as on one device."""
 
+import weakref
+
 import pytest
 import torch
-from elastic_kit import PlainScript, in_threads
+from elastic_kit import Board, PlainScript, in_threads
 from front_end_kit import BreakingBoard, Lost, be_alone
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
@@ -147,6 +149,18 @@ def labels_itself(member):
         member.step()
 
 
+def looks_at_the_size(member):
+    """Which is the same where the part is made again in pieces of its former size."""
+    for x, y in member.loader:
+        member.counter += 1
+        with torch.no_grad():
+            member.model.body[0].weight.mul_(0.9)
+            member.model.temperature.mul_(1.1)
+        loss = cross_entropy(member.model(x.view(x.shape[0], -1)), y, reduction="sum") / len(x)
+        (loss * member.counter).backward()
+        member.step()
+
+
 def loads_beside(member, scale=lambda x: 1):
     """Samples without labels, of a loader that begins anew within the epoch."""
     unlabelled = TensorDataset(torch.arange(12 * 8.0).view(12, 8) / 50)
@@ -163,7 +177,7 @@ def loads_beside(member, scale=lambda x: 1):
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, drops_a_part, labels_itself, loads_beside),
+        *(asks_before_the_step, drops_a_part, labels_itself, loads_beside, looks_at_the_size),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
@@ -193,18 +207,19 @@ def compare(loop, *, counts=True):
     return members[0].warnings
 
 
-def looks_at_the_size(member):
+def looks_at_a_number(member):
     for x, y in member.loader:
         member.counter += 1
         with torch.no_grad():
             member.model.body[0].weight.mul_(0.9)
             member.model.temperature.mul_(1.1)
-        (cross_entropy(member.model(x), y, reduction="sum") / x.size(0) * member.counter).backward()
+        loss = cross_entropy(member.model(x), y) * max(x[0, 0].item(), 1) ** 0
+        (loss * member.counter).backward()
         member.step()
 
 
 def loads_beside_and_looks(member):
-    loads_beside(member, lambda x: x.size(0) ** 0)
+    loads_beside(member, lambda x: x[0, 0].item() ** 0)
 
 
 class Reversed(torch.autograd.Function):
@@ -251,8 +266,8 @@ def changes_what_is_not_known(member):
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
-        (looks_at_the_size, "size looks at a number before"),
-        (loads_beside_and_looks, "size looks at a number before"),
+        (looks_at_a_number, "item looks at a number before"),
+        (loads_beside_and_looks, "item looks at a number before"),
         (has_a_function_of_its_own, "takes what a torch.autograd.Function has made"),
         (has_a_loss_that_nobody_has_seen, "backward takes a tensor that was not made of this batch"),
         (calls_with_other_parameters, "the model was called with other parameters than its own, as by torch.func"),
@@ -263,3 +278,21 @@ def test_what_can_not_be_made_again_is_done_by_the_script_once_more(loop, words)
     (warning,) = compare(loop, counts=False)
     assert "is made by another pass through the script's loop" in warning
     assert words in warning
+
+
+def test_nothing_that_was_computed_of_a_batch_outlives_its_backward_pass():
+    """Who accumulates has no memory for the outputs of several batches."""
+    alive, board = [], Board(2)
+
+    def accumulate(member):
+        outputs = []
+        for x, y in member.loader:
+            out = member.model(x)
+            outputs.append(weakref.ref(out))
+            cross_entropy(out, y).backward()
+            del x, y, out
+        alive.append(sum(each() is not None for each in outputs))
+        member.optimizer.step()
+
+    in_threads(accumulate, [Member(rank, board) for rank in range(2)])
+    assert alive == [0, 0]

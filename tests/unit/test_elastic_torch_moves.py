@@ -183,7 +183,7 @@ def test_a_step_that_is_made_again_in_pieces_moves_buffers_once(kind):
         participant.state.reset_buffers()
         participant.state.begin_step()
         participant.state.drop_gradients()
-        given.tape = Tape(given.sample)  # a worker that is alone has noted nothing
+        given.tape = Tape([x, y])  # a worker that is alone has noted nothing
         given.tape.note(model, (x,), {}, out := model(x))
         given.tape.note(mse_loss, (out, y), {}, loss := mse_loss(out, y))
         given.tape.note_backward(loss, {})

@@ -94,7 +94,7 @@ class InPlace:
 
     def __init__(self, sample: Any) -> None:
         self._was: dict[Any, _Was] = {}
-        # Memory of what is made of the batch; the tape holds on to it, so that no other takes its place.
+        # Memory of what is made of the batch. What takes its place when that is gone was not there before the batch either.
         self._made = {storage_of(leaf) for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
 
     def before(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -218,7 +219,7 @@ class LoopHost(JoinedHost):
             self._gradients.begin_step()
         self._means.steps_loss = None
         self.hints.given(batch, part, self._last)
-        self._last = NotedBatch(batch, part, sample, tape=self._replay.new_tape(sample, self.hints.kept))
+        self._last = NotedBatch(batch, part, tape=self._replay.new_tape(sample, self.hints.kept))
         if self._may_be_torn:
             self._last.noted = self.participant.state.attributes.note()
         self._watch.start(self._last.tape if self.job.under_master else None)
@@ -282,7 +283,7 @@ class LoopHost(JoinedHost):
         if self._may_be_torn:
             given.tape.note_backward(loss, kwargs)
         given.backwards += 1
-        given.loss = loss if given.backwards == 1 else None
+        given.loss = weakref.ref(loss) if given.backwards == 1 else None
         if not self._may_be_torn:
             self._watch.stop_noting()
         run = functools.partial(weighed_backward, loss, kwargs)

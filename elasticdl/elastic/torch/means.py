@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 
@@ -15,7 +16,9 @@ class Means:
     """All workers ask for the same ones, in the same order."""
 
     def __init__(self, job: ElasticContext) -> None:
-        self.steps_loss: torch.Tensor | None = None  # the script's, of the last step, if that was made of one
+        self.steps_loss: ReferenceType[torch.Tensor] | None = (
+            None  # the script's, of the last step, if that was made of one
+        )
         self._job = job
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
@@ -25,7 +28,7 @@ class Means:
         vote, loss = participant.state.vote, self.steps_loss
         if participant.is_reduced and given is not None and len(participant.open_batches) == 1:
             loss = given.loss
-        if value is loss and vote is not None:
+        if loss is not None and value is loss() and vote is not None:
             return vote.loss
 
         def tell() -> float:

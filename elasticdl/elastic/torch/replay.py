@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from weakref import ReferenceType
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import Changes, storage_of
@@ -23,21 +25,22 @@ class NotedBatch(OpenBatch):
     """An open batch, and what the script has made of it."""
 
     tape: Tape = field(default_factory=lambda: Tape(None))
-    loss: torch.Tensor | None = None  # of backward(), if it was called once
-    remade: dict[int, float] = field(default_factory=dict)  # numbers made again, weighed, by the ids of the script's
+    loss: ReferenceType[torch.Tensor] | None = None  # of backward(), if it was called once
+    # Numbers made again, weighed, by the script's.
+    remade: MutableMapping[torch.Tensor, float] = field(default_factory=WeakIdKeyDictionary)
 
     def weighed(self, value: Any, own: float) -> float:
         """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
         # It may have been made again, of another part than the script has seen.
-        return self.remade.get(id(value), own * self.part.weight) if self.part.weight else 0.0
+        again = self.remade.get(value) if isinstance(value, torch.Tensor) and self.part.weight else None
+        return own * self.part.weight if again is None else again
 
     def begin_again(self) -> None:
         OpenBatch.begin_again(self)
         self.remade.clear()
 
     def forget(self) -> None:
-        if not self.remade:  # whose ids are those of tensors that the tape keeps
-            self.sample, self.tape = None, _EMPTY
+        self.tape = _EMPTY
 
 
 _EMPTY = Tape(None)
@@ -128,7 +131,7 @@ class Replay:
             run = functools.partial(weighed_backward, loss, kwargs)
             self._participant().backward(given, weight, loss, run, scale=self._scale())
 
-        for each, tensor in given.tape.remake(sample, backward).items():
+        for each, tensor in given.tape.remake(sample, backward):
             if tensor.numel() == 1:
                 given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
 

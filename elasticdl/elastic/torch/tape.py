@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
@@ -50,6 +51,17 @@ class CannotRemake(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class _Made:
+    """Stands for a tensor that comes of the batch: a tape keeps none of them."""
+
+    call: int  # by which it was made, or `_GIVEN`
+    leaf: int
+
+
+_GIVEN = -1
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -58,6 +70,7 @@ class _Call:
     with_gradient: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # devices on which it is enabled
     modes: Modes | None = None  # of the model
+    looks: str = ""  # the place in the script that looks at a size, which is the result
 
 
 class Tape:
@@ -76,7 +89,6 @@ class Tape:
         of which no gradients were made. ``may_be_torn``: else it is only noted what comes of the batch.
         ``kept``: storages of what the model has answered on the way here."""
         self._kept = kept
-        self._sample = sample
         self._settled = settled
         self._calls: list[_Call] = []
         self._in_place = InPlace(sample)
@@ -86,17 +98,18 @@ class Tape:
         self._may_be_torn = may_be_torn
         self._trains = False  # the model was called in training
         self.trace = Trace(sample, unused)
-        self._known: set[int] = set()  # ids of the tensors that come from the batch
-        self._without_gradient: set[int] = set()  # of these, as they were made
+        # What stands for the tensors that come of the batch and are still there.
+        self._made: MutableMapping[torch.Tensor, _Made] = WeakIdKeyDictionary()
+        self._without_gradient: set[_Made] = set()  # as they were made
         self._last_backward = 0  # so many calls are to be made again
-        self._read = ""  # where the script has looked at numbers
+        self._looks: list[_Call] = []  # at sizes, since the last call
+        self._read = ""  # where the script has looked at other numbers
         self._doubt = ""  # it did, and has computed further since
         self._obstacle = ""  # why it can't be made again
         for leaf in leaves_of(sample):
-            if isinstance(leaf, torch.Tensor):
-                self._known.add(id(leaf))
-            elif leaf is not None:
+            if leaf is not None and not isinstance(leaf, torch.Tensor):
                 self._obstacle = f"the batches hold a {type(leaf).__name__} beside tensors"
+        self._given = self._name(_GIVEN, sample)
 
     def followed_by(self, tape: Tape) -> None:
         """The script goes on to another batch of the same step."""
@@ -109,9 +122,14 @@ class Tape:
             return function(*args, **kwargs)
         if name in _NAMES_OF_READS or function == _SHAPE:
             if not (name == "size" and _of_another_dimension(*args, **kwargs)):
-                self._read = place_in_script(name)
+                place = place_in_script(name)
                 if name in _NAMES_OF_SIZES or function == _SHAPE:
-                    self.trace.look_at_size(args[0], self._read)
+                    self.trace.look_at_size(args[0], place)
+                    result = function(*args, **kwargs)
+                    if self._may_be_torn:
+                        self._looks.append(self._noted(function, args, kwargs, result, looks=place))
+                    return result
+                self._read = place
             return function(*args, **kwargs)
         self.require_present(args, kwargs)
         if not self._may_be_torn:
@@ -160,6 +178,8 @@ class Tape:
         if any(isinstance(leaf, torch.Tensor) for leaf in (*leaves, *leaves_of(result))):
             if self._read:
                 self._doubt = self._read
+            self._calls += self._looks
+            self._looks.clear()
             self._trace(leaves, result)
             self._add(function, args, kwargs, result, modes)
 
@@ -181,22 +201,22 @@ class Tape:
         self._obstacle = self._obstacle or (f"{self._doubt} looks at a number before backward()" if self._doubt else "")
         self._require_made([loss], "backward")
         self._add(BACKWARD, (loss,), kwargs, None)
-        self._last_backward = len(self._calls)
+        self._last_backward = max(len(self._calls), 1)  # 1 where an obstacle has cleared them
 
     def _require_made(self, leaves: Sequence[Any], name: str) -> None:
         """By functions that are noted."""
         for leaf in leaves:
             if self._obstacle or not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
-            if id(leaf) not in self._known:
+            if leaf not in self._made:
                 self._obstacle = f"{place_in_script(name)} takes a tensor that was not made of this batch"
-            elif id(leaf) in self._without_gradient:
+            elif self._made[leaf] in self._without_gradient:
                 self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
 
     def note_dropped(self, parameters: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
         """The script drops gradients that it has made for this step. ``zeros``: and puts some of zero in their places."""
         self._dropped.update((id(each), each) for each in parameters)
-        self._add(_drop, (list(parameters), zeros), {}, None)
+        self._calls.append(_Call(_drop, (list(parameters), zeros), {}, None, True, ()))
 
     def begin_remake(self) -> None:
         """`remake` is called next, once for each piece of the batch."""
@@ -206,10 +226,12 @@ class Tape:
         """What the script has changed in place since it was given this batch is as before. Returns how it was changed."""
         return self._in_place.undo([each._in_place for each in self._later], self._settled())
 
-    def remake(self, sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]) -> dict[int, torch.Tensor]:
+    def remake(
+        self, sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """All that led to the gradients once more, from these samples in the place of the batch's.
 
-        Returns, by the id of each tensor that the script has made, what takes its place.
+        Returns the tensors that the script has made of the batch and still has, each with what takes its place.
 
         ``backward`` is called for each loss, with the keywords that the script gave.
 
@@ -217,13 +239,14 @@ class Tape:
             CannotRemake: it can't be known that this is what the script would have made of them.
         """
         if not self._last_backward and not self._trains:
-            return {}  # it has led to nothing
+            return []  # it has led to nothing
         if self._obstacle or not self._last_backward:
             raise CannotRemake(self._obstacle or "there was no loss.backward()")
         calls = self._calls[: self._last_backward]
         calls += [each for each in self._calls[self._last_backward :] if each.function is _drop]
         with self._in_place.undone([each._in_place for each in self._later], self._settled()), self._own_gradients():
-            return self._remake(calls, sample, backward)
+            made = self._remake(calls, sample, backward, before="backward()")
+        return [(each, made[name]) for each, name in self._made.items() if name in made]
 
     def remake_number(self, value: Any, sample: Any) -> float:
         """What the script would have in the place of ``value`` now, from these samples in the place of the batch's.
@@ -236,19 +259,25 @@ class Tape:
             raise CannotRemake(self._obstacle or doubt)
         calls = [each for each in self._calls if each.function is not _drop]
         with self._in_place.undone([each._in_place for each in self._later], self._settled()):
-            made = self._remake(calls, sample, lambda loss, kwargs: None).get(id(value))
+            every = self._remake(calls, sample, lambda loss, kwargs: None, before="elastic.mean()")
+        made = every.get(self._made.get(value)) if isinstance(value, torch.Tensor) else None
         if made is None:
             raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
         return float(made.detach())
 
     def _remake(
-        self, calls: Sequence[_Call], sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
-    ) -> dict[int, torch.Tensor]:
-        present: dict[int, Any] = {}
-        _pair(self._sample, sample, present)
+        self,
+        calls: Sequence[_Call],
+        sample: Any,
+        backward: Callable[[torch.Tensor, dict[str, Any]], None],
+        *,
+        before: str,
+    ) -> dict[_Made | None, torch.Tensor]:
+        present: dict[_Made | None, torch.Tensor] = {}
+        _pair(self._given, sample, present)
 
         def exchanged(leaf: Any) -> Any:
-            return present.get(id(leaf), leaf)
+            return present[leaf] if type(leaf) is _Made else leaf
 
         for call in calls:
             args, kwargs = _pytree.tree_map(exchanged, (call.args, call.kwargs))
@@ -260,8 +289,10 @@ class Tape:
                     modes.enter_context(call.modes.held())
                 if call.function is BACKWARD:
                     backward(args[0], kwargs)
-                else:
+                elif not call.looks:
                     _pair(call.result, call.function(*args, **kwargs), present)
+                elif call.function(*args, **kwargs) != call.result:
+                    raise CannotRemake(f"{call.looks} looks at a number before {before}")
         return present
 
     @contextlib.contextmanager
@@ -287,21 +318,45 @@ class Tape:
         modes: Modes | None = None,
     ) -> None:
         for leaf in leaves_of((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                self._without_gradient.discard(id(leaf))  # it has one since this call
-        for leaf in leaves_of(result):
-            if isinstance(leaf, torch.Tensor):
-                self._known.add(id(leaf))
-                if leaf.grad_fn is None:
-                    self._without_gradient.add(id(leaf))
-            elif not isinstance(leaf, SIMPLE):
-                self._obstacle = self._obstacle or f"the model returns a {type(leaf).__name__}"
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None and leaf in self._made:
+                self._without_gradient.discard(self._made[leaf])  # it has one since this call
+        if others := [each for each in leaves_of(result) if not isinstance(each, (torch.Tensor, *SIMPLE))]:
+            self._obstacle = self._obstacle or f"the model returns a {type(others[0]).__name__}"
+        if self._obstacle:
+            self._calls.clear()  # and what they hold
+            return
+        call = self._noted(function, args, kwargs, None, modes)
+        self._calls.append(replace(call, result=self._name(len(self._calls), result)))
+
+    def _noted(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        modes: Modes | None = None,
+        looks: str = "",
+    ) -> _Call:
+        def named(leaf: Any) -> Any:
+            return self._made.get(leaf, leaf) if isinstance(leaf, torch.Tensor) else leaf
+
         autocast = tuple(
             (device, torch.get_autocast_dtype(device))
             for device in ("cpu", "cuda")
             if torch.is_autocast_enabled(device)
         )
-        self._calls.append(_Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, modes))
+        args, kwargs = _pytree.tree_map(named, (args, kwargs))
+        return _Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, modes, looks)
+
+    def _name(self, call: int, made: Any) -> Any:
+        """``made`` by this call, with what stands for its tensors in their places."""
+        leaves, structure = _pytree.tree_flatten(made)
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves[number] = self._made[leaf] = _Made(call, number)
+                if leaf.grad_fn is None and call != _GIVEN:
+                    self._without_gradient.add(leaves[number])
+        return _pytree.tree_unflatten(leaves, structure)
 
 
 def _drop(parameters: list[torch.Tensor], zeros: bool) -> None:
@@ -318,14 +373,12 @@ def _of_another_dimension(tensor: torch.Tensor, dim: int | None = None) -> bool:
     return dim is not None and dim % max(tensor.dim(), 1) != 0
 
 
-def _pair(before: Any, after: Any, present: dict[int, Any]) -> None:
+def _pair(before: Any, after: Any, present: dict[_Made | None, torch.Tensor]) -> None:
     old, shape = _pytree.tree_flatten(before)
     new, new_shape = _pytree.tree_flatten(after)
     if shape != new_shape:
         raise CannotRemake("other samples give a result of another structure")
-    for each, other in zip(old, new, strict=True):
-        if isinstance(each, torch.Tensor):
-            present[id(each)] = other
+    present.update({each: other for each, other in zip(old, new, strict=True) if type(each) is _Made})
 
 
 def place_in_script(what: str) -> str:
