@@ -9,6 +9,8 @@ from front_end_kit import BreakingBoard, Lost, be_alone
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.elastic.torch.prepare import PlainLoop
+
 TORN = 2  # steps are made before
 
 
@@ -44,6 +46,8 @@ class Member:
             self.script.context.warn = self.warnings.append
             self.script.context.change_world = lambda state, why: be_alone(self.script.context)
             self.loader = self.script.loader
+            self.elastic = PlainLoop(None)
+            self.elastic._host = self.script.host
 
     def loss(self, x, y):
         return cross_entropy(self.model(x), y)
@@ -60,6 +64,7 @@ class Member:
         self.lose()
         self.steps += 1
         self.optimizer.step()
+        assert self.rank is None or not self.elastic.catching_up(), "it has come later, and this one has not"
         self.optimizer.zero_grad()
 
     @property

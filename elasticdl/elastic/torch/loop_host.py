@@ -99,9 +99,14 @@ class LoopHost(JoinedHost):
         return None if self._joined is None or self.is_idle else self._joined.open_batches
 
     @property
+    def is_behind(self) -> bool:
+        """The script is not yet where the job is. (One that is given batches again is.)"""
+        return self.is_idle and self._repeats is None
+
+    @property
     def is_on_its_way(self) -> bool:
         """The script is in its loop, where the job is not."""
-        return self._epochs > 0 and self.is_idle and self._repeats is None
+        return self._epochs > 0 and self.is_behind
 
     # -- an epoch --
 

@@ -175,7 +175,7 @@ class PlainLoop:
 
         What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
         """
-        return self._host is not None and self._host.is_idle
+        return self._host is not None and self._host.is_behind
 
 
 def _accumulated(optimizer: Any) -> tuple[Any, int]:
