@@ -335,5 +335,5 @@ def test_a_size_that_was_looked_at_has_to_be_the_same():
     with Noting(model, first) as tape:
         cross_entropy(model(first[0].view(first[0].size(0), -1)), first[1]).backward()
     tape.remake(first, lambda loss, kwargs: loss.backward(**kwargs))
-    with pytest.raises(CannotRemake, match=r"test_elastic_loop.py:\d+: size looks at a number before backward"):
+    with pytest.raises(CannotRemake, match=r"test_elastic_loop.py:\d+: size looks at what is another number"):
         tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))

@@ -37,7 +37,7 @@ from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
-from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome, SubBatch
+from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome
 from elasticdl.elastic.torch_kit.participant.joined import JoinedHost
 from elasticdl.elastic.torch_kit.participant.loop_state import LoopState
 from elasticdl.elastic.torch_kit.participant.participant import Participant
@@ -257,17 +257,26 @@ class LoopHost(JoinedHost):
         if not self.is_idle and isinstance(tensor, torch.nn.Parameter) and not self._is_fresh:
             self.hints.looked_at = self.hints.looked_at if self.participant.is_reduced else place_in_script("")
             self.reduce()
+        elif self._last is not None:
+            self._last.tape.look_at_gradient(tensor)
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         if self._share != 1.0 and any(each.backwards for each in [*(self.open_batches or ())][:-1]):
             raise UserError(loop_faults.DROPS_GRADIENTS)
-        self._note_dropped([tensor], zeros=gradient is not None)  # as any others are refused
+        self._note_dropped([tensor])
 
-    def _note_dropped(self, tensors: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
-        given = self._last
-        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
-            given.tape.note_dropped(tensors, zeros=zeros)
-            self.participant.state.withdraw(tensors)
+    def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
+        if (
+            self._last
+            and not self.is_idle
+            and self._may_be_torn
+            and not self._is_fresh
+            and not self.participant.is_reduced
+        ):
+            trained = {id(each) for each in self.participant.state.parameters()}
+            if any(id(each) in trained for each in tensors):
+                self._last.tape.note_dropped()
+                self.participant.state.withdraw(tensors)
 
     @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
@@ -363,9 +372,6 @@ class LoopHost(JoinedHost):
 
     def take_back(self) -> None:
         self._replay.take_back()
-
-    def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
-        self._replay.begin_remake()
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         self._replay.remake(given, sample, weight)

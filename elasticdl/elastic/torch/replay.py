@@ -120,10 +120,6 @@ class Replay:
         self._changes.put_back({storage_of(each) for each in received} if groups else ())
         self._changes = None
 
-    def begin_remake(self) -> None:
-        for given in self.open_batches:
-            given.tape.begin_remake()
-
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         assert isinstance(given, NotedBatch)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Container, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,8 +93,6 @@ class Tape:
         self._calls: list[_Call] = []
         self._in_place = InPlace(sample)
         self._later: list[Tape] = []  # of batches of the same step
-        self._dropped: dict[int, torch.Tensor] = {}  # whose gradients the script has dropped, by ids
-        self._is_first_piece = True  # that is made again
         self._may_be_torn = may_be_torn
         self._trains = False  # the model was called in training
         self.trace = Trace(sample, unused)
@@ -213,14 +211,14 @@ class Tape:
             elif self._made[leaf] in self._without_gradient:
                 self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
 
-    def note_dropped(self, parameters: Sequence[torch.Tensor], *, zeros: bool = False) -> None:
-        """The script drops gradients that it has made for this step. ``zeros``: and puts some of zero in their places."""
-        self._dropped.update((id(each), each) for each in parameters)
-        self._calls.append(_Call(_drop, (list(parameters), zeros), {}, None, True, ()))
+    def note_dropped(self) -> None:
+        """The script drops gradients that it has made for this step."""
+        self._obstacle = self._obstacle or f"{place_in_script('')}: gradients are dropped before the step"
 
-    def begin_remake(self) -> None:
-        """`remake` is called next, once for each piece of the batch."""
-        self._is_first_piece = True
+    def look_at_gradient(self, tensor: torch.Tensor) -> None:
+        """The script may compute further with it, as in adversarial training."""
+        if tensor in self._made:
+            self._obstacle = self._obstacle or f"{place_in_script('')} looks at the gradient of what comes of the batch"
 
     def undo(self) -> Changes:
         """What the script has changed in place since it was given this batch is as before. Returns how it was changed."""
@@ -242,10 +240,8 @@ class Tape:
             return []  # it has led to nothing
         if self._obstacle or not self._last_backward:
             raise CannotRemake(self._obstacle or "there was no loss.backward()")
-        calls = self._calls[: self._last_backward]
-        calls += [each for each in self._calls[self._last_backward :] if each.function is _drop]
-        with self._in_place.undone([each._in_place for each in self._later], self._settled()), self._own_gradients():
-            made = self._remake(calls, sample, backward, before="backward()")
+        with self._in_place.undone([each._in_place for each in self._later], self._settled()):
+            made = self._remake(self._calls[: self._last_backward], sample, backward)
         return [(each, made[name]) for each, name in self._made.items() if name in made]
 
     def remake_number(self, value: Any, sample: Any) -> float:
@@ -257,21 +253,15 @@ class Tape:
         doubt = f"{self._doubt} looks at a number before elastic.mean()" if self._doubt else ""
         if self._obstacle or doubt:
             raise CannotRemake(self._obstacle or doubt)
-        calls = [each for each in self._calls if each.function is not _drop]
         with self._in_place.undone([each._in_place for each in self._later], self._settled()):
-            every = self._remake(calls, sample, lambda loss, kwargs: None, before="elastic.mean()")
+            every = self._remake(self._calls, sample, lambda loss, kwargs: None)
         made = every.get(self._made.get(value)) if isinstance(value, torch.Tensor) else None
         if made is None:
             raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
         return float(made.detach())
 
     def _remake(
-        self,
-        calls: Sequence[_Call],
-        sample: Any,
-        backward: Callable[[torch.Tensor, dict[str, Any]], None],
-        *,
-        before: str,
+        self, calls: Sequence[_Call], sample: Any, backward: Callable[[torch.Tensor, dict[str, Any]], None]
     ) -> dict[_Made | None, torch.Tensor]:
         present: dict[_Made | None, torch.Tensor] = {}
         _pair(self._given, sample, present)
@@ -292,22 +282,8 @@ class Tape:
                 elif not call.looks:
                     _pair(call.result, call.function(*args, **kwargs), present)
                 elif call.function(*args, **kwargs) != call.result:
-                    raise CannotRemake(f"{call.looks} looks at a number before {before}")
+                    raise CannotRemake(f"{call.looks} looks at what is another number in other samples")
         return present
-
-    @contextlib.contextmanager
-    def _own_gradients(self) -> Iterator[None]:
-        """Within, gradients that the script drops are those of this piece alone. What other pieces of the batch have made is added
-        afterwards; what batches before it have made is dropped."""
-        earlier = [(each, each.grad) for each in self._dropped.values()]
-        for each, _ in earlier:
-            each.grad = None
-        yield
-        if not self._is_first_piece:
-            for each, before in earlier:
-                if before is not None:
-                    each.grad = before if each.grad is None else each.grad + before
-        self._is_first_piece = False
 
     def _add(
         self,
@@ -328,15 +304,7 @@ class Tape:
         call = self._noted(function, args, kwargs, None, modes)
         self._calls.append(replace(call, result=self._name(len(self._calls), result)))
 
-    def _noted(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        modes: Modes | None = None,
-        looks: str = "",
-    ) -> _Call:
+    def _noted(self, function: Any, args: Any, kwargs: Any, result: Any, modes: Any = None, looks: str = "") -> _Call:
         def named(leaf: Any) -> Any:
             return self._made.get(leaf, leaf) if isinstance(leaf, torch.Tensor) else leaf
 
@@ -357,11 +325,6 @@ class Tape:
                 if leaf.grad_fn is None and call != _GIVEN:
                     self._without_gradient.add(leaves[number])
         return _pytree.tree_unflatten(leaves, structure)
-
-
-def _drop(parameters: list[torch.Tensor], zeros: bool) -> None:
-    for each in parameters:
-        each.grad = torch.zeros_like(each) if zeros else None
 
 
 def _version_of(tensor: torch.Tensor) -> int:
