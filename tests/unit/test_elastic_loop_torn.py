@@ -1,5 +1,6 @@
 """A plain loop whose step is torn: what the script does to tensors, gradients and modes is done once, as on one device."""
 
+import contextlib
 import re
 import weakref
 
@@ -10,7 +11,9 @@ from front_end_kit import BreakingBoard, Lost, be_alone
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.torch.prepare import PlainLoop
+from elasticdl.elastic.training.plain_data import put_together
 
 TORN = 2  # steps are made before
 
@@ -20,10 +23,10 @@ class Net(torch.nn.Module):
         super().__init__()
         self.body = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
         self.register_buffer("temperature", torch.ones(()))
-        self.alpha, self.calls, self.counts = 1.0, 0, True
+        self.alpha, self.calls = 1.0, 0
 
     def forward(self, x):
-        self.calls += self.counts
+        self.calls += 1
         out = self.body(x) * self.alpha / self.temperature / (1 + self.calls / 100)
         return out * 4 if self.training else out
 
@@ -199,16 +202,14 @@ def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
     assert not compare(loop)
 
 
-def compare(loop, *, counts=True):
+def compare(loop):
     """The survivor's warnings."""
     alone = Member()
-    alone.model.counts = counts
     loop(alone)
     board = BreakingBoard(2)
     members = [Member(rank, board) for rank in range(2)]
 
     def train(member):
-        member.model.counts = counts  # a second pass through the loop counts again
         try:
             loop(member)
         except Lost:
@@ -292,7 +293,7 @@ def changes_what_is_not_known(member):
     ],
 )
 def test_what_can_not_be_made_again_is_done_by_the_script_once_more(loop, words):
-    (warning,) = compare(loop, counts=False)
+    (warning,) = compare(loop)
     assert "is made by another pass through the script's loop" in warning
     assert re.search(words, warning)
 
@@ -313,3 +314,28 @@ def test_nothing_that_was_computed_of_a_batch_outlives_its_backward_pass():
 
     in_threads(accumulate, [Member(rank, board) for rank in range(2)])
     assert alive == [0, 0]
+
+
+def test_what_a_model_counts_is_sent_as_before_the_step_that_is_torn_twice():
+    board = BreakingBoard(2)
+    members = [Member(rank, board) for rank in range(2)]
+    sent = []
+
+    def change_world(state, why):
+        be_alone(members[0].script.context)
+        dumped = state.sent()["attributes"]
+        sent.append(put_together(dumped["outline"], dumped["arrays"])["0:"]["calls"])
+        if len(sent) == 1:
+            members[0].script.context.advance = lambda activity: (_ for _ in ()).throw(WorldBroken("once more"))
+        else:
+            del members[0].script.context.advance
+
+    members[0].script.context.change_world = change_world
+
+    def train(member):
+        with contextlib.suppress(Lost):
+            counts(member)
+
+    in_threads(train, members)
+    assert sent == [TORN, TORN]
+    assert members[0].model.calls == len(members[0].loader)

@@ -71,7 +71,7 @@ class LoopHost(JoinedHost):
         self._values = values
         self._share = share
         self._order = Order(data)
-        self._repeats: GlobalBatch | None = None  # the script must be given this one again, and those after it
+        self._repeats: OpenBatch | None = None  # the script must be given this one again, and those after it
         self._watch = Watch(model, self)
         self._began = Beginning(each_of(optimizer))
         self._approach = Approach(job, model, data, self._began)
@@ -198,11 +198,13 @@ class LoopHost(JoinedHost):
         if self._repeats is None:
             return number
         self._watch.stop()
-        number, self._repeats = self._repeats.number, None
+        first, self._repeats = self._repeats, None
         answers = self.participant.position.answers.state_dict()
         self.participant.state.go_back()
         self.participant.position.answers.load_state_dict(answers)
-        return number
+        if first.noted is not None:
+            self.participant.state.attributes.put_back(first.noted)
+        return first.batch.number
 
     @lasting
     def asks_for(self, batch: GlobalBatch) -> bool:
@@ -381,7 +383,7 @@ class LoopHost(JoinedHost):
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
-        self._repeats = batch = first.batch
+        self._repeats, batch = first, first.batch
         self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error

@@ -282,10 +282,16 @@ class Participant:
         """Be in another world, in which the open batches are divided anew."""
         self.state.reset_buffers()
         self._host.take_back()
+        attributes, noted = self.state.attributes, self.open_batches[0].noted if self.open_batches else None
+        counted = attributes.note() if noted is not None else None
+        if noted is not None:  # others may be sent the state, and in the next world it is saved
+            attributes.put_back(noted, since=counted)
         self.leave(failure)
         self.is_torn = not self.is_catching_up
         if self.is_catching_up:
             self.open_batches.clear()
+        elif counted is not None:
+            attributes.put_back(counted)
         self._host.give_back()
 
     def drop(self, error: Exception) -> None:
