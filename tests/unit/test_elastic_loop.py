@@ -328,12 +328,3 @@ def test_what_depends_on_more_is_not_made_again(script, beside, words):
         script(model, batch)
     with pytest.raises(CannotRemake, match=words):
         tape.remake(batch, lambda loss, kwargs: loss.backward(**kwargs))
-
-
-def test_a_size_that_was_looked_at_has_to_be_the_same():
-    model, (first, other) = make_model(), ([torch.randn(n, 2, 4), torch.arange(n) % 3] for n in (6, 9))
-    with Noting(model, first) as tape:
-        cross_entropy(model(first[0].view(first[0].size(0), -1)), first[1]).backward()
-    tape.remake(first, lambda loss, kwargs: loss.backward(**kwargs))
-    with pytest.raises(CannotRemake, match=r"test_elastic_loop.py:\d+: size looks at what is another number"):
-        tape.remake(other, lambda loss, kwargs: loss.backward(**kwargs))

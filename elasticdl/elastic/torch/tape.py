@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Container, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,7 +70,6 @@ class _Call:
     with_gradient: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # devices on which it is enabled
     modes: Modes | None = None  # of the model
-    looks: str = ""  # the place in the script that looks at a size, which is the result
 
 
 class Tape:
@@ -100,8 +99,7 @@ class Tape:
         self._made: MutableMapping[torch.Tensor, _Made] = WeakIdKeyDictionary()
         self._without_gradient: set[_Made] = set()  # as they were made
         self._last_backward = 0  # so many calls are to be made again
-        self._looks: list[_Call] = []  # at sizes, since the last call
-        self._read = ""  # where the script has looked at other numbers
+        self._read = ""  # where the script has looked at numbers
         self._doubt = ""  # it did, and has computed further since
         self._obstacle = ""  # why it can't be made again
         for leaf in leaves_of(sample):
@@ -120,14 +118,9 @@ class Tape:
             return function(*args, **kwargs)
         if name in _NAMES_OF_READS or function == _SHAPE:
             if not (name == "size" and _of_another_dimension(*args, **kwargs)):
-                place = place_in_script(name)
+                self._read = place_in_script(name)
                 if name in _NAMES_OF_SIZES or function == _SHAPE:
-                    self.trace.look_at_size(args[0], place)
-                    result = function(*args, **kwargs)
-                    if self._may_be_torn:
-                        self._looks.append(self._noted(function, args, kwargs, result, looks=place))
-                    return result
-                self._read = place
+                    self.trace.look_at_size(args[0], self._read)
             return function(*args, **kwargs)
         self.require_present(args, kwargs)
         if not self._may_be_torn:
@@ -176,8 +169,6 @@ class Tape:
         if any(isinstance(leaf, torch.Tensor) for leaf in (*leaves, *leaves_of(result))):
             if self._read:
                 self._doubt = self._read
-            self._calls += self._looks
-            self._looks.clear()
             self._trace(leaves, result)
             self._add(function, args, kwargs, result, modes)
 
@@ -279,10 +270,8 @@ class Tape:
                     modes.enter_context(call.modes.held())
                 if call.function is BACKWARD:
                     backward(args[0], kwargs)
-                elif not call.looks:
+                else:
                     _pair(call.result, call.function(*args, **kwargs), present)
-                elif call.function(*args, **kwargs) != call.result:
-                    raise CannotRemake(f"{call.looks} looks at what is another number in other samples")
         return present
 
     def _add(
@@ -301,20 +290,18 @@ class Tape:
         if self._obstacle:
             self._calls.clear()  # and what they hold
             return
-        call = self._noted(function, args, kwargs, None, modes)
-        self._calls.append(replace(call, result=self._name(len(self._calls), result)))
-
-    def _noted(self, function: Any, args: Any, kwargs: Any, result: Any, modes: Any = None, looks: str = "") -> _Call:
-        def named(leaf: Any) -> Any:
-            return self._made.get(leaf, leaf) if isinstance(leaf, torch.Tensor) else leaf
-
         autocast = tuple(
             (device, torch.get_autocast_dtype(device))
             for device in ("cpu", "cuda")
             if torch.is_autocast_enabled(device)
         )
+
+        def named(leaf: Any) -> Any:
+            return self._made.get(leaf, leaf) if isinstance(leaf, torch.Tensor) else leaf
+
         args, kwargs = _pytree.tree_map(named, (args, kwargs))
-        return _Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, modes, looks)
+        result = self._name(len(self._calls), result)
+        self._calls.append(_Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, modes))
 
     def _name(self, call: int, made: Any) -> Any:
         """``made`` by this call, with what stands for its tensors in their places."""
