@@ -176,6 +176,22 @@ def test_a_newcomer_passes_by_the_passes_that_train_and_no_others():
     assert seen == [60] * 2 * EPOCHS
 
 
+def test_a_newcomer_passes_by_once_more_what_others_were_given_once_more():
+    member = Member()
+    train(member)
+    kept = member.kept[STANDS[0] * BATCHES + STANDS[1]]
+    kept["values"]["place"]["repeats"] = [(0, 1, 2), (1, 2, 1), (1, 3, 1)]
+    late, passes = late_of(member), []
+    for epoch in range(EPOCHS):
+        for number, (x, y) in enumerate(late.loader):
+            passes.append((epoch, number, late.host.is_idle))
+            late.step(plain_loss(late, x, y))
+    trained = [(epoch, number) for epoch, number, is_idle in passes if not is_idle]
+    assert trained == [(1, 3 + 4), *((2, number) for number in range(BATCHES))]
+    assert len(passes) == EPOCHS * BATCHES + 4
+    torch.testing.assert_close(late.model.state_dict(), member.model.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
 def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
     member = Member()

@@ -72,6 +72,8 @@ class LoopHost(JoinedHost):
         self._share = share
         self._order = Order(data)
         self._repeats: OpenBatch | None = None  # the script must be given this one again, and those after it
+        self._passes_more = 0  # by this script, than there were batches
+        self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
         self._began = Beginning(each_of(optimizer))
         self._approach = Approach(job, model, data, self._began)
@@ -195,13 +197,17 @@ class LoopHost(JoinedHost):
     # -- a batch, as the participant sees it --
 
     def next_number(self, number: int) -> int:
+        number, self._is_owed = number - self._is_owed, False
         if self._repeats is None:
             return number
         self._watch.stop()
         first, self._repeats = self._repeats, None
-        answers = self.participant.position.answers.state_dict()
+        self._passes_more += number - first.batch.number
+        place = self.participant.position
+        answers, repeats = place.answers.state_dict(), place.repeats
         self.participant.state.go_back()
-        self.participant.position.answers.load_state_dict(answers)
+        place.answers.load_state_dict(answers)
+        place.repeats = repeats
         if first.noted is not None:
             self.participant.state.attributes.put_back(first.noted)
         return first.batch.number
@@ -213,8 +219,15 @@ class LoopHost(JoinedHost):
         self._replay.turn()
         return False
 
-    def passed_by(self) -> None:
+    def owes(self, batch: GlobalBatch) -> bool:
+        since, here = (self._approach.begins.epoch, 0), (batch.epoch, batch.number)
+        more = sum(count for *place, count in self.participant.position.repeats if since <= tuple(place) <= here)
+        return more > self._passes_more
+
+    def passed_by(self, batch: GlobalBatch) -> None:
         self._approach.pass_by()
+        self._is_owed = self.owes(batch)
+        self._passes_more += self._is_owed
 
     def loading(self, batch: GlobalBatch) -> contextlib.AbstractContextManager[None]:
         self.participant.seed(batch)  # also for what the script does with the batch
@@ -374,6 +387,9 @@ class LoopHost(JoinedHost):
 
     def take_back(self) -> None:
         self._replay.take_back()
+        open_batches = self._replay.open_batches
+        if any(given.tape.is_lost for given in open_batches):  # who is sent the state next has to know
+            self._note_repeat(open_batches[0], open_batches[-1])
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         self._replay.remake(given, sample, weight)
@@ -383,12 +399,20 @@ class LoopHost(JoinedHost):
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
+        self._note_repeat(first, last)
         self._repeats, batch = first, first.batch
         self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
 
     # -- details --
+
+    def _note_repeat(self, first: OpenBatch, last: OpenBatch) -> None:
+        """The script is given these once more, and so is that of each worker that comes later: loops count alike."""
+        if not first.is_repeated:
+            first.is_repeated = True
+            number = first.batch.number
+            self.participant.position.repeats.append((first.batch.epoch, number, last.batch.number + 1 - number))
 
     def _begin_of_batch(self) -> tuple[int, int] | None:
         """Of that which the script works on."""

@@ -211,6 +211,11 @@ class Tape:
         if tensor in self._made:
             self._obstacle = self._obstacle or f"{place_in_script('')} looks at the gradient of what comes of the batch"
 
+    @property
+    def is_lost(self) -> bool:
+        """The gradients that were made of this batch can't be made again, whatever the samples."""
+        return bool(self._obstacle and self._last_backward)
+
     def undo(self) -> Changes:
         """What the script has changed in place since it was given this batch is as before. Returns how it was changed."""
         return self._in_place.undo([each._in_place for each in self._later], self._settled())

@@ -40,6 +40,7 @@ class OpenBatch:
     batch: GlobalBatch
     part: MicroBatch
     sample: Any = None
+    is_repeated: bool = False  # given once more, or will be
     backwards: int = 0  # backward passes that were made of it
     most: int = 0  # samples of the part when it was given, which are those of one pass
     noted: Noted | None = None  # in attributes, before the script has made anything of it
@@ -121,8 +122,12 @@ class Host:
     def stands_before(self, batch: GlobalBatch) -> None:
         """The script is between two steps, and asks for this batch: from here a newcomer goes on. The world changes next, perhaps."""
 
-    def passed_by(self) -> None:
-        """The script is given a stand-in next."""
+    def owes(self, batch: GlobalBatch) -> bool:
+        """Whether this worker, which is catching up, is given a stand-in more before it stands before this batch: others were given one again."""
+        return False
+
+    def passed_by(self, batch: GlobalBatch) -> None:
+        """The script is given a stand-in next, in the place of this batch."""
 
     def loading(self, batch: GlobalBatch) -> AbstractContextManager[None]:
         """Around the loading of this worker's part: it draws random numbers."""

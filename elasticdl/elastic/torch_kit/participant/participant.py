@@ -169,9 +169,9 @@ class Participant:
             self.close()
         while not self.open_batches:
             at = self.state.progress
-            if self.is_catching_up and batch.start < (at.epoch, at.position):
+            if self.is_catching_up and (batch.start < (at.epoch, at.position) or self._host.owes(batch)):
                 if self.may_pass_by():
-                    self._host.passed_by()
+                    self._host.passed_by(batch)
                     return False
                 continue
             if self.is_catching_up:

@@ -35,6 +35,9 @@ class ScriptPosition(Piece):
         self.streams: dict[int, bytes] = {}  # of an epoch, the random streams with which it begins
         self.draws: dict[int, bytes] = {}  # of an epoch, what else its order is drawn from
         self.answers = Answers()
+        self.repeats: list[
+            tuple[int, int, int]
+        ] = []  # epoch, number of the first batch, and how many were given once more
         self._seed = (-1, 0)  # of the epoch that was asked for last
 
     def seed_of(self, epoch: int) -> int:
@@ -76,13 +79,14 @@ class ScriptPosition(Piece):
 
     def dump(self) -> dict[str, Any]:
         kept = {"streams": dict(self.streams), "draws": dict(self.draws), "answers": self.answers.state_dict()}
-        return {**kept, "began_with": self.began_with, "marks": dict(self.marks)}
+        return {**kept, "began_with": self.began_with, "marks": dict(self.marks), "repeats": list(self.repeats)}
 
     def load(self, dumped: dict[str, Any]) -> None:
         self.streams, self.draws, self._seed = dict(dumped["streams"]), dict(dumped["draws"]), (-1, 0)
         self.answers.load_state_dict(dumped["answers"])
         self.began_with = dumped.get("began_with", self.began_with)
         self.marks = dict(dumped.get("marks", {}))
+        self.repeats = list(dumped.get("repeats", []))
 
 
 def _from(since: int, kept: dict[int, bytes]) -> dict[int, bytes]:
