@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import inspect
+import io
+import sys
 from collections.abc import Callable, Container, Iterator
+from itertools import pairwise
+from types import FrameType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -13,6 +19,7 @@ from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
+from elasticdl.elastic.training.attributes import is_scripts_own
 
 NO_BATCH = (
     "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next, and begin "
@@ -127,12 +134,61 @@ OTHER_ORDER = (
 )
 
 
-def by_another_pass(step: int, batch: int, epoch: int, why: Exception) -> str:
-    """``step``: that was made last."""
-    return (
-        f"step {step + 1} was torn, and is made by another pass through the script's loop, from batch {batch + 1} of epoch {epoch + 1}: "
-        f"{one_line(why)}"
-    )
+def place_in_script(what: str) -> str:
+    """``FILE:LINE: WHAT``, of the nearest frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_foreign(frame):
+        frame = frame.f_back
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{place}: {what}" if what else place
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """No code of the script's."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "elasticdl")
+
+
+class SecondPass:
+    """Of the script's loop, through the batches of a torn step: what of the script shows that there were two."""
+
+    def __init__(self, step: int, end: int, why: Exception) -> None:
+        """``step``: that was made last. ``end``: the number of the batch that comes after this one's."""
+        self.end = end
+        cause = str(why) if isinstance(why, ElasticDLError) else one_line(why)
+        self._what = f"step {step + 1} was torn, and was made by another pass through the script's loop ({cause})"
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        self._before, _ = _held_by_script()
+
+    def told(self) -> str:
+        """The pass is over. Empty if nothing shows it."""
+        now, added = _held_by_script()
+        counts = [name for name, value in now.items() if type(value) is int or (type(value) is float and name in added)]
+        counted = [name for name in counts if now[name] > self._before.get(name, now[name])]
+        drawn = [name for name, value in now.items() if isinstance(value, Iterator) and _is_elsewhere(value)]
+        told = [f"; counted twice: {', '.join(counted)}"] * bool(counted)
+        told += [f"; drawn from twice: {', '.join(drawn)}"] * bool(drawn)
+        return self._what + "".join(told) if told else ""
+
+
+def _held_by_script() -> tuple[dict[str, Any], set[str]]:
+    """Variables of the function that loops over the batches, with those of its objects; and the names to which it adds something."""
+    frame = sys._getframe()
+    while frame.f_back is not None and (_is_foreign(frame) or frame.f_code.co_flags & inspect.CO_GENERATOR):
+        frame = frame.f_back  # a generator is around the loader, such as a progress bar
+    held = {**frame.f_globals, **frame.f_locals}
+    for name, each in list(held.items()):
+        kind: Any = type(each)
+        if is_scripts_own(kind):
+            held.update({f"{name}.{key}": value for key, value in getattr(each, "__dict__", {}).items()})
+    steps = pairwise(dis.get_instructions(frame.f_code))
+    return held, {name.argval for add, name in steps if add.opname == "BINARY_OP" and add.argrepr == "+="}
+
+
+def _is_elsewhere(iterator: Any) -> bool:
+    """It is no file, and not the loop over the batches itself, which has got here."""
+    return not isinstance(iterator, io.IOBase) and not getattr(iterator, "gi_running", False)
 
 
 def left_out_by_size(place: str, whole: int, mine: int) -> str:

@@ -27,12 +27,11 @@ from elasticdl.elastic.core.plan import MicroBatch
 from elasticdl.elastic.torch import loop_faults
 from elasticdl.elastic.torch.approach import Approach, Standing
 from elasticdl.elastic.torch.beginning import Beginning, moved
-from elasticdl.elastic.torch.loop_faults import lasting
+from elasticdl.elastic.torch.loop_faults import SecondPass, lasting, place_in_script
 from elasticdl.elastic.torch.means import Means
 from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
-from elasticdl.elastic.torch.tape import place_in_script
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
@@ -72,6 +71,7 @@ class LoopHost(JoinedHost):
         self._share = share
         self._order = Order(data)
         self._repeats: OpenBatch | None = None  # the script must be given this one again, and those after it
+        self._second: SecondPass | None = None  # what to tell of it
         self._passes_more = 0  # by this script, than there were batches
         self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
@@ -199,6 +199,10 @@ class LoopHost(JoinedHost):
     def next_number(self, number: int) -> int:
         number, self._is_owed = number - self._is_owed, False
         if self._repeats is None:
+            if self._second is not None and number >= self._second.end:
+                if self.job.rank == 0 and (told := self._second.told()):
+                    self.job.warn(told)
+                self._second = None
             return number
         self._watch.stop()
         first, self._repeats = self._repeats, None
@@ -210,6 +214,8 @@ class LoopHost(JoinedHost):
         place.repeats = repeats
         if first.noted is not None:
             self.participant.state.attributes.put_back(first.noted)
+        if self._second is not None:
+            self._second.begin()
         return first.batch.number
 
     @lasting
@@ -400,9 +406,9 @@ class LoopHost(JoinedHost):
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
         self._note_repeat(first, last)
-        self._repeats, batch = first, first.batch
-        self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
-        if batch.epoch != last.batch.epoch:
+        self._repeats = first
+        self._second = SecondPass(self.participant.state.step, last.batch.number + 1, error)
+        if first.batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
 
     # -- details --

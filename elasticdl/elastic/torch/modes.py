@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.elastic.torch_kit.reduction.named import modules_of
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class OtherParameters(Exception):
+class OtherParameters(ElasticDLError):
     """The model has not those parameters now."""
 
 

@@ -8,7 +8,6 @@ model as a whole, and each function of torch's outside it. That is a loss functi
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Container, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,10 @@ import torch
 from torch.utils import _pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
-from elasticdl.elastic.torch.loop_faults import require_own
+from elasticdl.elastic.torch.loop_faults import place_in_script, require_own
 from elasticdl.elastic.torch.modes import Modes
 from elasticdl.elastic.torch.trace import Trace
 
@@ -46,7 +46,7 @@ _UNNOTED = frozenset({"_set_grad_enabled", "__repr__", "__format__"})
 _NOTED_ATTRIBUTES = ("data", "requires_grad")
 
 
-class CannotRemake(Exception):
+class CannotRemake(ElasticDLError):
     """What the script made of a batch depends on more than the tape knows. The text says on what."""
 
 
@@ -334,12 +334,3 @@ def _pair(before: Any, after: Any, present: dict[_Made | None, torch.Tensor]) ->
     if shape != new_shape:
         raise CannotRemake("other samples give a result of another structure")
     present.update({each: other for each, other in zip(old, new, strict=True) if type(each) is _Made})
-
-
-def place_in_script(what: str) -> str:
-    """``FILE:LINE: WHAT``, of the nearest frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "elasticdl"):
-        frame = frame.f_back
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return f"{place}: {what}" if what else place
