@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, MutableMapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from weakref import ReferenceType
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch.in_place import Changes, storage_of
 from elasticdl.elastic.torch.loop_faults import left_out_by_size
 from elasticdl.elastic.torch.tape import Tape
-from elasticdl.elastic.torch.trace import Trace
+from elasticdl.elastic.torch.trace import OfTensors, Trace
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 
@@ -27,17 +26,17 @@ class NotedBatch(OpenBatch):
     tape: Tape = field(default_factory=lambda: Tape(None))
     loss: ReferenceType[torch.Tensor] | None = None  # of backward(), if it was called once
     # Numbers made again, weighed, by the script's.
-    remade: MutableMapping[torch.Tensor, float] = field(default_factory=WeakIdKeyDictionary)
+    remade: OfTensors[float] = field(default_factory=OfTensors)
 
     def weighed(self, value: Any, own: float) -> float:
         """What this worker adds to the mean over the batch of a value, ``own`` over its part."""
         # It may have been made again, of another part than the script has seen.
-        again = self.remade.get(value) if isinstance(value, torch.Tensor) and self.part.weight else None
+        again = self.remade.get(value) if self.part.weight else None
         return own * self.part.weight if again is None else again
 
     def begin_again(self) -> None:
         OpenBatch.begin_again(self)
-        self.remade.clear()
+        self.remade = OfTensors()
 
     def forget(self) -> None:
         self.tape = _EMPTY
@@ -129,7 +128,7 @@ class Replay:
 
         for each, tensor in given.tape.remake(sample, backward):
             if tensor.numel() == 1:
-                given.remade[each] = given.remade.get(each, 0.0) + float(tensor.detach()) * weight
+                given.remade.put(each, (given.remade.get(each) or 0.0) + float(tensor.detach()) * weight)
 
     def _settled(self) -> Container[int]:
         """Storages of what a torn step puts back itself."""

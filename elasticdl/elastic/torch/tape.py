@@ -8,20 +8,19 @@ model as a whole, and each function of torch's outside it. That is a loss functi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, MutableMapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticdl.common.errors import ElasticDLError
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import Changes, InPlace, attribute_set_by
 from elasticdl.elastic.torch.loop_faults import place_in_script, require_own
 from elasticdl.elastic.torch.modes import Modes
-from elasticdl.elastic.torch.trace import Trace
+from elasticdl.elastic.torch.trace import OfTensors, Trace
 
 BACKWARD = torch.Tensor.backward
 _SHAPE: Callable[..., Any] = vars(torch._C.TensorBase)["shape"].__get__
@@ -50,15 +49,10 @@ class CannotRemake(ElasticDLError):
     """What the script made of a batch depends on more than the tape knows. The text says on what."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Made:
     """Stands for a tensor that comes of the batch: a tape keeps none of them."""
 
-    call: int  # by which it was made, or `_GIVEN`
-    leaf: int
-
-
-_GIVEN = -1
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ class Tape:
         self._trains = False  # the model was called in training
         self.trace = Trace(sample, unused)
         # What stands for the tensors that come of the batch and are still there.
-        self._made: MutableMapping[torch.Tensor, _Made] = WeakIdKeyDictionary()
+        self._made: OfTensors[_Made] = OfTensors()
         self._without_gradient: set[_Made] = set()  # as they were made
         self._last_backward = 0  # so many calls are to be made again
         self._read = ""  # where the script has looked at numbers
@@ -105,7 +99,8 @@ class Tape:
         for leaf in leaves_of(sample):
             if leaf is not None and not isinstance(leaf, torch.Tensor):
                 self._obstacle = f"the batches hold a {type(leaf).__name__} beside tensors"
-        self._given = self._name(_GIVEN, sample)
+        self._given = self._name(sample)
+        self._without_gradient.clear()
 
     def followed_by(self, tape: Tape) -> None:
         """The script goes on to another batch of the same step."""
@@ -197,9 +192,9 @@ class Tape:
         for leaf in leaves:
             if self._obstacle or not isinstance(leaf, torch.Tensor) or leaf.grad_fn is None:
                 continue
-            if leaf not in self._made:
+            if (made := self._made.get(leaf)) is None:
                 self._obstacle = f"{place_in_script(name)} takes a tensor that was not made of this batch"
-            elif self._made[leaf] in self._without_gradient:
+            elif made in self._without_gradient:
                 self._obstacle = f"{place_in_script(name)} takes what a torch.autograd.Function has made"
 
     def note_dropped(self) -> None:
@@ -208,7 +203,7 @@ class Tape:
 
     def look_at_gradient(self, tensor: torch.Tensor) -> None:
         """The script may compute further with it, as in adversarial training."""
-        if tensor in self._made:
+        if self._made.get(tensor):
             self._obstacle = self._obstacle or f"{place_in_script('')} looks at the gradient of what comes of the batch"
 
     @property
@@ -251,7 +246,7 @@ class Tape:
             raise CannotRemake(self._obstacle or doubt)
         with self._in_place.undone([each._in_place for each in self._later], self._settled()):
             every = self._remake(self._calls, sample, lambda loss, kwargs: None)
-        made = every.get(self._made.get(value)) if isinstance(value, torch.Tensor) else None
+        made = every.get(self._made.get(value))
         if made is None:
             raise CannotRemake("elastic.mean() was given what is no tensor, or none that was made of this batch")
         return float(made.detach())
@@ -288,8 +283,8 @@ class Tape:
         modes: Modes | None = None,
     ) -> None:
         for leaf in leaves_of((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None and leaf in self._made:
-                self._without_gradient.discard(self._made[leaf])  # it has one since this call
+            if (made := self._made.get(leaf)) is not None and leaf.grad_fn is not None:
+                self._without_gradient.discard(made)  # it has one since this call
         if others := [each for each in leaves_of(result) if not isinstance(each, (torch.Tensor, *SIMPLE))]:
             self._obstacle = self._obstacle or f"the model returns a {type(others[0]).__name__}"
         if self._obstacle:
@@ -301,22 +296,32 @@ class Tape:
             if torch.is_autocast_enabled(device)
         )
 
-        def named(leaf: Any) -> Any:
-            return self._made.get(leaf, leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-        args, kwargs = _pytree.tree_map(named, (args, kwargs))
-        result = self._name(len(self._calls), result)
+        args, kwargs = _mapped(lambda leaf: self._made.get(leaf) or leaf, (args, kwargs))
+        result = self._name(result)
         self._calls.append(_Call(function, args, kwargs, result, torch.is_grad_enabled(), autocast, modes))
 
-    def _name(self, call: int, made: Any) -> Any:
-        """``made`` by this call, with what stands for its tensors in their places."""
-        leaves, structure = _pytree.tree_flatten(made)
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                leaves[number] = self._made[leaf] = _Made(call, number)
-                if leaf.grad_fn is None and call != _GIVEN:
-                    self._without_gradient.add(leaves[number])
-        return _pytree.tree_unflatten(leaves, structure)
+    def _name(self, made: Any) -> Any:
+        """``made`` with what stands for its tensors in their places."""
+
+        def named(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            name = _Made()
+            self._made.put(leaf, name)
+            if leaf.grad_fn is None:
+                self._without_gradient.add(name)
+            return name
+
+        return _mapped(named, made)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """As `_pytree.tree_map`, which takes longer."""
+    if type(value) is tuple:
+        return tuple(_mapped(function, each) for each in value)
+    if type(value) is dict:
+        return {key: _mapped(function, each) for key, each in value.items()}
+    return function(value) if isinstance(value, (torch.Tensor, *SIMPLE)) else _pytree.tree_map(function, value)
 
 
 def _version_of(tensor: torch.Tensor) -> int:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+from weakref import ReferenceType, ref
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.loop_faults import works_on_another_batch
+
+V = TypeVar("V")
+
+
+class OfTensors(Generic[V]):
+    """What belongs to tensors, of which this keeps none."""
+
+    def __init__(self) -> None:
+        # The id of one that is gone may be another's by now. (WeakIdKeyDictionary of torch takes four times as long.)
+        self._known: dict[int, tuple[ReferenceType[torch.Tensor], V]] = {}
+
+    def put(self, tensor: torch.Tensor, value: V) -> None:
+        self._known[id(tensor)] = ref(tensor), value
+
+    def get(self, leaf: Any) -> V | None:
+        known = self._known.get(id(leaf))
+        return known[1] if known is not None and known[0]() is leaf else None
+
+    def items(self) -> Iterator[tuple[torch.Tensor, V]]:
+        """Of those that are still there."""
+        return ((tensor, value) for of, value in self._known.values() if (tensor := of()) is not None)
 
 
 class Trace:
@@ -18,16 +39,17 @@ class Trace:
 
     def __init__(self, sample: Any, unused: Sequence[Trace]) -> None:
         """``unused``: of batches before it in the same loop, of which no gradients were made."""
-        self._made: MutableMapping[torch.Tensor, None] = WeakIdKeyDictionary(
-            {leaf: None for leaf in leaves_of(sample) if isinstance(leaf, torch.Tensor)}
-        )
+        self._made: OfTensors[bool] = OfTensors()
+        for leaf in leaves_of(sample):
+            if isinstance(leaf, torch.Tensor):
+                self._made.put(leaf, True)
         self.unused = list(unused)
         self.is_untouched = True  # nothing was called
         self.is_for_model = False  # which was called
         self.looks_at_size = ""  # where the script has looked last at the number of samples, and has done nothing since
 
     def look_at_size(self, tensor: torch.Tensor, place: str) -> None:
-        if tensor in self._made:
+        if self._made.get(tensor):
             self.looks_at_size = place
 
     def follow(self, given: Sequence[Any], result: Any, is_new: Callable[[torch.Tensor], bool]) -> None:
@@ -36,7 +58,7 @@ class Trace:
         if self._has_any(given):
             for leaf in leaves_of(result):
                 if isinstance(leaf, torch.Tensor) and is_new(leaf):
-                    self._made[leaf] = None
+                    self._made.put(leaf, True)
 
     def require_present(self, given: Sequence[Any], place: Callable[[], str]) -> None:
         """Raises:
@@ -46,4 +68,4 @@ class Trace:
             raise UserError(works_on_another_batch(place()))
 
     def _has_any(self, leaves: Sequence[Any]) -> bool:
-        return any(isinstance(leaf, torch.Tensor) and leaf in self._made for leaf in leaves)
+        return any(self._made.get(leaf) for leaf in leaves)
