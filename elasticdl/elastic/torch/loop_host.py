@@ -287,17 +287,10 @@ class LoopHost(JoinedHost):
         self._note_dropped([tensor])
 
     def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
-        if (
-            self._last
-            and not self.is_idle
-            and self._may_be_torn
-            and not self._is_fresh
-            and not self.participant.is_reduced
-        ):
-            trained = {id(each) for each in self.participant.state.parameters()}
-            if any(id(each) in trained for each in tensors):
-                self._last.tape.note_dropped()
-                self.participant.state.withdraw(tensors)
+        given = self._last
+        if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
+            given.tape.note_dropped()
+            self.participant.state.withdraw(tensors)
 
     @lasting
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
