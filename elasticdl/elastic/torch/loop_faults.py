@@ -149,31 +149,28 @@ def _is_foreign(frame: FrameType) -> bool:
 
 
 class SecondPass:
-    """Of the script's loop, through the batches of a torn step: what of the script shows that there were two."""
+    """Of the script's loop, through the batches of a torn step; it comes next."""
 
     def __init__(self, step: int, end: int, why: Exception) -> None:
         """``step``: that was made last. ``end``: the number of the batch that comes after this one's."""
         self.end = end
         cause = str(why) if isinstance(why, ElasticDLError) else one_line(why)
         self._what = f"step {step + 1} was torn, and was made by another pass through the script's loop ({cause})"
-        self._before: dict[str, Any] = {}
-
-    def begin(self) -> None:
         self._before, _ = _held_by_script()
 
     def told(self) -> str:
-        """The pass is over. Empty if nothing shows it."""
+        """What of the script shows, when this pass is over, that there were two; empty if nothing does."""
         now, added = _held_by_script()
         counts = [name for name, value in now.items() if type(value) is int or (type(value) is float and name in added)]
         counted = [name for name in counts if now[name] > self._before.get(name, now[name])]
-        drawn = [name for name, value in now.items() if isinstance(value, Iterator) and _is_elsewhere(value)]
+        drawn = [name for name, value in now.items() if isinstance(value, Iterator)]
         told = [f"; counted twice: {', '.join(counted)}"] * bool(counted)
         told += [f"; drawn from twice: {', '.join(drawn)}"] * bool(drawn)
         return self._what + "".join(told) if told else ""
 
 
 def _held_by_script() -> tuple[dict[str, Any], set[str]]:
-    """Variables of the function that loops over the batches, with those of its objects; and the names to which it adds something."""
+    """Of the function that loops over the batches: numbers, also of its objects, and iterators; and the names to which it adds something."""
     frame = sys._getframe()
     while frame.f_back is not None and (_is_foreign(frame) or frame.f_code.co_flags & inspect.CO_GENERATOR):
         frame = frame.f_back  # a generator is around the loader, such as a progress bar
@@ -183,12 +180,12 @@ def _held_by_script() -> tuple[dict[str, Any], set[str]]:
         if is_scripts_own(kind):
             held.update({f"{name}.{key}": value for key, value in getattr(each, "__dict__", {}).items()})
     steps = pairwise(dis.get_instructions(frame.f_code))
-    return held, {name.argval for add, name in steps if add.opname == "BINARY_OP" and add.argrepr == "+="}
-
-
-def _is_elsewhere(iterator: Any) -> bool:
-    """It is no file, and not the loop over the batches itself, which has got here."""
-    return not isinstance(iterator, io.IOBase) and not getattr(iterator, "gi_running", False)
+    added = {name.argval for add, name in steps if add.opname == "BINARY_OP" and add.argrepr == "+="}
+    held = {name: each for name, each in held.items() if isinstance(each, (int, float, Iterator))}
+    # A generator that runs is the loop over the batches itself.
+    return {
+        n: v for n, v in held.items() if not isinstance(v, io.IOBase) and not getattr(v, "gi_running", False)
+    }, added
 
 
 def left_out_by_size(place: str, whole: int, mine: int) -> str:

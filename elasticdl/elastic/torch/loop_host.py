@@ -70,8 +70,9 @@ class LoopHost(JoinedHost):
         self._values = values
         self._share = share
         self._order = Order(data)
-        self._repeats: OpenBatch | None = None  # the script must be given this one again, and those after it
-        self._second: SecondPass | None = None  # what to tell of it
+        # The script must be given this one again, and those after it; and why.
+        self._repeats: tuple[OpenBatch, Exception] | None = None
+        self._second: SecondPass | None = None  # that the script makes
         self._passes_more = 0  # by this script, than there were batches
         self._is_owed = False  # the batch in hand is a stand-in for one that others were given once more
         self._watch = Watch(model, self)
@@ -200,12 +201,13 @@ class LoopHost(JoinedHost):
         number, self._is_owed = number - self._is_owed, False
         if self._repeats is None:
             if self._second is not None and number >= self._second.end:
-                if self.job.rank == 0 and (told := self._second.told()):
+                if told := self._second.told():
                     self.job.warn(told)
                 self._second = None
             return number
         self._watch.stop()
-        first, self._repeats = self._repeats, None
+        (first, why), self._repeats = self._repeats, None
+        self._second = SecondPass(self.participant.state.step, number, why) if self.job.rank == 0 else None
         self._passes_more += number - first.batch.number
         place = self.participant.position
         answers, repeats = place.answers.state_dict(), place.repeats
@@ -214,8 +216,6 @@ class LoopHost(JoinedHost):
         place.repeats = repeats
         if first.noted is not None:
             self.participant.state.attributes.put_back(first.noted)
-        if self._second is not None:
-            self._second.begin()
         return first.batch.number
 
     @lasting
@@ -399,8 +399,7 @@ class LoopHost(JoinedHost):
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
         self._note_repeat(first, last)
-        self._repeats = first
-        self._second = SecondPass(self.participant.state.step, last.batch.number + 1, error)
+        self._repeats = first, error
         if first.batch.epoch != last.batch.epoch:
             raise UserError("a step that was torn has batches of two epochs, which can't be given again") from error
 
