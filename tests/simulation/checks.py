@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import messages as m
+from elasticdl.elastic.core.agreement import Disagreement
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import Member, World
@@ -16,6 +17,7 @@ from elasticdl.master.state.instructions import Phase
 from tests.simulation.adapter import HEARTBEAT_TIMEOUT
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind
+from tests.simulation.unlike import Given
 
 if TYPE_CHECKING:
     from tests.simulation.masters import Master
@@ -228,9 +230,17 @@ class Checks:
 
     def refused(self, process: Process) -> None:
         """It can't begin to train, for what it has read."""
-        if not process.is_unlike:
+        drifted = self._drifted is not None and self._drifted[0] == process.core.world.version
+        if not process.is_unlike and not drifted:
             raise Violation(ALIKE, f"worker {process.worker_id} is refused, and has what the job has")
         self._refused += 1
+
+    def judged(self, differing: set[int], members: dict[int, Given], found: Disagreement) -> None:
+        """These differ from rank 0's worker, which is the first."""
+        first, *_ = members.values()
+        newcomers_alone = first.trained and not any(members[worker_id].trained for worker_id in differing)
+        if newcomers_alone and set(found.refused) != differing:
+            raise Violation(ALIKE, f"workers {differing} have made no step, and the job is to end for what they have")
 
     def drifts(self, process: Process, model: Model) -> None:
         state = process.state

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticdl.common.backoff import TokenBucket
+from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
@@ -246,6 +247,12 @@ PLANTED = (
     # What workers compare.
     PlantedFault("the batches of a step are not compared", _votes_for_one("one_batch"), range(300), unlike=True),
     PlantedFault("the states of workers are not compared", _votes_for_one("one_state"), range(300), unlike=True),
+    PlantedFault(
+        "a newcomer that alone differs ends the job",
+        _method(agreement, "newcomers_alone", lambda members, differing: ()),
+        range(300),
+        unlike=True,
+    ),
     PlantedFault(
         "a newcomer that cannot start is taken for the user's code",
         _method(Fleet, "failed", lambda fleet, record, event: event),

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import Disagreement
@@ -314,10 +315,25 @@ def combine_step(process: Process, world: World, inputs: dict[int, Given]) -> Re
     members, checks = list(inputs.values()), process.site.checks
     first, vote = members[0], vote_of(members)
     if not vote.one_batch and not vote.ended:
-        return vote, {}, disagreement(inputs)
+        found = disagreement(inputs)
+        plans = {worker_id: each.plan and each.plan.checksum for worker_id, each in inputs.items()}
+        checks.judged(
+            {worker_id for worker_id, plan in plans.items() if plan != plans[world.root.worker_id]}, inputs, found
+        )
+        return vote, {}, found
     epoch = first.plan.epoch if first.plan else first.weights.epoch
-    if any(each.weights is not first.weights for each in members):
-        checks.differ(world, epoch, compared=not vote.one_state)
+    differing = {worker_id for worker_id, each in inputs.items() if each.weights is not first.weights}
+    if differing:
+        compared = not vote.one_state
+        refused = agreement.newcomers_alone(
+            [(worker_id, each.trained) for worker_id, each in inputs.items()], differing
+        )
+        if compared and not vote.ended:
+            found = Disagreement("other weights", refused)
+            checks.judged(differing, inputs, found)
+            if refused:
+                return vote, {}, found
+        checks.differ(world, epoch, compared=compared)
     if vote.ended or first.plan is None:
         return vote, {worker_id: each.weights for worker_id, each in inputs.items()}, Disagreement()
     steps = {(each.plan.epoch, each.plan.step) for each in members if each.plan}

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
@@ -42,9 +43,9 @@ def told_by(members):
     return told
 
 
-def train(members, plant=lambda member: None, epochs=3, at=1, step=0):
+def train(members, plant=lambda member: None, epochs=3, at=1, step=0, each=lambda member: None):
     """``plant`` is done on rank 2 in this epoch, after its step of this number, from 0. Returns what each member ends with: None,
-    or what it says."""
+    or what it says. ``each``: done on each member after each step."""
 
     def work(member):
         try:
@@ -54,9 +55,12 @@ def train(members, plant=lambda member: None, epochs=3, at=1, step=0):
                     member.state.commit()
                     if (epoch, number) == (at, step) and member.context.rank == 2:
                         plant(member)
+                    each(member)
             member.state.cast_end_vote()
         except UserError as error:
             return str(error)
+        except WorldBroken as error:
+            return f"torn: {error}"
         return None
 
     with ThreadPoolExecutor(len(members)) as pool:
@@ -100,6 +104,56 @@ KITS = pytest.mark.parametrize("kit", [elastic_kit, elastic_keras_kit], ids=["to
 
 
 # -- what makes the model --
+
+
+def as_newcomer(plant):
+    def planted(member):
+        member.state._position.made = 0
+        plant(member)
+
+    return planted
+
+
+def frozen(member):
+    if isinstance(member.model, keras.Model):
+        first = member.model.layers[0]
+        first.trainable = False
+        member.state.train_step._trainable = member.model.trainable_variables
+    else:
+        member.model[0].requires_grad_(False)
+
+
+def other_buffer(member):
+    member.model.register_buffer("more", torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("kit", "plant", "step", "named"),
+    [
+        (elastic_kit, other_rate, 1, "optimizer.param_groups.0.lr is 0.1 on worker 0 and 0.2 on worker 2"),
+        (elastic_kit, scaled(1.01), 3, "model.0.weight differs by 0.0"),
+        (elastic_kit, frozen, 1, "the workers train different parameters, of which this one has 2"),
+        (elastic_kit, other_buffer, 1, "the models of the workers have different buffers"),
+        (elastic_keras_kit, other_rate, 1, "optimizer.learning_rate is 0.1 on worker 0 and 0.2 on worker 2"),
+        (elastic_keras_kit, scaled(1.01), 3, "/kernel"),
+        (elastic_keras_kit, frozen, 1, "the models of the workers have different variables, or train different ones"),
+    ],
+)
+def test_who_has_made_no_step_and_alone_differs_is_refused_alone(kit, plant, step, named):
+    members = members_of(kit)
+    for rank, member in enumerate(members):
+        member.context._core.worker_id = rank
+
+    def new_world(member):
+        """In the first step of which all is compared."""
+        member.state._agreed = -1
+
+    torn, other, refused = train(members, as_newcomer(plant), at=0, step=step, epochs=2, each=new_world)
+    assert refused.startswith("refused: ")
+    assert named in refused
+    assert torn == other
+    assert torn.startswith("torn: workers [2] are refused: ")
+    assert [member.state.step for member in members] == [step + 1] * 3
 
 
 @KITS

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from elasticdl.common.errors import UserError
+from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.plan import Samples
 
 PIECES, BITS = 5, 6
@@ -52,6 +54,16 @@ def plain_text(value: Any) -> str:
     except Exception:  # noqa: BLE001  it may be anybody's
         return type(value).__name__
     return type(value).__name__ if _ADDRESS in text or text.startswith("<") else text
+
+
+def newcomers_alone(members: Sequence[tuple[int, bool]], differing: Container[int]) -> tuple[int, ...]:
+    """Who of those that differ from rank 0's worker is refused: all, if rank 0 has trained and none of them has; else nobody.
+
+    ``members``: by rank, the worker, and whether it has made a step of the job.
+    """
+    found = [(worker, trained) for worker, trained in members if worker in differing]
+    is_theirs = members[0][1] and not any(trained for _, trained in found)
+    return tuple(worker for worker, _ in found) if is_theirs else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +104,23 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """What differs between the batches of a step, in one line. ``refused``: workers that came later and alone differ. No line: nothing
+    """What differs between the members of a step, in one line. ``refused``: workers that came later and alone differ. No line: nothing
     differs. Nobody refused: the job can't go on."""
 
     line: str = ""
     refused: tuple[int, ...] = ()
+
+    def refuse(self, worker: int) -> None:
+        """All members come here, each with its number. It returns where nobody is refused.
+
+        Raises:
+            UserError: this worker is refused.
+            WorldBroken: another worker is.
+        """
+        if worker in self.refused:
+            raise UserError(f"refused: {self.line}")
+        if self.refused:
+            raise WorldBroken(f"workers {list(self.refused)} are refused: {self.line}")
 
     @classmethod
     def of(cls, facts: Sequence[BatchFacts], data: Sequence[str] = ()) -> Self:
@@ -110,9 +134,8 @@ class Disagreement:
         found = [(other, what) for other, what in found if what]
         if not found:
             return cls()
-        newcomers = tuple(other.worker for other, _ in found if root.trained and not other.trained)
         return cls(
             f"step {root.step}: {found[0][1]}: all workers must draw the same samples in the same order; give what draws them a "
             "seed, and the same data on every worker",
-            newcomers if len(newcomers) == len(found) else (),
+            newcomers_alone([(each.worker, each.trained) for each in facts], {other.worker for other, _ in found}),
         )

@@ -23,6 +23,8 @@ from elasticdl.elastic.training.cursor import StepBatch
 from elasticdl.elastic.training.pieces import InHand
 from elasticdl.tensorflow import keras, tf
 
+OTHER_VARIABLES = "the models of the workers have different variables, or train different ones: make the model alike on all, and freeze its layers alike"
+
 
 class KerasState(state.TrainingState):
     """See `elasticdl.elastic.training.state.TrainingState`."""
@@ -49,6 +51,7 @@ class KerasState(state.TrainingState):
         self.begun = BegunEpoch()
         self.callbacks = CallbacksParts()
         self._sums: tf.Tensor | None = None
+        self._agreed = -1  # version of the world whose members have found that they train the same variables
         self._whole: tuple[Any, Any, MicroBatch] | None = None  # the step's only micro-batch, in a world of one
         self._hold(
             self.begun,
@@ -151,6 +154,9 @@ class KerasState(state.TrainingState):
             batch = self.loader.sampler.current
             checksum = self._batch_check.ballot(batch.plan if batch is not None and not ended else None)
             sums = self.train_step.nothing(self._cast_vote(batch=checksum, ended=ended, state=state))
+        if self._agreed != self._job.world.version and self._job.world.size > 1:
+            self._require_one(self.train_step.trained, OTHER_VARIABLES)
+            self._agreed = self._job.world.version
         return self._job.collective.sum(sums, "elasticdl.step")
 
     @staticmethod

@@ -241,6 +241,12 @@ class TrainStep:
         return (concrete if kind == first else function)(*arguments)
 
     @property
+    def trained(self) -> str:
+        """Which of the model's variables are trained, and the shapes of all sums: on all workers the same."""
+        numbers = {id(variable): number for number, variable in enumerate(self.model.variables)}
+        return repr(([numbers.get(id(variable)) for variable in self._trainable], self._shapes))
+
+    @property
     def captured(self) -> list[Any]:
         """Variables that are neither Keras's nor the model's: model and loss read them, or an optimizer of the user's own keeps them."""
         functions = ("micro", "apply") if "micro" in self._captured else ("whole",)

@@ -14,8 +14,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement
-from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, newcomers_alone
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.training.data_facts import DataFacts
@@ -59,11 +58,29 @@ class BatchCheck:
         )
         said = self._collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
         found: Disagreement = pickle.loads(said)
-        if mine.worker in found.refused:
-            raise UserError(f"refused: {found.line}")
-        if found.refused:
-            raise WorldBroken(f"workers {list(found.refused)} are refused: {found.line}")
+        found.refuse(mine.worker)
         return found.line
+
+
+def require_one(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> None:
+    """All members come here with what has to be the same.
+
+    ``line``: what is to be said if it differs. ``trained``: this worker has made a step of the job before.
+
+    Raises:
+        UserError: it differs, or this worker is refused, as it came later and has another than the rest.
+        WorldBroken: another worker is.
+    """
+    told = [
+        pickle.loads(each.tobytes()) for each in collective.gather(_packed((worker, trained, mine)), "elasticdl.others")
+    ]
+    others = {number for number, _, text in told if text != told[0][2]}
+    refused = newcomers_alone([each[:2] for each in told], others) if others else ()
+    said = collective.broadcast_bytes(pickle.dumps((bool(others), refused)), "elasticdl.refused")
+    differ, refused = pickle.loads(said)
+    Disagreement(line, refused).refuse(worker)
+    if differ:
+        raise UserError(line)
 
 
 def _packed(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

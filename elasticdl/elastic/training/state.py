@@ -19,7 +19,7 @@ from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.batch_check import BatchCheck
+from elasticdl.elastic.training.batch_check import BatchCheck, require_one
 from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
@@ -88,7 +88,7 @@ class TrainingState(ABC):
             sampler.step_begins = self._step_begins
         self._batch_check = BatchCheck(job.collective, self._data_facts)
         self._check = StateCheck(
-            job.check_state, job.worker_id, job.collective, self, tensors, self.take_over, job.warn
+            job.check_state, job.worker_id, job.collective, self, tensors, self.take_over, job.warn, self._has_trained
         )
         self.bind_state()
 
@@ -316,6 +316,14 @@ class TrainingState(ABC):
         """Nothing of the state has been touched for it."""
         self._check.begin(self.progress)
 
+    def _has_trained(self) -> bool:
+        """This worker has made a step."""
+        return self._position.made > 0
+
+    def _require_one(self, mine: str, line: str) -> None:
+        """See `require_one`."""
+        require_one(self._job.collective, self._job.worker_id, mine, line, trained=self._has_trained())
+
     @property
     def _wants_to_stop(self) -> bool:
         return self.stopping and self._job.world.rank == 0
@@ -325,7 +333,7 @@ class TrainingState(ABC):
 
         Raises:
             RuntimeError: the members do not make the same step.
-            UserError: the batch of this worker, or that of others, is not the same as that of rank 0.
+            UserError: the batch or the state of this worker, or that of others, is not the same as that of rank 0.
             WorldBroken: a worker that came later is refused.
         """
         difference = ""

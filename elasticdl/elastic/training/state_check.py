@@ -21,6 +21,7 @@ import numpy as np
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.core.agreement import Disagreement, newcomers_alone
 from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.training.fingerprint import Survey, distance, leaves, plain_mark, shown
@@ -79,6 +80,7 @@ class Found:
     who: str = ""  # holds another model than whom
     model: tuple[Difference, ...] = ()  # what is the cause rather than what has come of it is first
     others: tuple[Difference, ...] = ()
+    refused: tuple[int, ...] = ()  # workers that came later, who alone hold another model
 
     @property
     def is_rounding(self) -> bool:
@@ -107,8 +109,10 @@ class StateCheck:
         tensors: Tensors,
         take_over: Callable[[], None],
         tell: Callable[[str], None],
+        has_trained: Callable[[], bool],
     ) -> None:
-        """``how``: as ``--check_state``. ``take_over``: on all members, be at rank 0's model. ``tell``: for the journal."""
+        """``how``: as ``--check_state``. ``take_over``: on all members, be at rank 0's model. ``tell``: for the journal.
+        ``has_trained``: this worker has made a step."""
         self._each = int(how) if how.isdigit() else 0
         self._is_on = how != CHECK_OFF
         self._always_repairs = how == CHECK_REPAIR
@@ -118,6 +122,7 @@ class StateCheck:
         self._tensors = tensors
         self._take_over = take_over
         self._tell = tell
+        self._has_trained = has_trained
         self._seen = (-1, -1)  # world and epoch, or number of steps, of the last comparison
         self._step = -1  # after which the members vote
         self._survey: Survey | None = None  # before the step in hand, if all is compared in it
@@ -153,7 +158,8 @@ class StateCheck:
         """All members vote on the same step.
 
         Raises:
-            UserError: their models differ.
+            UserError: their models differ, or this worker is refused.
+            WorldBroken: another worker is.
         """
         survey, self._survey = self._survey, None
         self.workers = 0
@@ -161,10 +167,11 @@ class StateCheck:
             return
         if not one_state:
             try:
-                self._judge(self._compare(survey, leaves(self._settings)))
+                found = self._compare(survey, leaves(self._settings))
             except WorldBroken as failure:  # the next step finds that as well, where it can be mended
                 log.info("the states were not compared: %s", failure)
                 return
+            self._judge(found)
         self._same_settings = self._step
         if survey is not None:
             self._same = self._step
@@ -222,10 +229,12 @@ class StateCheck:
                 text=f"after step {self._step} the workers' states were not the same, {what}: all have taken rank 0's",
             )
         elif found.model:
-            raise UserError(
+            line = (
                 f"after step {self._step} {self._line(found)} What all workers hold must be computed alike on all "
                 "(docs/reliability.md)"
             )
+            Disagreement(line, found.refused).refuse(self._worker_id)
+            raise UserError(line)
         fresh = {_group(each.piece): each for each in found.others if _group(each.piece) not in self._told}
         if fresh:
             likely = _likely(next(iter(fresh.values())).piece, LIKELY_VALUE)
@@ -259,7 +268,7 @@ class StateCheck:
         of_model, of_others = self._from_root([_differing([each[kind] for each in every]) for kind in (1, 2)])
         apart = [(name, self._distance(name, model), _text(name, model)) for name in of_model]
         texts = [(name, float("inf"), _text(name, others)) for name in of_others]
-        told = self._gathered([self._worker_id, *([apart, texts] if model else [[], []])], "differences")
+        told = self._gathered([self._has_trained(), *([apart, texts] if model else [[], []])], "differences")
         found: Found = self._from_root(_found(every, told))
         return found
 
@@ -287,8 +296,8 @@ def _differing(marks: Sequence[Mapping[str, int]]) -> list[str]:
 
 
 def _found(every: Sequence[Any], told: Sequence[Any]) -> Found:
-    """``every``: of each member the worker and its marks, of model and others. ``told``: of those that differ, of each member
-    how far it is from rank 0's, and as text."""
+    """``every``: of each member the worker and its marks, of model and others. ``told``: of each member whether it has trained, and of
+    those that differ how far it is from rank 0's, and as text."""
     first, *roots = every[0]
     found: tuple[list[Difference], list[Difference]] = ([], [])
     for (worker, *marks), (_, *pieces) in zip(every, told, strict=True):
@@ -297,7 +306,9 @@ def _found(every: Sequence[Any], told: Sequence[Any]) -> Found:
                 if by and roots[kind].get(name) != marks[kind].get(name):
                     found[kind].append(Difference(name, worker, by, roots_text, text))
     model = sorted(found[0], key=lambda each: (_order(each.piece), -each.distance))
-    return Found(first, _who(model[0].piece, every) if model else "", tuple(model), tuple(found[1]))
+    members = [(worker, trained) for (worker, *_), (trained, *_) in zip(every, told, strict=True)]
+    refused = newcomers_alone(members, {each.worker for each in model})
+    return Found(first, _who(model[0].piece, every) if model else "", tuple(model), tuple(found[1]), refused)
 
 
 def _order(piece: str) -> int:

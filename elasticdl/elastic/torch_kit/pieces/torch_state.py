@@ -84,6 +84,7 @@ class TorchState(state.TrainingState):
             leaves_missing_grads_none=self._leaves_absent_gradients,
             may_be_summed=job.under_master,
             hooks_rest=job.under_master or not self._makes_one_pass,
+            require_one=self._require_one,
         )
         self.hooks = self._reducer.hooks
         self._weighed = WeighedGradients(

@@ -59,12 +59,15 @@ class GradientReducer:
         leaves_missing_grads_none: bool = False,
         may_be_summed: bool = True,
         hooks_rest: bool = True,
+        require_one: Callable[[str, str], None] | None = None,
     ) -> None:
         """``parameters``: all that the optimizer has at present. ``modules``: whose buffers are summed. ``leaves_missing_grads_none``: a parameter that no worker
-        has a gradient of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`."""
+        has a gradient of ends with none, as on one device, instead of with zeros. ``may_be_summed``: there may be other workers. ``hooks_rest``: see `ParameterHooks`.
+        ``require_one``: called on all members if they differ in the first, with a line that says so; it raises an error."""
         self.hooks = ParameterHooks(parameters, rest=hooks_rest)
         self._all = parameters
         self._collective = collective
+        self._require_one = require_one
         self._buffers = Buffers(modules, may_be_summed=may_be_summed)
         device = next((each.device for each in parameters()), torch.device("cpu"))
         self.passes = PassTimer(device)
@@ -212,7 +215,7 @@ class GradientReducer:
 
         Raises:
             UserError: the workers train different parameters.
-            WorldBroken: gradients are gone; parameters and buffers are untouched.
+            WorldBroken: gradients are gone, or a newcomer is refused; parameters and buffers are untouched.
         """
         self._votes[vote.LEAVING], self._votes[vote.STOPPING] = leaving, stopping
         vote.mark(self._votes, batch, state)
@@ -327,20 +330,20 @@ class GradientReducer:
         parameters = list(self._all())
         trained = [(i, each.shape, _order(each), each.dtype) for i, each in enumerate(parameters) if each.requires_grad]
         buffers = [(each.shape, each.dtype) for each in self._buffers.deltas]
-        mine = torch.tensor([*_four_bytes(trained), *_four_bytes(buffers)], dtype=torch.float32)
-        total = mine.clone()
-        self._collective.sum_([total], "elasticdl.trained")
-        differ = total != mine * self._collective.world.size
-        if differ[:4].any():
-            raise UserError(
-                f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
-                "alike on all, by the epoch or the step, and not by what one worker has seen of a batch"
-            )
-        if differ.any():
-            raise UserError(
-                "the models of the workers have different buffers: register them when the model is made, with shapes that do not "
-                "depend on what a worker has computed"
-            )
+        held = {
+            f"the workers train different parameters, of which this one has {len(trained)}: freeze, unfreeze and add them "
+            "alike on all, by the epoch or the step, and not by what one worker has seen of a batch": repr(trained),
+            "the models of the workers have different buffers: register them when the model is made, with shapes that do not "
+            "depend on what a worker has computed": repr(buffers),
+        }
+        checksums = [zlib.crc32(each.encode()) for each in held.values()]
+        sums = torch.tensor([number for each in checksums for number in agreement.pieces(each)])
+        self._collective.sum_([sums], "elasticdl.trained")
+        for at, (line, mine) in enumerate(held.items()):
+            if not agreement.all_equal(sums.tolist()[at * agreement.SIZE :], self._collective.world.size):
+                if self._require_one is not None:
+                    self._require_one(mine, line)
+                raise UserError(line)
         present = self._present()
         for each in present:
             if each.is_floating_point() and each.itemsize == 1:
@@ -373,10 +376,6 @@ class GradientReducer:
 
 def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
     return [*map(id, present)] != [*map(id, before)]
-
-
-def _four_bytes(value: object) -> bytes:
-    return zlib.crc32(repr(value).encode()).to_bytes(4, "big")
 
 
 def _order(parameter: torch.Tensor) -> list[int]:
