@@ -60,6 +60,7 @@ class ScriptRuntime(Generic[ContextT]):
         self.in_training: TrainingState | None = None  # what a function below `run` trains at present
         self._finish: Callable[[], TrainingState | None] | None = None  # a training in place, once the script has ended
         self._about_failure: Callable[[], str] = str
+        tell_uncaught_in_one_line()  # what is called before the job is joined may refuse, too
 
     def init(
         self,
