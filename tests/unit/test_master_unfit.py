@@ -6,6 +6,7 @@ from master_kit import Yard, launched
 from elasticdl.master.core.fleet import TRIES_OF_PLACE
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
+from elasticdl.master.state import instructions as i
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):
@@ -69,14 +70,18 @@ def test_tries_come_later_and_later_and_are_those_of_one_place():
     assert len([w for w in y.job.view().workers if w.state == "member"]) == 2
 
 
-def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason():
+def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason_and_keeps_its_state():
     y = training_with_a_place_to_fill()
     y.scale(2, 2)
     for worker_id in range(2, 2 + TRIES_OF_PLACE):
         assert y.end == ""
         fail(y, worker_id, message="KeyError: 'label'")
         y.wait(LONGEST_DELAY)
-    assert y.end == "4 workers in a row could not start, last worker 5: KeyError: 'label'"
+    assert y.end == (
+        "4 workers in a row could not start, last worker 5: KeyError: 'label'; the state is kept, and the same command goes on from it, "
+        "with --num_workers 1-2 also on 1"
+    )
+    assert [(each.worker_ids, each.checkpoint) for each in y.out if isinstance(each, i.StopWorkers)] == [((0,), True)]
 
 
 @pytest.mark.parametrize("somebody_trained", [True, False])

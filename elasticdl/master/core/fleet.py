@@ -14,7 +14,8 @@ nothing. Ids are never used again.
 | too many crashed after having trained           | the job fails; training on for a while clears the count          |
 | ended with code 0 and never asked for a world   | the job fails: the program does not train with others            |
 | could not start, while others can train         | it is replaced after a delay; after four in a row in its place   |
-|                                                 | no more, until the job is scaled                                 |
+|                                                 | no more, until the job is scaled; a job that needs more fails,   |
+|                                                 | and keeps its state                                              |
 | finished                                        | it is not replaced                                               |
 
 However many are lost, replacements are launched at a bounded rate (`BURST`, `RATE`).
@@ -260,7 +261,13 @@ class Fleet:
         most = others + self._held(self._now)
         why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
         if most < least:
-            return why, ""
+            fewer = f"--num_workers {most}-{self._losses.workers}"
+            helps = (
+                f"; the state is kept, and the same command goes on from it, with {fewer} also on {most}"
+                if most
+                else ""
+            )
+            return why + helps, ""
         self.crashes = replace(self.crashes, most=most, given_up=why)
         workers = f"{most} worker{'s' if most > 1 else ''}"
         return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"

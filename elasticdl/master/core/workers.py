@@ -6,7 +6,7 @@ the whole: whether workers are to be launched or let go, whether a world can be 
 
 from __future__ import annotations
 
-from elasticdl.master.core.fleet import Departure, Fleet
+from elasticdl.master.core.fleet import TRIES_OF_PLACE, Departure, Fleet
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
 from elasticdl.master.rules.progress_limits import ProgressLimits
@@ -176,7 +176,8 @@ class Workers:
         context = TransitionContext(now, reason, gone, lost=cause, clean=event.code == 0)
         out += self._fire(record, Trigger.EXIT, context)
         if fatal:
-            self.ending.decide(Outcome(Phase.FAILED, fatal, event.output))
+            keeps = record.tries >= TRIES_OF_PLACE  # nothing is wrong with those that train
+            self.ending.decide(Outcome(Phase.FAILED, fatal, event.output, checkpoint=keeps))
         return [*out, *self.reconcile(now)]
 
     def _fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:
