@@ -62,6 +62,26 @@ def test_workers_join_leave_and_are_killed(tmp_path, engine):
     require_same(read_curve(curve), plain)
 
 
+def test_a_newcomer_that_sets_another_rate_is_refused_and_the_job_goes_on(tmp_path):
+    plain = curve_of("plain_classifier.py", tmp_path / "plain", 6)
+    curve, slow, other = tmp_path / "elastic", tmp_path / "slow", tmp_path / "other"
+    slow.touch()
+    script = ["python", str(SCRIPTS / "plain_classifier.py"), str(curve), "6"]
+    options = ["--num_workers", "1-2", "--collective", "torch"]
+    env = {"TEST_SLOW_WHILE": str(slow), "TEST_OTHER_RATE": str(other)}
+    with start(tmp_path, "run", *options, "--", *script, **env) as job:
+        job.wait_for_rows(curve, 10)
+        other.touch()
+        job.signal(1, signal.SIGKILL)
+        job.wait_for("a refusal", lambda: [each for each in job.entries("worker_left") if each["worker"] > 1])
+        refused = next(each for each in job.entries("worker_left") if each["worker"] > 1)
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+    assert "refused: after step" in refused["reason"]
+    assert " on worker 0 and 0.3 on worker " in refused["reason"]
+    require_same(read_curve(curve), plain)
+
+
 def test_what_peoples_loops_have(tmp_path):
     """Among it a checkpoint of their own, which the worker reads that takes the place of one that was killed."""
     plain = curve_of("plain_features.py", tmp_path / "alone", 6)

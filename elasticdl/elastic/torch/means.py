@@ -23,7 +23,8 @@ class Means:
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
         """``own``: the value over this worker's part of the batch that was ``given`` last."""
-        if self._job.size == 1 and not participant.is_torn:
+        has_grown = given is not None and given.most < len(given.part.indices)  # the step was torn, and made alone
+        if self._job.size == 1 and not participant.is_torn and not has_grown:
             return own
         vote, loss = participant.state.vote, self.steps_loss
         if participant.is_reduced and given is not None and len(participant.open_batches) == 1:

@@ -28,6 +28,9 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 model, optimizer, train_loader = elastic.prepare(model, optimizer, train_loader)
 
 
+is_other = os.path.exists(os.environ.get("TEST_OTHER_RATE", ""))  # when this worker begins
+
+
 def wait_a_little(step):
     """Longer with each step: what a test waits for happens long before the last, however busy the machine."""
     if elastic.catching_up():
@@ -39,6 +42,8 @@ def wait_a_little(step):
 step = 0
 for epoch in range(epochs):
     for i, (inputs, labels) in enumerate(train_loader):
+        if is_other:
+            optimizer.param_groups[0]["lr"] = 0.3
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)
