@@ -134,6 +134,15 @@ optimizer.step()
 """
 
 
+def test_what_refuses_before_the_job_is_joined_says_so_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import elasticdl.elastic.torch as elastic\nelastic.prepare(None)\n")
+    with start(tmp_path, "run", "--num_workers", "2", "--", "python", str(script)) as job:
+        assert job.finish() != 0
+        assert {each["worker"] for each in job.entries("worker_launched")} == {0, 1}, job.describe()
+        assert "Traceback" not in job.output
+
+
 def test_a_loop_that_was_not_prepared_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OWN_STEPS)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from elastic_kit import Board, Trainee, in_threads, train_together
 from refusal_kit import refused
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import DataLoader
 
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.protocol import SaveScope
+from elasticdl.elastic.torch_kit.pieces.groups import Groups
 from elasticdl.elastic.torch_kit.pieces.model_attributes import Attributes, holders_of_callbacks
 from elasticdl.elastic.training.pieces import Piece
 
@@ -206,3 +208,12 @@ def test_a_newcomer_of_keras_keeps_its_own_file(made):
     own = newcomer.file
     other.catch_up(lambda: None)
     assert (newcomer.file, newcomer.steps) == (own, 7)
+
+
+def test_a_parameter_of_another_name_is_named():
+    def groups(model):
+        return Groups(lambda: [model], torch.optim.SGD(model.parameters(), lr=0.1), may_be_undone=False)
+
+    pruned = l1_unstructured(torch.nn.Linear(2, 2), "weight", 0.5)
+    dumped = groups(torch.nn.Linear(2, 2)).dump()
+    refused("SGD has 0:bias here, and 0:weight where the state comes from", lambda: groups(pruned).load(dumped))

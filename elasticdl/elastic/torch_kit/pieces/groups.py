@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,18 +49,20 @@ class Groups(Piece):
         Raises:
             UserError: they are others.
         """
-        here = self.dump()
-        if here == dumped:
+        held = self.dump()
+        if held == dumped:
             return
         by_name = dict(self._named())
-        for mine, theirs, each in zip(here, dumped, self._optimizers, strict=True):
+        for mine, theirs, each in zip(held, dumped, self._optimizers, strict=True):
             added = theirs[len(mine) :]
             is_known = all(name in by_name for group in added for name in group)
             if theirs[: len(mine)] != mine or not is_known:
+                pairs = zip(itertools.chain(*mine), itertools.chain(*theirs), strict=False)
+                unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)
+                here, there = unlike or (f"groups of {_sizes(mine)} parameters", f"of {_sizes(theirs)}")
                 raise UserError(
-                    f"the optimizer {type(each).__name__} has groups of {_sizes(mine)} parameters here, and of {_sizes(theirs)} where "
-                    "the state comes from: a worker that comes later can add groups of the model's parameters at the end; make all others "
-                    "when the optimizer is made"
+                    f"the optimizer {type(each).__name__} has {here} here, and {there} where the state comes from: a worker that comes later "
+                    "can add groups of the model's parameters at the end; make all others when the optimizer is made"
                 )
             for group in added:
                 each.add_param_group({"params": [by_name[name] for name in group]})
