@@ -12,7 +12,7 @@ from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, open_screen, own_outlets, tell
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.cli.wording import Once, is_over, reasons_of, stopped_text, summary_lines
+from elasticdl.cli.wording import Once, is_over, kept_text, reasons_of, stopped_text, summary_lines
 from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.event_catalogue import KINDS, news
 from elasticdl.job.facts import Facts
@@ -86,6 +86,8 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         noted.raise_first()
         raise JobFailedError(stopped_text(status, found))
     if status.phase != "succeeded":
+        if (kept := kept_text(status, Facts.of(job.journal()).state)).startswith("kept"):
+            tell(kept)
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")
     return 0

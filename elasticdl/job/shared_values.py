@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 MOST_MARKS = 100
+# Scope and key of the entry that rank 0 makes in the store of each world: what its data and its model are. It may have so many bytes.
+FACTS = ("job", "facts")
+MOST_FACTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ class LastWordTaken(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt", "marks")
+    __slots__ = ("job_name", "heartbeat_interval", "generation", "epoch", "epoch_steps", "learnt", "marks", "facts")
     class MarksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +288,7 @@ class Welcome(_message.Message):
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     LEARNT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     job_name: str
     heartbeat_interval: float
     generation: int
@@ -295,7 +296,8 @@ class Welcome(_message.Message):
     epoch_steps: int
     learnt: str
     marks: _containers.ScalarMap[int, float]
-    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ..., marks: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    facts: bytes
+    def __init__(self, job_name: _Optional[str] = ..., heartbeat_interval: _Optional[float] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., epoch_steps: _Optional[int] = ..., learnt: _Optional[str] = ..., marks: _Optional[_Mapping[int, float]] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("world_version", "reason")

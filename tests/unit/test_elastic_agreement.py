@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of
+from elasticdl.elastic.core.agreement import BatchFacts, Disagreement, checksum_of, newcomers_alone
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.core.progress import Progress, StepPlan
 from elasticdl.elastic.core.vote import SAMPLES, VOTE_SIZE, Vote, mark
@@ -301,3 +301,17 @@ def test_data_are_compared_in_a_worlds_first_step_however_often_it_is_made():
 
     alike = [mine == other for mine, other in zip(ballots("a"), ballots("b"), strict=True)]
     assert alike == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("members", "differing", "refused"),
+    [
+        ([(1, True), (2, True), (3, False)], {3}, (3,)),
+        ([(1, True), (3, False), (4, False)], {3, 4}, (3, 4)),
+        ([(1, True), (2, True), (3, False)], {2, 3}, ()),  # the job itself is not one
+        ([(1, False), (3, False)], {3}, ()),  # all have just begun
+        ([(1, True), (3, False)], set(), ()),
+    ],
+)
+def test_who_has_never_made_a_step_and_alone_differs_is_refused(members, differing, refused):
+    assert newcomers_alone(members, differing) == refused

@@ -135,6 +135,11 @@ def test_a_loop_without_a_loader_is_refused(optimizer):
     refused(r"expected prepare\(model, optimizer, loader\)", lambda: loop.prepare(make_model(), *optimizer))
 
 
+def test_an_argument_that_prepare_has_not_is_refused_in_one_line():
+    loop = PlainLoop(ScriptRuntime(ElasticContext, torch.manual_seed, lambda: 0))
+    refused("there is no argument start; expected prepare", lambda: loop.prepare(make_model(), None, None, start=1))
+
+
 class Negating(DataLoader):
     def __iter__(self):
         return (-batch for batch in super().__iter__())

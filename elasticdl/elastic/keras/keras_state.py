@@ -32,6 +32,9 @@ class KerasState(state.TrainingState):
     _remedy = "call state.accumulate(inputs, labels) exactly once for each micro-batch"
     _job: ElasticContext
 
+    def _shapes(self) -> dict[str, str]:
+        return {each.path: f"{each.dtype} {tuple(each.shape)}" for each in self.model.weights}
+
     def __init__(
         self,
         job: ElasticContext,

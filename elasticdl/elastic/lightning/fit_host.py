@@ -189,6 +189,7 @@ class FitHost(JoinedHost):
         self._reduce(failure)
         if self.participant.is_reduced:
             manual.optimizers.made()
+            manual.has_trained = True
             self.participant.close()
         return manual.take_output()
 

@@ -20,6 +20,7 @@ from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.reduction.hooks import OwnHook, ParameterHooks
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.batch_check import require_one
 
 OTHERS = (
     "the workers made gradients of different parameters in one manual_backward, which of them are trained being each worker's own choice: let "
@@ -50,6 +51,7 @@ class Manual:
         self._hooks: dict[int, Any] = {}  # by the ids of parameters
         self._of_script = ParameterHooks(lambda: self._parameters)
         self._passes = 0  # that are summed, in this step
+        self.has_trained = False  # this worker has made a step of the job
         self._watch()
 
     def run(self, training_step: Callable[[], Any]) -> None:
@@ -75,6 +77,9 @@ class Manual:
             hook.remove()
         for reducer in self._reducers.values():
             reducer.drop_buckets()
+
+    def _require_one(self, mine: str, line: str) -> None:
+        require_one(self._job.collective, self._job.worker_id, mine, line, trained=self.has_trained)
 
     def begin_step(self) -> None:
         self._watch()
@@ -113,14 +118,15 @@ class Manual:
         trained = tuple((id(parameter), parameter.requires_grad) for parameter in every)
         if trained not in self._reducers:
             self._reducers[trained] = GradientReducer(
-                lambda: every, (), self._job.collective, leaves_missing_grads_none=True
+                lambda: every, (), self._job.collective, leaves_missing_grads_none=True, require_one=self._require_one
             )
         reducer = self._reducers[trained]
         reducer.open()
         self._job.advance(Activity.WAIT)
         try:
-            if not reducer.close(batch=zlib.crc32(bytes(is_trained for _, is_trained in trained))).vote.one_batch:
-                raise UserError(OTHERS)
+            held = bytes(is_trained for _, is_trained in trained)
+            if not reducer.close(batch=zlib.crc32(held)).vote.one_batch:
+                self._require_one(repr(held), OTHERS)
         except WorldBroken as failure:
             raise TornStep(failure) from failure
         self._passes += 1

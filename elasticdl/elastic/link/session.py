@@ -26,6 +26,7 @@ from elasticdl.elastic.link.store import Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
 from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
+from elasticdl.job.shared_values import FACTS, MOST_FACTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
 TICK_SECONDS = 0.2
@@ -67,6 +68,7 @@ class Session:
         self._orders: deque[p.Instruction] = deque()  # to the training thread
         self._jobs_place: tuple[int, int] | None = None
         self._jobs_marks: dict[int, float] = {}
+        self._jobs_facts = b""
         self.learnt = ""  # what the master last said of how the job scales, for checkpoints
         self._start = SlowStart()
         self._closing = threading.Event()
@@ -131,6 +133,16 @@ class Session:
         self.jobs_place()
         return dict(self._jobs_marks)
 
+    def jobs_facts(self) -> bytes:
+        """What rank 0 has told by `tell_facts`, if the job had trained when this worker came; else empty."""
+        self.jobs_place()
+        return self._jobs_facts
+
+    def tell_facts(self, facts: bytes) -> None:
+        """On rank 0, in each world: for workers that come later. Too many are left out."""
+        if len(facts) <= MOST_FACTS:
+            self._put(self.core.world.version, FACTS, facts)
+
     def tell_marks(self, marks: Mapping[int, float]) -> None:
         """Epochs have begun with these marks, at least one; the master is told those that it does not know."""
         # Where the job begins anew the master has forgotten what it has said of the one before.
@@ -152,6 +164,7 @@ class Session:
             with self._changed:
                 self._jobs_place = message.welcome.epoch, message.welcome.epoch_steps
                 self._jobs_marks = dict(message.welcome.marks)
+                self._jobs_facts = message.welcome.facts
                 self.learnt = message.welcome.learnt
                 self._changed.notify_all()
         event = to_event(message)

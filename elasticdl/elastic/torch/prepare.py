@@ -74,7 +74,9 @@ class PlainLoop:
         self._runtime = runtime
         self._host: LoopHost | None = None  # from `prepare` on
 
-    def prepare(self, model: Any, optimizer: Any = None, loader: Any = None, *others: Any) -> tuple[Any, ...]:
+    def prepare(
+        self, model: Any, optimizer: Any = None, loader: Any = None, *others: Any, **unknown: Any
+    ) -> tuple[Any, ...]:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
@@ -93,9 +95,10 @@ class PlainLoop:
         Raises:
             UserError: one of them is of a kind that can't be had, or `init` or `prepare` was called before.
         """
-        if optimizer is None or loader is None:
+        if optimizer is None or loader is None or unknown:
+            what = f"there is no argument {', '.join(unknown)}; " if unknown else ""
             raise UserError(
-                "elastic.prepare: expected prepare(model, optimizer, loader): of the batches of that DataLoader each worker is given its part. If "
+                f"elastic.prepare: {what}expected prepare(model, optimizer, loader): of the batches of that DataLoader each worker is given its part. If "
                 "the script draws its batches otherwise, as from a replay buffer, make a data set with __len__ and __getitem__ of them"
             )
         given, (optimizer, steps) = optimizer, _accumulated(optimizer)

@@ -15,7 +15,7 @@ import math
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +35,7 @@ _SUMMED = 256  # rows that a checksum is made of, evenly spaced
 _COLUMNS = 16
 _DEPTH = 4  # of data sets within one another
 _TEXT = 80  # characters
+_REMEDY = "every worker must read the same data in the same order, whenever it starts"
 _ROUNDING = 1e-3  # part of a column's largest value
 
 
@@ -106,21 +107,30 @@ def named_sources(role: str, data: Any) -> list[Source]:
 
 @dataclass(frozen=True, slots=True)
 class DataFacts:
-    """All that a worker tells of its data. ``settings``: by which the order of samples is made, each by its name for people."""
+    """All that a worker tells of its data and its model. ``settings``: by which the order of samples is made, each by its name for people.
+    ``shapes``: of parameters, by their names; they never change, whatever a script freezes or adds."""
 
     worker: int
     settings: Mapping[str, Any]
     sources: tuple[Source, ...]
+    shapes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, worker: int, policy: BatchPolicy, order: SampleOrder | None, sources: Iterable[Source]) -> Self:
+    def of(
+        cls,
+        worker: int,
+        policy: BatchPolicy,
+        order: SampleOrder | None,
+        sources: Iterable[Source],
+        shapes: Mapping[str, str] | None = None,
+    ) -> Self:
         """``order``: of the samples, if it is ours. Else batches are the script's, which it may not have made yet."""
         settings: dict[str, Any] = {}
         if order is not None:
             settings = {"global batch size": policy.global_batch, "batch size per worker": policy.worker_batch}
             settings |= {"seed": order.seed, "shuffle": order.shuffle, "drop_last": order.drop_last}
             settings |= {"steps_per_epoch": order.steps_per_epoch, "first epoch": order.first_epoch}
-        return cls(worker, settings, tuple(sources))
+        return cls(worker, settings, tuple(sources), shapes or {})
 
     def differs(self, job: DataFacts) -> str:
         """In words; empty if it does not, as far as these facts go."""
@@ -128,8 +138,24 @@ class DataFacts:
         pairs = ((source, theirs[source.role]) for source in self.sources if source.role in theirs)
         if found := next(filter(None, (mine.differs(other) for mine, other in pairs)), ""):
             return found
-        names = (name for name in self.settings if self.settings[name] != job.settings.get(name))
-        return next((f"its {name} is {self.settings[name]}, the job's {job.settings.get(name)}" for name in names), "")
+        settings = ((f"its {name} is", mine, job.settings.get(name)) for name, mine in self.settings.items())
+        shapes = (
+            (f"its model's parameter {name} is", mine, job.shapes.get(name, mine)) for name, mine in self.shapes.items()
+        )
+        other = (f"{what} {mine}, the job's {theirs}" for what, mine, theirs in (*settings, *shapes) if mine != theirs)
+        return next(other, "")
+
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(self)
+
+    def require_same(self, told: bytes) -> None:
+        """Before this worker asks for a world. ``told``: `to_bytes` of the worker that was rank 0; empty if nobody has trained yet.
+
+        Raises:
+            UserError: it has other data, or another model.
+        """
+        if told and (found := self.differs(pickle.loads(told))):  # of another worker of the same job
+            raise UserError(f"refused: {found}: {_REMEDY}")
 
 
 def require_same(mine: DataFacts, collective: Collective) -> None:
@@ -144,7 +170,7 @@ def require_same(mine: DataFacts, collective: Collective) -> None:
     if found := mine.differs(roots):
         both = f"worker {roots.worker} and worker {mine.worker} have different data"
         who = both if world.is_first else "refused"
-        raise UserError(f"{who}: {found}: every worker must read the same data in the same order, whenever it starts")
+        raise UserError(f"{who}: {found}: {_REMEDY}")
 
 
 def _held(data: Any, samples: int, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any, int]]:

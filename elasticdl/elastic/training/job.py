@@ -254,6 +254,8 @@ class JobContext(Steps):
 
     def _ask_for_world(self, state: Carried) -> None:
         state.bind_state()
+        if not self.has_world:
+            state.require_jobs_facts()
         self.worlds.begin()
 
     def _next_world(self, state: Carried, hooks: Hooks | None = None) -> World | None:

@@ -78,6 +78,7 @@ class TrainingState(ABC):
         self._tensors = tensors
         self._snapshot = snapshot
         self._loss = float("nan")
+        self._told_in = -1  # version of the world in which those that come later were told of data and model
         self._rate = FollowedRate()
         self._framework_pieces: tuple[Piece, ...] = ()
         self._value_pieces: dict[str, Piece] = {}
@@ -200,6 +201,14 @@ class TrainingState(ABC):
         """What has been set of the optimizer since the last commit stays if a step is torn: it won't be set again."""
         self.settings.keep()
 
+    def require_jobs_facts(self) -> None:
+        """Before this worker asks for its first world, which it would only break.
+
+        Raises:
+            UserError: it has other data than the job, or another model.
+        """
+        self._data_facts().require_same(self._job.session.jobs_facts())
+
     def sync(self, world: World) -> None:
         """Bring every member to rank 0's state; sends nothing when all stand after the same step.
 
@@ -267,7 +276,11 @@ class TrainingState(ABC):
 
     def _data_facts(self) -> DataFacts:
         order = self.sampler.order if self.sampler is not None else None
-        return DataFacts.of(self._job.worker_id, self._job.policy, order, self.sources)
+        return DataFacts.of(self._job.worker_id, self._job.policy, order, self.sources, self._shapes())
+
+    def _shapes(self) -> dict[str, str]:
+        """Of the model's parameters, with their types, by name."""
+        return {}
 
     @property
     def was_given_batches(self) -> bool:
@@ -359,3 +372,7 @@ class TrainingState(ABC):
             self.rate.made()
         self._job.step_made(self.learning_rate, self._check.workers)
         self._check.step_made()
+        world = self._job.world
+        if world.rank == 0 and world.version != self._told_in and self._job.under_master:
+            self._told_in = world.version
+            self._job.session.tell_facts(self._data_facts().to_bytes())

@@ -170,6 +170,8 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
             heartbeat_interval=heartbeat_interval,
             generation=generation,
             learnt=job.learnt.to_json(),
+            # Where the job begins anew, its data may be others.
+            facts=sessions.facts if job.phase in (Phase.RUNNING, Phase.WAITING) and job.training.step else b"",
             **{name: getattr(job.training, name) for name in stands},
         )
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
+from elasticdl.job.shared_values import FACTS, MOST_FACTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
 Message = TypeVar("Message")
@@ -51,6 +52,7 @@ class Sessions:
         self._entries: dict[tuple[str, str], pb.MasterMessage] = {}  # by scope and key
         # Put before a world was known: a new master learns the world from its workers.
         self._early: list[tuple[int, pb.KvPut]] = []
+        self.facts = b""  # see `FACTS`; workers that come later are given it
 
     def open(self, worker_id: int) -> SessionOutbox:
         if older := self._outboxes.get(worker_id):
@@ -105,6 +107,9 @@ class Sessions:
         if self._version == 0:
             self._early.append((worker_id, put))
         if put.world_version != self._version or worker_id not in self._members:
+            return
+        if (put.scope, put.key) == FACTS:
+            self.facts = put.value if len(put.value) <= MOST_FACTS else b""
             return
         entry = pb.KvEntry(world_version=put.world_version, scope=put.scope, key=put.key, value=put.value)
         message, name = pb.MasterMessage(kv_entry=entry), (put.scope, put.key)

@@ -211,6 +211,14 @@ class TorchState(state.TrainingState):
         super()._step_begins()
         self._moved.begin_step()
 
+    def _shapes(self) -> dict[str, str]:
+        made = {
+            name: each
+            for name, each in self.model.named_parameters()
+            if not isinstance(each, torch.nn.UninitializedParameter)
+        }
+        return {name: f"{str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for name, each in made.items()}
+
     def _modules(self) -> list[torch.nn.Module]:
         """The model, and others that were given along: their buffers are summed and saved like its own."""
         others = [each for each in self.values.values() if isinstance(each, torch.nn.Module)]
