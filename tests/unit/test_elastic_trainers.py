@@ -6,10 +6,8 @@ import pytest
 import torch
 import torchmetrics
 from front_end_kit import be_torn
-from torch.utils.data import DataLoader
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
-from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -311,36 +309,6 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monk
     said, _, told = run_trainers(kind, tmp_path, monkeypatch)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
-
-
-class LoadsBeside:
-    """Samples without labels, of a loader of its own."""
-
-    beside = ()
-
-    def training_step(self, *args):
-        self.beside = self.beside or iter(DataLoader(make_data(24), batch_size=8))
-        next(self.beside)
-        return super().training_step(*args)
-
-
-class ModuleLoadsBeside(LoadsBeside, Module):
-    pass
-
-
-class TrainerLoadsBeside(LoadsBeside, Trainer):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "warnings"), [(ModuleLoadsBeside, 1), (TrainerLoadsBeside, 1), (Module, 0), (Trainer, 0)]
-)
-def test_another_loader_that_a_newcomer_would_begin_anew_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
-    commit = Participant.commit
-    monkeypatch.setattr(Participant, "commit", lambda self, epoch: self.state.sent() and commit(self, epoch))
-    said, _, told = run_trainers(kind, tmp_path, monkeypatch, 1)
-    assert said == (None,)
-    assert sum("a worker that comes later begins that loader anew" in line for line in told) == warnings
 
 
 class SkipsByPart(Trainer):

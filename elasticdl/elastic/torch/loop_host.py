@@ -180,7 +180,6 @@ class LoopHost(JoinedHost):
             rest_while(lambda: self._joined is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = LoopState(self.job, self._model, self._optimizer, values, self._data)
-        state.attributes.loads.begin_anew = False
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (

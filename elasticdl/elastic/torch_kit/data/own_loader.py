@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.loads import own
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.children import require_guard
@@ -86,7 +85,7 @@ class OwnLoader:
         if given.num_workers and not self._guarded:
             require_guard(given.num_workers)
             self._guarded = True
-        return own(
+        return iter(
             DataLoader(
                 given.dataset,
                 batch_sampler=(list(part.indices) for part in parts),
@@ -117,7 +116,7 @@ class OwnLoader:
             collate_fn=self.loader.collate_fn,
             generator=torch.Generator(),
         )
-        return next(own(single))
+        return next(iter(single))
 
 
 class OwnCursor:
