@@ -140,11 +140,16 @@ class Negating(DataLoader):
         return (-batch for batch in super().__iter__())
 
 
+class StatefulDataLoader(DataLoader):
+    """By its name, as torchdata's."""
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
         ([1, 2], "the loader is a list"),
         (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
+        (StatefulDataLoader(make_data()), "the loader is a StatefulDataLoader, whose state says nothing"),
         (DataLoader(torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=torch.utils.data.Sampler()), "sampler has no length"),
@@ -258,6 +263,22 @@ def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
         optimizer.step()
         average.update_parameters(model)
     assert average(inputs).shape == torch.load(tmp_path / "model", weights_only=False)(inputs).shape
+
+
+@pytest.mark.parametrize("compiles", ["the model", "a function that calls it"])
+def test_what_is_compiled_after_prepare_trains_as_on_one_device(compiles):
+    def trained(prepare):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = prepare(model, optimizer, DataLoader(make_data(), batch_size=16))
+        output_of = torch.compile(model if compiles == "the model" else lambda x: model(x), backend="eager")
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(output_of(inputs), labels).backward()
+            optimizer.step()
+        return [each.detach() for each in model.parameters()]
+
+    torch.testing.assert_close(trained(lambda *given: prepared(*given)[0]), trained(lambda *given: given[-1]))
 
 
 # -- the tape --

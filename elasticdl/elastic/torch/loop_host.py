@@ -285,6 +285,11 @@ class LoopHost(JoinedHost):
             raise UserError(loop_faults.DROPS_GRADIENTS)
         self._note_dropped([tensor])
 
+    def before_grad(self, inputs: Sequence[torch.Tensor]) -> None:
+        trained = set(map(id, Optimizers(each_of(self._optimizer)).parameters))
+        if self.job.under_master and any(id(each) in trained for each in inputs):
+            raise UserError(loop_faults.GRADIENT_OF_PART)
+
     def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
         given = self._last
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
@@ -337,8 +342,9 @@ class LoopHost(JoinedHost):
                 loss = closure()
         with self._watch.paused():
             has_batch = self._joined and self._joined.open_batches and not self._gradients.has_stepped(optimizer)
-            if not self.is_idle and not has_batch:
-                raise UserError(loop_faults.NO_BATCH)
+            is_within = self._watch.is_active or any(each.backwards for each in self.open_batches or ())
+            if not self.is_idle and not (has_batch and is_within):
+                raise UserError(loop_faults.NO_BATCH if self._watch.is_active else loop_faults.OUTSIDE)
             self.reduce()
             if not self.is_idle:
                 self._update(optimizer, update)
