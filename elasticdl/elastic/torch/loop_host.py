@@ -33,7 +33,7 @@ from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, restore_streams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome
@@ -162,7 +162,7 @@ class LoopHost(JoinedHost):
     def pause(self) -> None:
         """The script leaves its loop over batches."""
         self._watch.stop()
-        RandomStreams.restore(self._order.outside)
+        restore_streams(self._order.outside)
 
     def _draw(self, epoch: int) -> None:
         joined = self._joined
