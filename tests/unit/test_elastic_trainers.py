@@ -8,6 +8,7 @@ import torchmetrics
 from front_end_kit import be_torn
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
+from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -124,6 +125,43 @@ class ModuleLeavesOut(Module):
         self.log("loss", loss, on_step=True, on_epoch=True)
         sees_it = self.trainer.world_is_one or self.trainer.global_rank == 1
         return None if number in (2, 5) and sees_it else loss
+
+
+class ModuleLogs(Module):
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+
+def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_path, monkeypatch):
+    """Means and sums are those of the global batch; a largest value is each worker's own, and is named once."""
+    sizes, logged, told = {}, {}, {}
+    ride = GradientReducer.ride
+    for workers in (1, 2, 4):
+
+        def noted(reducer, name, numbers, workers=workers):
+            sizes.setdefault(workers, set()).add(len(numbers))
+            ride(reducer, name, numbers)
+
+        monkeypatch.setattr(GradientReducer, "ride", noted)
+        said, made, told[workers] = run_trainers(ModuleLogs, tmp_path, monkeypatch, workers)
+        assert said == (None,) * workers
+        logged[workers] = [{k: float(v) for k, v in trainer.callback_metrics.items()} for trainer, _ in made]
+    assert sizes[2] == sizes[4], "a first step and the others"
+    for workers in (2, 4):
+        for one in logged[workers]:
+            assert one["samples"] == 24
+            assert one["loss_epoch"] == pytest.approx(logged[1][0]["loss_epoch"], rel=1e-5)
+            assert one["loss_step"] == pytest.approx(logged[1][0]["loss_step"], rel=1e-5)
+        assert max(one["largest"] for one in logged[workers]) == logged[1][0]["largest"]
+        assert (
+            sum("the largest or smallest 'largest' is that of each worker's part" in line for line in told[workers])
+            == workers
+        )
+    assert not told[1]
 
 
 class WithBeside:
