@@ -5,9 +5,11 @@ import re
 import pytest
 import torch
 import torchmetrics
+from elastic_kit import SumOfThreads
 from front_end_kit import be_torn
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
 from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.transformers import Trainer
 
@@ -77,6 +79,8 @@ def nothing(model, optimizer, scheduler, callback): ...
 def run_planted(kind, plant, folder, monkeypatch):
     callback = Lightnings if kind is Fitted else HuggingFaces
     callbacks = [[callback(nothing)], [callback(plant)]]
+    captured = RandomStreams.capture()
+    monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
     said, _, told = run_trainers(kind, folder, monkeypatch, callbacks=callbacks.__getitem__, epochs=3)
     # The random streams of the two threads are those of one process, and may differ as well.
     told = [re.sub(r"random\.[^;:]*(; )?|; and 1 more", "", line).replace("; :", ":") for line in told]
@@ -162,6 +166,41 @@ def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_p
             == workers
         )
     assert not told[1]
+
+
+class ModuleStops(Module):
+    """One worker's part of the first batch is enough for it."""
+
+    def training_step(self, batch, number):
+        self.trainer.should_stop = self.trainer.global_rank == 1
+        return super().training_step(batch, number)
+
+
+class ModuleMayStopLate(Module):
+    def on_train_batch_end(self, *_): ...
+
+
+class TrainerMayStop(Trainer): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "steps"),
+    # Lightning asks once more where an epoch ends.
+    [(Module, 1, 3), (ModuleStops, 1, 1), (ModuleMayStopLate, 4, 3), (Trainer, 0, 3), (TrainerMayStop, 7, 3)],
+)
+def test_nobody_asks_after_a_step_whether_to_stop_unless_the_script_may_wish_it_then(
+    tmp_path, monkeypatch, kind, asked, steps
+):
+    """A wish of before comes with the gradients."""
+    counted, ask = [], SumOfThreads.sum_asked
+    monkeypatch.setattr(SumOfThreads, "sum_asked", lambda *given: (counted.append(given[0].world.rank), ask(*given)))
+    said, made, _ = run_trainers(kind, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert [
+        trainer.global_step if isinstance(trainer, lightning.Trainer) else trainer.state.global_step
+        for trainer, _ in made
+    ] == [steps] * 2
+    assert counted.count(0) == counted.count(1) == asked
 
 
 class WithBeside:
