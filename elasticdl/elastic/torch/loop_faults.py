@@ -21,9 +21,7 @@ from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
 from elasticdl.elastic.training.attributes import is_scripts_own
 
-HINT = (
-    "and begin that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
-)
+HINT = "and begin that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
 NO_BATCH = (
     "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next, "
     f"{HINT}"
