@@ -1,5 +1,6 @@
 """Collectives over a stand-in for Horovod, whose failures are told apart; states and bytes on their way."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -101,10 +102,15 @@ class HorovodInternalError(RuntimeError):
         (tf.errors.UnknownError(None, None, "no such node"), tf.errors.UnknownError),
     ],
 )
-def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told):
+def test_what_fails_in_a_collective_is_told_apart_by_its_cause(error, told, caplog):
+    """The journal is told what a broken world means; the library's own text is in the log."""
+    caplog.set_level("INFO")
     with pytest.raises(told) as caught:
         two_workers(FakeHorovod(error)).sum_([torch.ones(1)], "t")
     assert type(caught.value) is told
+    if told is WorldBroken:
+        assert re.fullmatch(r"a collective of world \d+ failed: one of its workers is lost, .*", str(caught.value))
+        assert str(error).partition(" [Op:")[0] in caplog.text
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES])

@@ -279,3 +279,11 @@ def test_xla_is_used_where_it_is_asked_for_and_can_be(layers, told, used):
     if told is not None:
         model.compile(jit_compile=told)
     assert TrainStep(model, None, keras.optimizers.SGD()).jit_compile == used
+
+
+def test_a_value_with_a_name_of_the_states_own_is_refused():
+    member = Trainee(0, Board(1), HALVES, joins=False)
+    for name in (*(name for name in vars(member.state) if not name.startswith("_")), "step"):
+        member.values = lambda name=name: {name: 100}
+        with pytest.raises(UserError, match=rf"^KerasState\({name}=...\): the state has a {name} of its own"):
+            member.begin()

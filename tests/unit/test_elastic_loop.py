@@ -145,11 +145,16 @@ class Negating(DataLoader):
         return (-batch for batch in super().__iter__())
 
 
+class StatefulDataLoader(DataLoader):
+    """By its name, as torchdata's."""
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
         ([1, 2], "the loader is a list"),
         (Negating(make_data()), "the loader is a Negating, whose own __iter__ is not called"),
+        (StatefulDataLoader(make_data()), "the loader is a StatefulDataLoader, whose state says nothing"),
         (DataLoader(torch.utils.data.ChainDataset([])), "what is only iterated over can't be divided"),
         (DataLoader(make_data(), batch_size=None), r"DataLoader\(batch_size=None\) makes no batches"),
         (DataLoader(make_data(), sampler=torch.utils.data.Sampler()), "sampler has no length"),
@@ -263,6 +268,46 @@ def test_a_copy_of_the_model_is_the_scripts_own(tmp_path):
         optimizer.step()
         average.update_parameters(model)
     assert average(inputs).shape == torch.load(tmp_path / "model", weights_only=False)(inputs).shape
+
+
+@pytest.mark.parametrize("compiles", ["the model", "a function that calls it"])
+def test_what_is_compiled_after_prepare_trains_as_on_one_device(compiles):
+    def trained(prepare):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = prepare(model, optimizer, DataLoader(make_data(), batch_size=16))
+        output_of = torch.compile(model if compiles == "the model" else lambda x: model(x), backend="eager")
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(output_of(inputs), labels).backward()
+            optimizer.step()
+        return [each.detach() for each in model.parameters()]
+
+    torch.testing.assert_close(trained(lambda *given: prepared(*given)[0]), trained(lambda *given: given[-1]))
+
+
+def test_outside_the_loop_a_gpus_stream_is_the_scripts_own(monkeypatch):
+    stream = [torch.tensor([0])]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: stream.__setitem__(0, torch.tensor([seed + 1])))
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(stream))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: stream.__setitem__(device, state))
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, host = prepared(model, optimizer, DataLoader(make_data(), batch_size=16))
+    for outside in (1, 2):  # the seed of the job; what the script has drawn
+        for inputs, labels in loader:
+            assert stream[0] > 2, "seeded for the batch"
+            within = list(stream)
+            with host.participant.apart(host.participant.drawn[0], b"other"):
+                assert stream != within
+            assert stream == within, "as when a part is loaded apart, or made again"
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        assert stream[0] == outside
+        stream[0] = torch.tensor([2])
 
 
 # -- the tape --

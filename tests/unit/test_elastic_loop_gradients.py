@@ -15,6 +15,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
 from elasticdl.elastic.torch_kit.optimizers import Optimizers
+from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers, look_before_steps
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
 
 
@@ -153,9 +154,17 @@ def before(member, x, y):
 
 
 def assigned(member, x, y):
-    (gradient,) = torch.autograd.grad(member.loss(x, y), [member.scale])
-    member.scale.grad = gradient
+    member.scale.grad = torch.ones_like(member.scale)
     member.head.step()
+
+
+def by_parameters(member, x, y):
+    slopes = torch.autograd.grad(loss := member.loss(x, y), [x, member.model[0].weight], create_graph=True)
+    (loss * slopes[1].norm()).backward()
+
+
+def by_a_parameter(member, x, y):
+    torch.autograd.grad(outputs=member.loss(x, y), inputs=member.scale)
 
 
 def in_a_closure(member, x, y):
@@ -180,11 +189,16 @@ OTHERWISE_HERE = r"otherwise than by batch.backward\(loss\)"
         (for_a_gan, "as for a GAN: a plain loop has one sum"),
         (of_a_sum, "the loss is a sum over the samples"),
         *((each, OTHERWISE) for each in (beside, before, assigned, in_a_closure)),
+        *(
+            (each, r"^torch.autograd.grad\(\) by a parameter that is trained")
+            for each in (by_parameters, by_a_parameter)
+        ),
     ],
 )
 def test_what_can_not_be_summed_is_refused_in_one_line(use, words):
     member = Member(0, Board(1))
     x, y = next(batches := iter(member.loader))
+    x.requires_grad_()
     refused(words, lambda: use(member, x, y))
     batches.close()
 
@@ -306,3 +320,16 @@ def test_an_optimizer_that_was_not_prepared_is_refused_within_a_loop(is_models, 
         return beside.item() != 0
 
     assert in_threads(train, range(2)) == [True, True]
+
+
+def test_an_optimizer_that_was_made_anew_within_training_is_refused():
+    """One within a prepared one, which steps the same groups, is that one's."""
+    model = torch.nn.Linear(2, 1)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    within, anew = torch.optim.SGD(given.param_groups), torch.optim.SGD(model.parameters(), lr=0.01)
+    within.param_groups = given.param_groups
+    own = OwnOptimizers(model, given, lambda: (0, 0), "give it along")
+    own.require_none(given)
+    own.require_none(within)
+    refused("^SGD steps the parameters of an optimizer that trains already", lambda: own.require_none(anew))
+    look_before_steps("own optimizers", None)

@@ -1,6 +1,7 @@
 """Batches that a plain loop leaves out, looks at without training, or fetches ahead."""
 
 import contextlib
+import itertools
 import queue
 import subprocess
 import sys
@@ -93,9 +94,27 @@ def keeps_an_epoch(member):
         member.train(x, y)
 
 
+def repeats_by_itertools(member):
+    for x, y in itertools.islice(itertools.cycle(member.loader), 2 * len(member.loader)):
+        member.train(x, y)
+
+
+def trains_on_one_batch(member):
+    x, y = next(iter(member.loader))
+    member.train(x, y)
+
+
+def makes_a_loader_anew(member):
+    for _ in range(2):
+        for x, y in member.loader:
+            member.train(x, y)
+        member.loader = DataLoader(member.loader.dataset, batch_size=8)
+
+
 OF_THE_SIZE = r"test_elastic_loop_turns\.py:.* this worker's part has 4 of its 8 samples.*drop_last=True"
 AHEAD = r"test_elastic_loop_turns\.py:.* works on a batch after the next one was given, as with a prefetcher"
-KEPT = "without a batch from the loader that was prepared: train on each batch before"
+OUTSIDE = (keeps_an_epoch, repeats_by_itertools, trains_on_one_batch, makes_a_loader_anew)
+KEPT = "outside of the loop over the prepared loader, as on next\\(iter\\(loader\\)\\)"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +123,7 @@ KEPT = "without a batch from the loader that was prepared: train on each batch b
         *((each, 2, OF_THE_SIZE) for each in (skips_what_is_not_full, skips_by_length, skips_by_shape)),
         *((fetches_ahead, workers, AHEAD) for workers in (1, 2)),
         (fetches_ahead_and_converts, 2, AHEAD),
-        *((keeps_an_epoch, workers, KEPT) for workers in (1, 2)),
+        *((each, workers, KEPT) for each in OUTSIDE for workers in (1, 2)),
     ],
 )
 def test_a_batch_that_is_left_out_by_its_size_or_fetched_ahead_is_refused_by_all_in_one_line(loop, workers, words):

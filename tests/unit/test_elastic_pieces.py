@@ -10,7 +10,6 @@ import torch
 from elastic_kit import Board, Trainee, in_threads, train_together
 from refusal_kit import refused
 from torch.nn.utils.prune import l1_unstructured
-from torch.utils.data import DataLoader
 
 from elasticdl.callbacks import Callback
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -156,34 +155,6 @@ def test_a_newcomer_of_torch_keeps_its_own_file(made):
     received.load(sent.dump())
     assert newcomer.file == own != first.file
     assert newcomer.steps == first.steps, "a count that is the number of an open file travels"
-
-
-def test_what_another_loader_gives_within_a_step_it_gives_again():
-    """Each iterator for itself, as often as the step is made; between two steps nothing is kept."""
-    model = torch.nn.Linear(1, 1)
-    attributes = Attributes(lambda: [model], pytest.fail)
-    one, other = (iter(DataLoader(range(first, first + 5), batch_size=None)) for first in (0, 10))
-    assert next(one) == 0
-    attributes.loads.begin(may_be_torn=True)
-    assert next(one) == 1
-    given = attributes.note()
-    assert [next(one), next(one), next(other)] == [2, 3, 10]
-    counted = attributes.note()
-    for _ in range(2):
-        attributes.put_back(given, since=counted)
-        assert [next(other), next(one)] == [10, 2]
-    attributes.put_back(counted)
-    assert [next(one), next(other)] == [4, 11]
-    with pytest.raises(StopIteration):
-        next(one)
-    attributes.put_back(given)
-    assert list(one) == [2, 3, 4]
-    attributes.commit(may_be_torn=True)  # as a world is left
-    attributes.restore()
-    assert (next(one), next(other)) == (1, 10)
-    attributes.loads.end()
-    attributes.put_back(given)
-    assert next(other) == 12
 
 
 def test_a_newcomer_of_keras_keeps_its_own_file(made):

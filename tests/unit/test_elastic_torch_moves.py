@@ -232,6 +232,24 @@ def assign(model, x):
 def rest(model, x): ...
 
 
+def widen(model, x):
+    model.held.copy_(torch.maximum(model.held, x.max()))
+
+
+def observe(model, x):
+    model.observer(x)
+
+
+class Observed(Holds):
+    """By torch's own observer, whose range is finite already."""
+
+    def __init__(self):
+        super().__init__(torch.zeros(1), observe)
+        self.observer = torch.ao.quantization.MinMaxObserver()
+        self.observer.min_val.fill_(0.0)
+        self.observer.max_val.fill_(0.0)
+
+
 NO_MEAN = "the buffer held moves in the forward pass and is "
 
 
@@ -243,6 +261,8 @@ NO_MEAN = "the buffer held moves in the forward pass and is "
         (torch.ones(3).to(torch.float8_e4m3fn), write, NO_MEAN),
         (torch.ones(3).to(torch.uint16), assign, NO_MEAN),
         (torch.ones(3).to(torch.uint16), rest, ""),
+        (torch.tensor(-torch.inf), widen, "the buffer held of Holds is a range, or begins infinite, and moves"),
+        (torch.tensor(-torch.inf), rest, ""),
     ],
 )
 def test_a_buffer_of_which_there_is_no_mean_is_refused_in_one_line(buffer, move, words):
@@ -250,6 +270,13 @@ def test_a_buffer_of_which_there_is_no_mean_is_refused_in_one_line(buffer, move,
     members = [Library(rank, board, 8, 8, 8, kind=lambda: Holds(buffer, move)) for rank in range(2)]
 
     in_threads(lambda member: refused(words, member.train) if words else member.train(), members)
+
+
+def test_a_range_that_is_observed_is_refused_in_one_line():
+    board = Board(2)
+    members = [Library(rank, board, 8, 8, 8, kind=Observed) for rank in range(2)]
+    words = "the buffer min_val of MinMaxObserver is a range, .* and model.apply.torch.ao.quantization.disable_observer"
+    in_threads(lambda member: refused(words, member.train), members)
 
 
 def test_a_cache_is_each_workers_own():

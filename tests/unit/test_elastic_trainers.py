@@ -5,11 +5,12 @@ import re
 import pytest
 import torch
 import torchmetrics
+from elastic_kit import SumOfThreads
 from front_end_kit import be_torn
-from torch.utils.data import DataLoader
 from trainers_kit import Module, Net, lightning, make_data, process_is_kept, run_trainers, transformers  # noqa: F401
 
-from elasticdl.elastic.torch_kit.participant.participant import Participant
+from elasticdl.elastic.torch_kit.data.own_loader import RandomStreams
+from elasticdl.elastic.torch_kit.reduction.reducer import GradientReducer
 from elasticdl.elastic.transformers import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -78,6 +79,8 @@ def nothing(model, optimizer, scheduler, callback): ...
 def run_planted(kind, plant, folder, monkeypatch):
     callback = Lightnings if kind is Fitted else HuggingFaces
     callbacks = [[callback(nothing)], [callback(plant)]]
+    captured = RandomStreams.capture()
+    monkeypatch.setattr(RandomStreams, "capture", staticmethod(lambda: captured))
     said, _, told = run_trainers(kind, folder, monkeypatch, callbacks=callbacks.__getitem__, epochs=3)
     # The random streams of the two threads are those of one process, and may differ as well.
     told = [re.sub(r"random\.[^;:]*(; )?|; and 1 more", "", line).replace("; :", ":") for line in told]
@@ -126,6 +129,78 @@ class ModuleLeavesOut(Module):
         self.log("loss", loss, on_step=True, on_epoch=True)
         sees_it = self.trainer.world_is_one or self.trainer.global_rank == 1
         return None if number in (2, 5) and sees_it else loss
+
+
+class ModuleLogs(Module):
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("samples", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("largest", batch[0].max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+
+def test_what_is_logged_rides_in_numbers_that_do_not_grow_with_the_workers(tmp_path, monkeypatch):
+    """Means and sums are those of the global batch; a largest value is each worker's own, and is named once."""
+    sizes, logged, told = {}, {}, {}
+    ride = GradientReducer.ride
+    for workers in (1, 2, 4):
+
+        def noted(reducer, name, numbers, workers=workers):
+            sizes.setdefault(workers, set()).add(len(numbers))
+            ride(reducer, name, numbers)
+
+        monkeypatch.setattr(GradientReducer, "ride", noted)
+        said, made, told[workers] = run_trainers(ModuleLogs, tmp_path, monkeypatch, workers)
+        assert said == (None,) * workers
+        logged[workers] = [{k: float(v) for k, v in trainer.callback_metrics.items()} for trainer, _ in made]
+    assert sizes[2] == sizes[4], "a first step and the others"
+    for workers in (2, 4):
+        for one in logged[workers]:
+            assert one["samples"] == 24
+            assert one["loss_epoch"] == pytest.approx(logged[1][0]["loss_epoch"], rel=1e-5)
+            assert one["loss_step"] == pytest.approx(logged[1][0]["loss_step"], rel=1e-5)
+        assert max(one["largest"] for one in logged[workers]) == logged[1][0]["largest"]
+        assert (
+            sum("the largest or smallest 'largest' is that of each worker's part" in line for line in told[workers])
+            == workers
+        )
+    assert not told[1]
+
+
+class ModuleStops(Module):
+    """One worker's part of the first batch is enough for it."""
+
+    def training_step(self, batch, number):
+        self.trainer.should_stop = self.trainer.global_rank == 1
+        return super().training_step(batch, number)
+
+
+class ModuleMayStopLate(Module):
+    def on_train_batch_end(self, *_): ...
+
+
+class TrainerMayStop(Trainer): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "steps"),
+    # Lightning asks once more where an epoch ends.
+    [(Module, 1, 3), (ModuleStops, 1, 1), (ModuleMayStopLate, 4, 3), (Trainer, 0, 3), (TrainerMayStop, 7, 3)],
+)
+def test_nobody_asks_after_a_step_whether_to_stop_unless_the_script_may_wish_it_then(
+    tmp_path, monkeypatch, kind, asked, steps
+):
+    """A wish of before comes with the gradients."""
+    counted, ask = [], SumOfThreads.sum_asked
+    monkeypatch.setattr(SumOfThreads, "sum_asked", lambda *given: (counted.append(given[0].world.rank), ask(*given)))
+    said, made, _ = run_trainers(kind, tmp_path, monkeypatch)
+    assert said == (None, None)
+    assert [
+        trainer.global_step if isinstance(trainer, lightning.Trainer) else trainer.state.global_step
+        for trainer, _ in made
+    ] == [steps] * 2
+    assert counted.count(0) == counted.count(1) == asked
 
 
 class WithBeside:
@@ -311,36 +386,6 @@ def test_an_object_that_counts_parts_of_batches_is_warned_of_once(tmp_path, monk
     said, _, told = run_trainers(kind, tmp_path, monkeypatch)
     assert said == (None, None)
     assert sum(line.startswith("a torchmetrics object that is updated in training_step") for line in told) == warnings
-
-
-class LoadsBeside:
-    """Samples without labels, of a loader of its own."""
-
-    beside = ()
-
-    def training_step(self, *args):
-        self.beside = self.beside or iter(DataLoader(make_data(24), batch_size=8))
-        next(self.beside)
-        return super().training_step(*args)
-
-
-class ModuleLoadsBeside(LoadsBeside, Module):
-    pass
-
-
-class TrainerLoadsBeside(LoadsBeside, Trainer):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "warnings"), [(ModuleLoadsBeside, 1), (TrainerLoadsBeside, 1), (Module, 0), (Trainer, 0)]
-)
-def test_another_loader_that_a_newcomer_would_begin_anew_is_warned_of_once(tmp_path, monkeypatch, kind, warnings):
-    commit = Participant.commit
-    monkeypatch.setattr(Participant, "commit", lambda self, epoch: self.state.sent() and commit(self, epoch))
-    said, _, told = run_trainers(kind, tmp_path, monkeypatch, 1)
-    assert said == (None,)
-    assert sum("a worker that comes later begins that loader anew" in line for line in told) == warnings
 
 
 class SkipsByPart(Trainer):

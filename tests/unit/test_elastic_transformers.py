@@ -170,7 +170,7 @@ class StopAt(transformers.TrainerCallback):
 def test_a_trainer_that_stops_asks_where_transformers_looks(tmp_path, monkeypatch):
     asked = []
 
-    def settle(self, control, participant):
+    def settle(self, control, participant, *, evaluated=False):
         asked.append((control.should_epoch_stop, control.should_training_stop))
 
     monkeypatch.setattr(Decisions, "settle", settle)

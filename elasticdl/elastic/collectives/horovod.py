@@ -14,9 +14,8 @@ import numpy as np
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.polling import naps
-from elasticdl.elastic.collectives.port import Collective
+from elasticdl.elastic.collectives.port import Collective, world_broken
 from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
-from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import World, horovod_host
 from elasticdl.elastic.link.sockets import break_connections
 from elasticdl.elastic.link.store import LOOPBACK, Endpoint, KvServer
@@ -65,7 +64,7 @@ class HorovodWorld:
         try:
             self._hvd.init()
         except (RuntimeError, ValueError) as error:
-            raise WorldBroken(f"world {world.version} could not be connected: {error}") from error
+            raise world_broken(f"world {world.version} could not be connected", error) from error
 
     def stop(self) -> None:
         self._hvd.shutdown()

@@ -8,6 +8,7 @@ works with each framework.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,6 +27,8 @@ from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.world import ALONE, World
 from elasticdl.elastic.link.store import KvStore, Refusal
 from elasticdl.elastic.link.witness import Operations
+
+log = logging.getLogger(__name__)
 
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")  # of Python, PyTorch and TensorFlow
 
@@ -296,7 +299,7 @@ class Collective(ABC):
         except Exception as error:
             if not self._is_failure(error):
                 raise
-            raise WorldBroken(f"a collective of world {self.world.version} failed: {error}") from error
+            raise world_broken(f"a collective of world {self.world.version} failed", error) from error
 
     @abstractmethod
     def _is_failure(self, error: Exception) -> bool:
@@ -320,6 +323,12 @@ class Collective(ABC):
 
 def _as_array(_: Any, result: Any) -> Any:
     return np.asarray(result)
+
+
+def world_broken(what: str, error: BaseException) -> WorldBroken:
+    """For the journal. What the library says of it ("Connection closed by peer") goes to this worker's log alone."""
+    log.info("%s: %s", what, one_line(error))
+    return WorldBroken(f"{what}: one of its workers is lost, or out of reach")
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives import nccl
-from elasticdl.elastic.collectives.port import TORCH, TORCH_NCCL, Collective, Transfer
+from elasticdl.elastic.collectives.port import TORCH, TORCH_NCCL, Collective, Transfer, world_broken
 from elasticdl.elastic.collectives.tensor_adapter import TensorAdapter
 from elasticdl.elastic.collectives.torch_groups import (
     CONNECT_SECONDS,
@@ -97,7 +97,7 @@ class _Attempt:
         except UserError:
             raise
         except Exception as error:
-            raise WorldBroken(f"world {self._world.version} could not be connected: {error}") from error
+            raise world_broken(f"world {self._world.version} could not be connected", error) from error
 
     def give_up(self) -> None:
         with contextlib.suppress(InvalidStateError):  # it is over already

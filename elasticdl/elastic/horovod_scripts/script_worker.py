@@ -20,8 +20,8 @@ from typing import Any
 
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reason import one_line
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
+from elasticdl.elastic.collectives.port import world_broken
 from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
@@ -185,9 +185,8 @@ class ScriptWorker:
 
     def failed(self, error: BaseException) -> None:
         """A collective failed: make it fail for everybody, now."""
-        why = " ".join(str(error).split()) or one_line(error)
-        log.info("world %d is broken: %s", self.world.version, why)
-        self._worlds.tell(p.CollectiveFailed(why))
+        broken = world_broken(f"a collective of world {self.world.version} failed", error)
+        self._worlds.tell(p.CollectiveFailed(str(broken)))
 
     @property
     def leaving(self) -> bool:

@@ -232,10 +232,16 @@ class FitHost(JoinedHost):
             self.participant.close()
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
-        return {"logged": self._logged.ride(self._open_batches)} if self._tells else {}
+        if not self._tells or self._stopping is None:
+            return {}
+        return {"logged": self._logged.ride(self._open_batches), "stop": self._stopping.ride(self.job)}
 
     def heard(self, rides: Rides) -> bool:
-        return not self._tells or self._logged.heard(rides["logged"], self._open_batches)
+        if not self._tells or self._stopping is None:
+            return True
+        wishes, late = rides["stop"]
+        self._stopping.heard = None if late else bool(wishes)
+        return self._logged.heard(rides["logged"], self._open_batches)
 
     @property
     def _tells(self) -> bool:

@@ -8,24 +8,23 @@ certain. So the accumulators are the same on all workers between two steps, and 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import operator
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from elasticdl.elastic.core import agreement
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 Table = npt.NDArray[np.float64]
-HEAD = 2  # of a worker's row in the table that is summed: which keys it has logged, and its mark
 NUMBERS = 3  # of a key
+EXTREMES = ("max", "min")  # which no sum tells
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Amounts:
     size: float
 
     def add(self, other: Amounts, kind: str) -> None:
-        if kind in ("max", "min"):
+        if kind in EXTREMES:
             choose = max if kind == "max" else min
             self.step, self.value = choose(self.step, other.step), choose(self.value, other.value)
         else:
@@ -81,7 +80,7 @@ class Held:
         metric._computed = None
 
     def plus(self, other: Held, kind: str) -> Held:
-        if kind in ("max", "min"):
+        if kind in EXTREMES:
             return Held(getattr(torch, f"{kind}imum")(self.value, other.value), None)
         return Held(
             self.value + other.value,
@@ -144,54 +143,62 @@ class Logged:
                 (held if amounts is None else held.plus(Held.of(metric), kind)).put(metric)
 
     def ride(self, open_batches: Sequence[GivenBatch]) -> Table:
-        """A row for each worker, of which this worker fills its own: which keys it has logged; batches of which its training step has made no loss, as
-        bits; and the amounts, if the keys are those of the step before."""
+        """To be summed: which keys this worker has logged; of which batches its training step has made no loss; and the amounts, if the keys are those
+        of the step before."""
         world = self._job.world
         if self._version != world.version:
             self._version, self._agreed = world.version, ()
         self._totals, self._amounts = None, self._amounts_of(open_batches)
-        left_out = (number for number, given in enumerate(open_batches) if given.has_no_loss or given.is_left_out)
-        return self._table(sum({_bit(number) for number in left_out}))
+        left_out = [float(given.has_no_loss or given.is_left_out) for given in open_batches]
+        keys = tuple(sorted(self._amounts))
+        amounts = self._numbers() if keys == self._agreed else [0.0] * NUMBERS * len(self._agreed)
+        return np.array([*agreement.pieces(_checksum(keys)), *left_out, *amounts])
 
-    def heard(self, table: Table, open_batches: Sequence[GivenBatch]) -> bool:
-        """The rows of all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no
+    def heard(self, sums: Table, open_batches: Sequence[GivenBatch]) -> bool:
+        """Over all workers. Returns whether no further batch is to be left out. As a training step that returns None is made of no
         worker's part on one device, all workers leave the batch out.
 
         Raises:
             WorldBroken: keys have changed, and the amounts are not known.
         """
-        marks = functools.reduce(operator.or_, map(int, table[:, 1].tolist())) if self._job.size > 1 else 0
-        left_out = [each for number, each in enumerate(open_batches) if marks & _bit(number) and not each.is_left_out]
+        first = agreement.SIZE + len(open_batches)
+        marked = zip(open_batches, sums[agreement.SIZE : first].tolist(), strict=True)
+        left_out = [each for each, mark in marked if mark and not each.is_left_out] if self._job.size > 1 else []
         for given in left_out:
             given.is_left_out = True
         if left_out:
             return False
         keys = tuple(sorted(self._amounts))
-        if bool((table[:, 0] != _checksum(keys)).any()):
+        if not agreement.all_equal(sums[: agreement.SIZE].tolist(), self._job.size):
             self._warn(
                 "the workers log different keys in training_step, and each its own values: let self.log not depend on the batch"
             )
             return True
+        totals = sums[first:]
         if keys != self._agreed:
             self._agreed = keys
-            table = self._job.collective.sum(self._table(), "elasticdl.logged")
-        self._totals = {}
-        for index, key in enumerate(keys):
-            kind = kind_of(self._results()[key])
-            total = Amounts.nothing(kind)
-            first = HEAD + NUMBERS * index
-            for row in table[:, first : first + NUMBERS].tolist():
-                total.add(Amounts(*row), kind)
-            self._totals[key] = total
+            totals = np.array(self._numbers())
+            if keys:
+                totals = self._job.collective.sum(totals, "elasticdl.logged")
+        self._totals = {
+            key: Amounts(*each) for key, each in zip(keys, totals.reshape(-1, NUMBERS).tolist(), strict=True)
+        }
+        for key in self._extremes() if self._job.size > 1 else ():
+            self._totals[key] = self._amounts[key]
+            self._warn(
+                f"the largest or smallest {self._results()[key].meta.name!r} is that of each worker's part of a batch: log a mean, or a sum"
+            )
         return True
 
-    def _table(self, marks: int = 0) -> Table:
-        world, keys = self._job.world, tuple(sorted(self._amounts))
-        table = np.zeros((world.size, HEAD + NUMBERS * len(self._agreed)))
-        table[world.rank, :HEAD] = _checksum(keys), marks
-        if keys == self._agreed:
-            table[world.rank, HEAD:] = [number for key in keys for number in _numbers(self._amounts[key])]
-        return table
+    def _extremes(self) -> list[str]:
+        results = self._results()
+        return [key for key in sorted(self._amounts) if kind_of(results[key]) in EXTREMES]
+
+    def _numbers(self) -> list[float]:
+        """Infinite ones, as of a worker without a sample, would make others so."""
+        extremes = set(self._extremes())
+        every = ((0.0,) * NUMBERS if key in extremes else astuple(self._amounts[key]) for key in sorted(self._amounts))
+        return [number for numbers in every for number in numbers]
 
     def _amounts_of(self, open_batches: Sequence[GivenBatch]) -> dict[str, Amounts]:
         amounts: dict[str, Amounts] = {}
@@ -200,7 +207,7 @@ class Logged:
             for key, added in each.logged.items():
                 kind = kind_of(results[key])
                 amounts.setdefault(key, Amounts.nothing(kind)).add(added, kind)
-                if kind != "max" and kind != "min":
+                if kind not in EXTREMES:
                     amounts[key].step = added.step  # that of the last batch is logged
         return amounts
 
@@ -265,18 +272,14 @@ class Logged:
             self._job.warn(message)
 
 
-def _checksum(keys: tuple[str, ...]) -> float:
-    return float(zlib.crc32(repr(keys).encode()))
-
-
-def _numbers(amounts: Amounts) -> tuple[float, float, float]:
-    return amounts.step, amounts.value, amounts.size
+def _checksum(keys: tuple[str, ...]) -> int:
+    return zlib.crc32(repr(keys).encode())
 
 
 def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -> Amounts | None:
     """What has been logged since the accumulators were emptied; None if nothing."""
     value = float(metric.value)
-    if metric.value is metric._defaults["value"] or (not math.isfinite(value) and kind in ("max", "min")):
+    if metric.value is metric._defaults["value"] or (not math.isfinite(value) and kind in EXTREMES):
         return None
     step = float(metric._forward_cache) if metric.meta.on_step else 0.0
     if not samples:  # of another worker's part
@@ -291,8 +294,3 @@ def _amounts(metric: Any, kind: str, weight: float, loaded: int, samples: int) -
     # By its own number of samples, or by one that the script has given for the whole batch.
     size = logged / loaded * samples if logged % loaded == 0 else logged * weight
     return Amounts(step * weight, value / logged * size, size)
-
-
-def _bit(number: int) -> int:
-    """Of the marks of a step's batches, which travel as one number. The last one stands for all that follow, too."""
-    return 1 << min(number, 40)  # which two of float32 hold

@@ -21,9 +21,19 @@ from elasticdl.common.tree import leaves as leaves_of
 from elasticdl.elastic.torch.in_place import storage_of
 from elasticdl.elastic.training.attributes import is_scripts_own
 
+HINT = "and begin that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
 NO_BATCH = (
-    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next, and begin "
-    "that loop with gradients on (with torch.no_grad() around it, it is given whole batches, for an evaluation)"
+    "optimizer.step() was called without a batch from the loader that was prepared: train on each batch before you ask for the next, "
+    f"{HINT}"
+)
+OUTSIDE = (
+    "a step was made outside of the loop over the prepared loader, as on next(iter(loader)), on what itertools.cycle or a list has kept, or on a "
+    "DataLoader made anew: loop over the loader that elastic.prepare() has returned in each epoch, train on each batch within that loop, "
+    f"{HINT}"
+)
+GRADIENT_OF_PART = (
+    "torch.autograd.grad() by a parameter that is trained, as for GradNorm or MAML, gives the gradient of this worker's part of a batch, and the workers "
+    "do not sum it: call loss.backward(), and look at parameter.grad after it"
 )
 # Who stood where a worker was told that the job stands.
 NOBODY_IS_LEFT = "this worker has passed by batches that nobody who is left has trained on: it is started again"

@@ -33,7 +33,7 @@ from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.watch import Watch
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, restore_streams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
 from elasticdl.elastic.torch_kit.own_optimizers import OwnOptimizers
 from elasticdl.elastic.torch_kit.participant.host import OpenBatch, Outcome
@@ -162,7 +162,7 @@ class LoopHost(JoinedHost):
     def pause(self) -> None:
         """The script leaves its loop over batches."""
         self._watch.stop()
-        RandomStreams.restore(self._order.outside)
+        restore_streams(self._order.outside)
 
     def _draw(self, epoch: int) -> None:
         joined = self._joined
@@ -180,7 +180,6 @@ class LoopHost(JoinedHost):
             rest_while(lambda: self._joined is not None and self.is_idle, each)
         self._scalers = [each for each in values.values() if isinstance(each, torch.amp.GradScaler)]
         state = LoopState(self.job, self._model, self._optimizer, values, self._data)
-        state.attributes.loads.begin_anew = False
         self._joined = Participant(self.job, state, self, position, self._data, share=self._share)
         self._joined.join()
         if self._approach.joins(position, batch.start, moved(each_of(self._optimizer))) > (
@@ -286,6 +285,11 @@ class LoopHost(JoinedHost):
             raise UserError(loop_faults.DROPS_GRADIENTS)
         self._note_dropped([tensor])
 
+    def before_grad(self, inputs: Sequence[torch.Tensor]) -> None:
+        trained = set(map(id, Optimizers(each_of(self._optimizer)).parameters))
+        if self.job.under_master and any(id(each) in trained for each in inputs):
+            raise UserError(loop_faults.GRADIENT_OF_PART)
+
     def _note_dropped(self, tensors: Sequence[torch.Tensor]) -> None:
         given = self._last
         if given and not self.is_idle and self._may_be_torn and not self._is_fresh and not self.participant.is_reduced:
@@ -338,8 +342,9 @@ class LoopHost(JoinedHost):
                 loss = closure()
         with self._watch.paused():
             has_batch = self._joined and self._joined.open_batches and not self._gradients.has_stepped(optimizer)
-            if not self.is_idle and not has_batch:
-                raise UserError(loop_faults.NO_BATCH)
+            is_within = self._watch.is_active or any(each.backwards for each in self.open_batches or ())
+            if not self.is_idle and not (has_batch and is_within):
+                raise UserError(loop_faults.NO_BATCH if self._watch.is_active else loop_faults.OUTSIDE)
             self.reduce()
             if not self.is_idle:
                 self._update(optimizer, update)

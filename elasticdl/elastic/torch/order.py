@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
+from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams, streams
 from elasticdl.elastic.torch_kit.participant.script_position import EpochBegin, ScriptPosition
 
 
@@ -11,7 +11,7 @@ class Order:
 
     def __init__(self, batches: OwnLoader) -> None:
         self.drawn: list[GlobalBatch] = []
-        self.outside: bytes = b""  # random streams, as the script knows them outside its loop over batches
+        self.outside = streams()  # random streams, as the script knows them outside its loop over batches
         self._batches = batches
         self._from: EpochBegin | None = None
 
@@ -24,4 +24,4 @@ class Order:
             jobs.put_back(epoch, self._batches.draws)
         self._from = EpochBegin(epoch, RandomStreams.capture(), self._batches.draws.capture())
         self.drawn = self._batches.of_epoch(epoch)
-        self.outside = RandomStreams.capture()
+        self.outside = streams()

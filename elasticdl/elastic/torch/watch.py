@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from elasticdl.elastic.torch.modes import Modes
 from elasticdl.elastic.torch.tape import BACKWARD, Tape
 
 GET_GRADIENT: Callable[..., Any] = vars(torch._C.TensorBase)["grad"].__get__
+GRADIENT_BY = torch.autograd.grad
 
 
 class Listener(Protocol):
@@ -32,6 +34,9 @@ class Listener(Protocol):
 
     def before_set(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """The script replaces a tensor's gradient."""
+
+    def before_grad(self, inputs: Sequence[torch.Tensor]) -> None:
+        """The script calls ``torch.autograd.grad`` by these."""
 
     def backward(self, loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
         """The script calls ``loss.backward``."""
@@ -66,6 +71,7 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, model: torch.nn.Module, listener: Listener) -> None:
         super().__init__()
+        _hide_from_compiler()
         self._listener, self._model = listener, model
         self._tape: Tape | None = None
         self._active = False
@@ -124,6 +130,9 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is GRADIENT_BY:
+            inputs = kwargs.get("inputs", args[1] if len(args) > 1 else ())
+            self._listener.before_grad([inputs] if isinstance(inputs, torch.Tensor) else inputs)
         if func == GET_GRADIENT:
             self._listener.before_look(args[0])
         elif func is BACKWARD:
@@ -159,3 +168,10 @@ class Watch(TorchFunctionMode):
             if self._tape is not None:
                 self._tape.note(model, args, kwargs, result, self._modes)
             self.__enter__()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _hide_from_compiler() -> None:
+    """A script may compile the prepared model, or a step that calls it: the hooks are called as they are. No decorators, as these import the compiler."""
+    for name in ("_enter_model", "_leave_model"):
+        setattr(Watch, name, torch.compiler.disable(getattr(Watch, name)))  # type: ignore[no-untyped-call]

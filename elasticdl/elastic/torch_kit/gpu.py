@@ -6,6 +6,7 @@ own, so that the stream on which the model computes goes on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ def seed_generators(seed: int) -> None:
     """Those of the devices in use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
+
+
+def generator_states() -> list[torch.Tensor]:
+    """Of the devices in use."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def restore_generators(states: Sequence[torch.Tensor]) -> None:
+    """As `generator_states` has given them, perhaps on another worker, which may see fewer devices."""
+    for device, state in enumerate(states[: count_gpus()]):
+        torch.cuda.set_rng_state(state, device)
 
 
 def wait_for(device: torch.device) -> None:

@@ -70,8 +70,16 @@ class OwnOptimizers:
         if batch is None or any(optimizer is each for each in known):
             return
         summed = set(map(id, Optimizers(known).parameters))
+        groups = set(map(id, Optimizers(known).param_groups))
         stepped = Optimizers([optimizer]).parameters
-        beside = {id(each): each for each in stepped if id(each) not in summed and each.grad is not None}
+        if any(id(each) in summed for each in stepped):
+            if groups.issuperset(map(id, optimizer.param_groups)):
+                return  # one within another, which steps the parameters by the groups of that one
+            raise UserError(
+                f"{type(optimizer).__name__} steps the parameters of an optimizer that trains already, as one that was made anew within training: workers that "
+                f"come later have none of its state. Make it at the begin, and {self._remedy}; set param_groups to change a rate"
+            )
+        beside = {id(each): each for each in stepped if each.grad is not None}
         if not beside:
             return
         names = [name for name, each in self._model.named_parameters() if id(each) in beside]

@@ -20,7 +20,7 @@ WRAPPERS = {
     "FullyShardedDataParallel": "each worker holds the whole model",
     "FSDPModule": "each worker holds the whole model",
 }
-ITERATED_PLAINLY = ("torch", "torchdata", "accelerate")  # whose loaders give what torch's gives
+ITERATED_PLAINLY = ("torch", "accelerate")  # whose loaders give what torch's gives
 TRAINS_ONCE = "trains several times, and a script trains once"
 
 
@@ -81,6 +81,11 @@ def of_loader(loader: Any) -> Iterator[str]:
     if not isinstance(loader, DataLoader):
         yield f"the loader is a {type(loader).__name__}; expected a torch.utils.data.DataLoader"
         return
+    if any(kind.__name__ == "StatefulDataLoader" for kind in type(loader).__mro__):
+        yield (
+            "the loader is a StatefulDataLoader, whose state says nothing where a batch is loaded in parts: take torch.utils.data.DataLoader; what "
+            "`elasticdl stop` keeps has the place within the epoch"
+        )
     for name in ("__iter__", "_get_iterator"):
         own = next((kind for kind in type(loader).__mro__ if name in vars(kind)), DataLoader)
         if own.__module__.partition(".")[0] not in ITERATED_PLAINLY:

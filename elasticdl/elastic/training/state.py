@@ -49,6 +49,19 @@ class TrainingState(ABC):
     _remedy: ClassVar[str]  # for a step on too few samples
     _ends_with_function: ClassVar[bool] = True  # training is over when the script's function returns
     _value_piece: ClassVar[type[Value]] = Value
+    _own_names: ClassVar[frozenset[str]] = frozenset(  # beside those of the class
+        {
+            "sampler",
+            "settings",
+            "values",
+            "sources",
+            "stopping",
+            "begins_as_told",
+            "resumed",
+            "cannot_be_kept",
+            "beside",
+        }
+    )
 
     def __init__(
         self,
@@ -62,7 +75,16 @@ class TrainingState(ABC):
         has_state: bool = False,
         snapshot: bool = False,
     ) -> None:
-        """``start``: where training stands, if not at its beginning. ``snapshot``: each commit copies the parameters, too."""
+        """``start``: where training stands, if not at its beginning. ``snapshot``: each commit copies the parameters, too.
+
+        Raises:
+            UserError: a value has the name of what the state has itself.
+        """
+        for name in values:
+            if name in self._own_names or name.startswith("_") or hasattr(type(self), name):
+                raise UserError(
+                    f"{type(self).__name__}({name}=...): the state has a {name} of its own: give the value another name"
+                )
         self.sampler = sampler
         self.settings = settings
         self.values = values

@@ -12,13 +12,23 @@ from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 
 STOPS = ("should_training_stop", "should_epoch_stop")
+DECIDE_ALIKE = ("transformers", "elasticdl", "builtins")
+BY_THE_CLOCK = ("JITCheckpointCallback",)
 FLAGS = (*STOPS, "should_save", "should_evaluate", "should_log")
+
+
+def may_wish(trainer: Any) -> bool:
+    """Whether a callback or the trainer may decide after a step, by more than its number: those of the library that report, and what the arguments say,
+    decide alike on all workers."""
+    kinds: list[Any] = [*type(trainer).__mro__, *map(type, trainer.callback_handler.callbacks)]
+    return any(each.__module__.partition(".")[0] not in DECIDE_ALIKE or each.__name__ in BY_THE_CLOCK for each in kinds)
 
 
 class Decisions:
     """Asked for after each step, each epoch, and what was done there."""
 
     def __init__(self, job: ElasticContext) -> None:
+        self.asks = True  # after a step; it was told with the step's gradients that some worker `may_wish`
         self._job = job
         self._wishes: set[str] = set()  # to stop, which the others have not heard
 
@@ -27,9 +37,9 @@ class Decisions:
         if self._job.size > 1:
             self._take_wishes(control)
 
-    def settle(self, control: Any, participant: Participant) -> None:
-        """Have ``control`` say what any worker wishes."""
-        if self._job.size == 1:
+    def settle(self, control: Any, participant: Participant, *, evaluated: bool = False) -> None:
+        """Have ``control`` say what any worker wishes. ``evaluated``: callbacks have seen this worker's own numbers."""
+        if self._job.size == 1 or not (self.asks or evaluated or participant.is_catching_up):
             for name in self._wishes:
                 setattr(control, name, True)
             self._wishes.clear()

@@ -114,8 +114,9 @@ class Elastic:
         self._elastic.settle()
         control = self.control
         if control.should_log or control.should_evaluate or control.should_save:
+            evaluates = control.should_evaluate
             super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-            self._elastic.settle()
+            self._elastic.settle(evaluated=evaluates)
 
     def _evaluate(self: Any, *args: Any, skip_scheduler: bool = False) -> Any:
         began = time.monotonic()

@@ -28,7 +28,7 @@ from elasticdl.elastic.torch_kit.participant.script_position import ScriptPositi
 from elasticdl.elastic.torch_kit.reduction.rides import Rides
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training.data_facts import EVALUATION, named_sources
-from elasticdl.elastic.transformers.decisions import Decisions
+from elasticdl.elastic.transformers.decisions import Decisions, may_wish
 from elasticdl.elastic.transformers.items import Count, Items
 from elasticdl.elastic.transformers.place import TrainerSnapshot
 from elasticdl.elastic.transformers.trainers_state import PACKAGES, Passed, holders_of
@@ -262,10 +262,11 @@ class TrainerHost(MovableHost):
         self._weighed.note()
 
     def rides(self) -> Mapping[str, npt.ArrayLike]:
-        return self._passed.rides()
+        return {**self._passed.rides(), "wishes": [float(may_wish(self._trainer))]}
 
     def heard(self, rides: Rides) -> bool:
         self._passed.heard(rides)
+        self.decisions.asks = bool(rides["wishes"].any())
         return True
 
     # -- a step that is torn --
@@ -284,10 +285,10 @@ class TrainerHost(MovableHost):
 
     # -- between steps --
 
-    def settle(self) -> None:
+    def settle(self, *, evaluated: bool = False) -> None:
         """Callbacks have said what is to be done after a step, or an epoch."""
         self._step_at = None
-        self.decisions.settle(self._trainer.control, self.participant)
+        self.decisions.settle(self._trainer.control, self.participant, evaluated=evaluated)
 
     def note_resumed(self) -> None:
         """The random streams have been set, to those of a checkpoint."""

@@ -16,12 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from elasticdl.elastic.core.plan import BatchPlan, MicroBatch, Samples
 from elasticdl.elastic.core.world import World
+from elasticdl.elastic.torch_kit import gpu
 from elasticdl.elastic.torch_kit.data.draws import Draws
-from elasticdl.elastic.torch_kit.data.loads import own
 from elasticdl.elastic.torch_kit.data.stand_in import SAMPLES_LOADED, Repeated, StandIn
 from elasticdl.elastic.torch_kit.refusals import of_loader, refuse
 from elasticdl.elastic.training.children import require_guard
-from elasticdl.elastic.training.seeds import kept_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class OwnLoader:
         if given.num_workers and not self._guarded:
             require_guard(given.num_workers)
             self._guarded = True
-        return own(
+        return iter(
             DataLoader(
                 given.dataset,
                 batch_sampler=(list(part.indices) for part in parts),
@@ -117,7 +116,7 @@ class OwnLoader:
             collate_fn=self.loader.collate_fn,
             generator=torch.Generator(),
         )
-        return next(own(single))
+        return next(iter(single))
 
 
 class OwnCursor:
@@ -154,33 +153,37 @@ class OwnCursor:
         return sample
 
 
-Streams = tuple[Any, Any, torch.Tensor]
+Streams = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
 
 
 def streams() -> Streams:
-    """The states of the global generators of Python, NumPy and torch, for this process; `RandomStreams.capture` is for others, and takes longer."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """The states of the global generators of Python, NumPy and torch, also on GPUs, for this process; `RandomStreams.capture` is for others, and takes longer."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpu.generator_states()
 
 
 def restore_streams(captured: Streams) -> None:
     random.setstate(captured[0])
     np.random.set_state(captured[1])
     torch.set_rng_state(captured[2])
+    gpu.restore_generators(captured[3])
 
 
 @contextlib.contextmanager
 def streams_apart() -> Iterator[None]:
     """Within, the generators are anybody's; afterwards they are as before."""
-    with kept_streams(), torch.random.fork_rng(devices=[]):
+    before = streams()
+    try:
         yield
+    finally:
+        restore_streams(before)
 
 
 class RandomStreams:
-    """The global generators of Python, NumPy and torch, as one value that travels."""
+    """The global generators of Python, NumPy and torch on the host, as one value that travels."""
 
     @staticmethod
     def capture() -> bytes:
-        pythons, numpys, torchs = streams()
+        pythons, numpys, torchs, _ = streams()
         return pickle.dumps((pythons, numpys, torchs.numpy().tobytes()))
 
     @staticmethod
@@ -191,11 +194,11 @@ class RandomStreams:
     @staticmethod
     def restore(captured: bytes) -> None:
         pythons, numpys, torchs = pickle.loads(captured)
-        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8)))
+        restore_streams((pythons, numpys, torch.frombuffer(bytearray(torchs), dtype=torch.uint8), []))
 
 
-def stream_parts(pythons: Any, numpys: Any, torchs: Any) -> dict[str, Any]:
-    """States of the three global generators as arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
+def stream_parts(pythons: Any, numpys: Any, torchs: Any, *_: Any) -> dict[str, Any]:
+    """States of the three global generators of the host as arrays, for `elasticdl.elastic.training.pieces.Piece.compared`."""
     states = {
         "python": np.array(pythons[1], np.int64),
         "numpy": np.append(numpys[1].astype(np.int64), numpys[2:4]),

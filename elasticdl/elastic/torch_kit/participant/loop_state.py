@@ -130,13 +130,11 @@ class LoopState(TorchState):
         self.go_back()
         for piece in self._trained:
             piece.undo_to(None)
-        self.attributes.loads.end()
         self.attributes.arrive()
 
     def begin_step(self) -> None:
         self._was_given = True
         self._reducer.open()
-        self.attributes.loads.begin(may_be_torn=self._job.size > 1)
         self._step_begins()
 
     def sum(
@@ -170,5 +168,4 @@ class LoopState(TorchState):
         Raises:
             RuntimeError, UserError, WorldBroken: the workers do not make the same step.
         """
-        self.attributes.loads.end()
         self._voted(sums.vote, sums.seconds)

@@ -79,7 +79,6 @@ class Noted:
 
     values: list[tuple[Slot, Any, Any]] = field(default_factory=list)  # what stood there, and its copy
     trained: list[tuple[torch.nn.Parameter, bool]] = field(default_factory=list)
-    loads: dict[int, int] = field(default_factory=dict)  # as `Loads.note`
 
     def put_back(self, kinds: Kinds, since: Noted | None) -> None:
         if since is not None:

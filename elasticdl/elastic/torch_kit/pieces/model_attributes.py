@@ -21,7 +21,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from elasticdl.elastic.torch_kit.data.loads import Loads
 from elasticdl.elastic.torch_kit.flat import host_array
 from elasticdl.elastic.torch_kit.pieces.kept import Noted, Slot, TooLargeError, copy_of_small, small_copy
 from elasticdl.elastic.training import attributes
@@ -85,7 +84,6 @@ class Attributes:
     def __init__(self, modules: Callable[[], Sequence[torch.nn.Module]], tell: Callable[[str], None]) -> None:
         """``tell``: for the journal."""
         self.keeps_received = False  # until `arrive`, for `restore`
-        self.loads = Loads()  # here, as what is put back for a step that is made again has to be put back together
         self._modules = modules
         self._tell = tell
         self._packages: tuple[str, ...] = ()
@@ -135,12 +133,11 @@ class Attributes:
         self._look()
         values = [(slot, value := slot.owner[slot.key], small_copy(value)) for slot in self._slots]
         trained = [(parameter, parameter.requires_grad) for parameter in self._trained]
-        return Noted(values, trained, self.loads.note())
+        return Noted(values, trained)
 
     def commit(self, *, may_be_torn: bool) -> None:
         """All is as it is between two steps."""
         self._noted = self.note() if may_be_torn else Noted()
-        self._noted.loads.clear()  # a world may be left within a step, of which all is given again
 
     def restore(self) -> None:
         """Go back to what was received, or to what was noted at the last commit."""
@@ -152,7 +149,6 @@ class Attributes:
     def put_back(self, noted: Noted, *, since: Noted | None = None) -> None:
         """``since``: noted later; entries that it has and ``noted`` has not are removed."""
         noted.put_back(self._kinds, since)
-        self.loads.put_back(noted.loads)
 
     def arrive(self) -> None:
         """This worker's script stands where the job stands."""
@@ -168,7 +164,6 @@ class Attributes:
 
     def dump(self) -> dict[str, Any]:
         """What has changed between the beginning of training and the last commit. Tensors are given by reference."""
-        self.loads.tell(self._tell)
         changed: dict[str, dict[str, Any]] = {}
         noted = {(slot.holder, slot.path): kept for slot, _, kept in self._noted.values}
         for holder in self._holders():

@@ -43,6 +43,7 @@ class TorchState(state.TrainingState):
 
     _remedy = "call batch.backward(loss) exactly once for each micro-batch"
     _value_piece = TorchValue
+    _own_names = state.TrainingState._own_names | {"model", "optimizer", "loader", "attributes", "hooks"}
     # Parameters that no worker has a gradient of have none after a step, instead of zeros.
     _leaves_absent_gradients = False
     _makes_one_pass = False  # of a batch, while this worker is alone

@@ -18,6 +18,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.elastic.torch_kit.flat import Kind, flat_views
 from elasticdl.elastic.torch_kit.reduction.named import Followers, NamedBuffers, NamedTensor, is_alike, modules_of
 
+OBSERVER = "ObserverBase"  # of torch's quantization, by its name, as importing that takes long
 # Counts batches, whatever numbers a step has by chance.
 BATCH_COUNTER = "num_batches_tracked"
 
@@ -39,6 +40,11 @@ class _BufferGroup:
         self.before, self._before = flat_views(buffers)
         self._now, self._views = flat_views(buffers)
         self.delta = torch.zeros_like(self.before, dtype=torch.float32 if self.is_counters else None)
+        places = [*zip(named, self._before, self._views, strict=True)]
+        # Of which there is no mean: what observers of quantization keep; and what begins infinite, if the first pass moves it.
+        self._ranges = [
+            each for each in places if any(kind.__name__ == OBSERVER for kind in type(each[0].module).__mro__)
+        ]
         offsets = [view.storage_offset() for view in self._before]
         deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
         every = zip(named, self._before, self._views, deltas, strict=True)
@@ -53,6 +59,8 @@ class _BufferGroup:
         self._fitting = self.counted[sum(sizes) : -1]
         self._begun: Sequence[torch.Tensor | None] = buffers
         self.begin()
+        has_infinite = not self.is_counters and bool(self.before.isinf().any())
+        self._infinite = [each for each in places if bool(each[1].isinf().any())] if has_infinite else []
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -66,6 +74,7 @@ class _BufferGroup:
         part = float(is_first) if self.is_counters else weight
         if part or (samples and self._counters):
             self._take()
+            self._require_mean()
         if part:
             # What stays as it is may be infinite, as in a mask.
             moves = torch.where(self._now == self.before, 0, _wide(self._now) - _wide(self.before))
@@ -80,6 +89,16 @@ class _BufferGroup:
         self._fitting += torch.stack(fits) * samples
         if samples != passes:  # else one that counts batches moves alike
             self.counted[-1] += samples
+
+    def _require_mean(self) -> None:
+        for each, was, now in self._ranges + self._infinite:
+            if not torch.equal(was, now):
+                raise UserError(
+                    f"the buffer {each.key} of {type(each.module).__name__} is a range, or begins infinite, and moves in the forward pass: the mean of what "
+                    "workers have of their parts is not that of the batch. Fix it first: observers of quantization by a few batches before training, and "
+                    "model.apply(torch.ao.quantization.disable_observer)"
+                )
+        self._infinite = []
 
     @torch.no_grad()
     def reset(self) -> None:

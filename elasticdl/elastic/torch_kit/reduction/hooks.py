@@ -7,14 +7,13 @@ another sum of such parts. So hooks rest while passes are made, and are called i
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
-from elasticdl.elastic.torch_kit.gpu import count_gpus, seed_generators
+from elasticdl.elastic.torch_kit import gpu
+from elasticdl.elastic.training import cursor
 from elasticdl.elastic.training.seeds import kept_streams
 
 ON_GRADIENT, AFTER = "on gradients", "after they are accumulated"  # kinds, as torch has them
@@ -118,11 +117,9 @@ def _resting_after(parameter: torch.Tensor) -> None: ...
 @contextlib.contextmanager
 def _drawing_alike(seed: int) -> Iterator[None]:
     """Within, the global generators give the same on all workers; afterwards each goes on with its own."""
-    devices = range(count_gpus()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    devices = range(gpu.count_gpus()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with kept_streams(), torch.random.fork_rng(devices=devices):
-        seed %= 1 << 32
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        cursor.seed_generators(seed)
         torch.default_generator.manual_seed(seed)
-        seed_generators(seed)
+        gpu.seed_generators(seed)
         yield
