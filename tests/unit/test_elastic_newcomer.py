@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from newcomer_kit import BATCHES, STANDS, Experts, Member, late_of, make_data, plain_loss, train
+from newcomer_kit import BATCHES, EPOCHS, STANDS, Experts, Member, late_of, make_data, plain_loss, train
 from refusal_kit import refused
 from session_kit import FakeMaster
 from torch.nn.functional import cross_entropy
@@ -126,6 +126,20 @@ def test_weights_that_the_loop_gives_a_sampler_travel():
             member.plain.sampler.weights = cross_entropy(member.model(x), y, reduction="none").double()
 
     require_as_others(options=options, after=reweigh)
+
+
+def test_what_the_script_remembers_travels():
+    def remember(member):
+        with torch.no_grad():
+            x, y = make_data()[:]
+            member.values.history += (cross_entropy(member.model(x), y).item(),)
+
+    member = Member()
+    train(member, after=remember)
+    late = late_of(member)
+    train(late, after=remember)
+    assert late.values.history == member.values.history
+    assert len(late.values.history) == EPOCHS
 
 
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])

@@ -57,16 +57,19 @@ __all__ = [
     "device",
     "init",
     "mean",
+    "on_one",
     "optim",
     "prepare",
     "rank",
     "run",
     "size",
+    "values",
 ]
 
 init, context, size, run = own.init, own.context, own.size, own.run
 _loop = PlainLoop(own)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
+values, on_one = _loop.values, _loop.on_one
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,7 @@ from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.tape import place_in_script
+from elasticdl.elastic.torch.values import TakenBack
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
@@ -80,7 +81,9 @@ class LoopHost(JoinedHost):
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
+        self._taken_back = TakenBack()
         self._is_fresh = True  # no gradient was made of the open batches
+        self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self.hints = Hints()
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
@@ -332,6 +335,20 @@ class LoopHost(JoinedHost):
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             return own if self._joined is None or self.is_idle else self._means.of(value, own, self._joined, self._last)
 
+    @lasting
+    def on_one(self, act: Callable[[], object]) -> None:
+        """Rank 0 does this; who becomes rank 0 before gradients are summed next does it, too, from the same parameters."""
+        if not self.is_idle and self.is_first:
+            with self._watch.paused():
+                act()
+        elif not self.is_idle:
+            self._unsure.append(act)
+
+    def _make_up(self) -> None:
+        if self.is_first:
+            while self._unsure:
+                self._unsure.pop(0)()
+
     # -- the end of the script --
 
     @lasting
@@ -351,12 +368,15 @@ class LoopHost(JoinedHost):
         elif self._approach.is_short_of(at := self.participant.state.progress):
             self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
             return None
-        return super().finish()
+        if state := super().finish():
+            self._make_up()
+        return state
 
     # -- a step that is torn --
 
     def take_back(self) -> None:
         self._replay.take_back()
+        self._taken_back.take_back(self.participant.state.pieces)
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         self._replay.begin_remake()
@@ -365,10 +385,13 @@ class LoopHost(JoinedHost):
         self._replay.remake(given, sample, weight)
 
     def give_back(self) -> None:
+        self._make_up()
         self._replay.give_back()
+        self._taken_back.give_back()
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
+        self._taken_back.forget()
         self._repeats = batch = first.batch
         self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:
@@ -397,4 +420,5 @@ class LoopHost(JoinedHost):
             self._gradients.begin()
             if self.participant.settle(larger=larger) is Outcome.MADE:
                 self._watch.stop_noting()  # it can't be torn any more
+                self._unsure.clear()
                 self._gradients.summed()

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
 from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch.values import Values
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
@@ -162,6 +163,31 @@ class PlainLoop:
         state = self._runtime.in_training
         own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
+
+    def values(self, **start: Any) -> Values:
+        """What a script counts or remembers: ``values = elastic.values(step=0, best=0.0)``, then ``values.step += 1``.
+
+        Given to `prepare`, it travels with the training state: to workers that come later, and over ``elasticdl stop``. What was
+        assigned in a step that the loop has to make once more is undone. It has ``state_dict``, for the script's checkpoints.
+
+        Args:
+            **start: the values at the beginning; anything that can be pickled.
+        """
+        return Values(**start)
+
+    def on_one(self, act: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Have rank 0 do what is to be done once: ``elastic.on_one(torch.save, model.state_dict(), path)``. All workers call it.
+
+        Where rank 0 is lost before the next step, its heir does it, from the same parameters; perhaps a second time. So ``act`` should
+        replace what is there already, as the log of examples/whole_script.py does.
+
+        Args:
+            act: a function, called with the arguments that follow; on no worker that is `catching_up`.
+        """
+        if self._host is not None:
+            self._host.on_one(functools.partial(act, *args, **kwargs))
+        elif self.rank() == 0:
+            act(*args, **kwargs)
 
     def rank(self) -> int:
         """This worker's place in the present world; never 0 while it is `catching_up`."""
