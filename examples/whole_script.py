@@ -131,10 +131,10 @@ def main():
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
                 output = model(images)
                 loss = cross_entropy(output, labels)
+                hits = (output.argmax(1) == labels).float().mean()
             optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-            hits = (output.argmax(1) == labels).float().mean()
             numbers = {"loss": elastic.mean(loss), "hits": elastic.mean(hits)}
             optimizer.step()
             values.step += 1

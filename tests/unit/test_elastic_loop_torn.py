@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
 import elasticdl.elastic.torch as elastic
+from elasticdl.elastic.torch.means import OF_BEFORE
 
 TORN = 2  # steps are made before
 
@@ -112,6 +113,20 @@ def asks_before_the_step(member):
         member.step()
 
 
+def asks_after_the_sum(member, late=False):
+    for x, y in member.loader:
+        out = member.model(x)
+        hits, loss = (out.argmax(1) == y).float().mean(), cross_entropy(out, y)
+        loss.backward()
+        member.lose()
+        torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1.0)
+        mean = member.script.host.mean if member.rank is not None else torch.Tensor.item
+        if late:
+            mean((out.argmax(1) == y).float().mean())
+        member.counter += mean(hits) + mean(loss)
+        member.step()
+
+
 def fills_a_table(member):
     for number, (x, y) in enumerate(member.loader):
         member.table[number % 4] = member.table.mean(0) + 1
@@ -171,7 +186,7 @@ def loads_beside(member, scale=lambda x: 1):
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, drops_a_part, labels_itself, loads_beside),
+        *(asks_before_the_step, asks_after_the_sum, drops_a_part, labels_itself, loads_beside),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
@@ -199,6 +214,11 @@ def compare(loop, *, counts=True):
     torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-5)
     assert others == expected_others
     return members[0].warnings
+
+
+def test_a_mean_of_what_was_made_after_the_sum_is_told_to_be_of_other_samples():
+    (warning,) = compare(functools.partial(asks_after_the_sum, late=True))
+    assert warning == f"an elastic.mean() at step {TORN} {OF_BEFORE}"
 
 
 def looks_at_the_size(member):

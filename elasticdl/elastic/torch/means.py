@@ -11,6 +11,12 @@ from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, sum_of_all
 
 
+OF_BEFORE = (
+    "is of the samples that this worker had before another was lost: give it a tensor that was computed before loss.backward(), "
+    "which is made again of all samples"
+)
+
+
 class Means:
     """All workers ask for the same ones, in the same order."""
 
@@ -20,8 +26,10 @@ class Means:
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
         """``own``: the value over this worker's part of the batch that was ``given`` last."""
+        if given is not None and given.remade and id(value) not in given.remade and self._job.rank == 0:
+            self._job.warn(f"an elastic.mean() at step {participant.state.step} {OF_BEFORE}")
         if self._job.size == 1 and not participant.is_torn:
-            return own
+            return given.weighed(value, own) if given is not None and given.remade else own
         vote, loss = participant.state.vote, self.steps_loss
         if participant.is_reduced and given is not None and len(participant.open_batches) == 1:
             loss = given.loss
