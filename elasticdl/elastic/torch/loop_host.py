@@ -12,9 +12,11 @@ it goes before it asks for a world, and nobody waits for it. Then its state is r
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,7 +34,6 @@ from elasticdl.elastic.torch.newcomer import Hints
 from elasticdl.elastic.torch.order import Order
 from elasticdl.elastic.torch.replay import NotedBatch, Replay, weighed_backward
 from elasticdl.elastic.torch.tape import place_in_script
-from elasticdl.elastic.torch.values import TakenBack
 from elasticdl.elastic.torch.watch import Watch
 from elasticdl.elastic.torch_kit.data.own_loader import GlobalBatch, OwnLoader, RandomStreams
 from elasticdl.elastic.torch_kit.optimizers import Optimizers, each_of
@@ -45,8 +46,19 @@ from elasticdl.elastic.torch_kit.participant.script_position import ScriptPositi
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
 from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.pieces import Piece
 
 log = logging.getLogger(__name__)
+
+
+class Values(types.SimpleNamespace):
+    """See `elasticdl.elastic.torch.prepare.PlainLoop.values`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
 
 class LoopHost(JoinedHost):
@@ -81,7 +93,7 @@ class LoopHost(JoinedHost):
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
-        self._taken_back = TakenBack()
+        self._counted: list[tuple[Piece, Any]] = []  # in values of the script, in the step that is torn
         self._is_fresh = True  # no gradient was made of the open batches
         self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self.hints = Hints()
@@ -338,11 +350,10 @@ class LoopHost(JoinedHost):
     @lasting
     def on_one(self, act: Callable[[], object]) -> None:
         """Rank 0 does this; who becomes rank 0 before gradients are summed next does it, too, from the same parameters."""
-        if not self.is_idle and self.is_first:
-            with self._watch.paused():
-                act()
-        elif not self.is_idle:
+        if not self.is_idle:
             self._unsure.append(act)
+            with self._watch.paused():
+                self._make_up()
 
     def _make_up(self) -> None:
         if self.is_first:
@@ -376,7 +387,11 @@ class LoopHost(JoinedHost):
 
     def take_back(self) -> None:
         self._replay.take_back()
-        self._taken_back.take_back(self.participant.state.pieces)
+        if not self._counted:  # else it is torn again
+            own = [each for each in self.participant.state.pieces if isinstance(getattr(each, "value", None), Values)]
+            self._counted = [(each, copy.deepcopy(each.dump())) for each in own]
+            for piece, _ in self._counted:
+                piece.undo()
 
     def begin_remake(self, open_batches: Sequence[tuple[OpenBatch, Sequence[SubBatch]]]) -> None:
         self._replay.begin_remake()
@@ -387,11 +402,13 @@ class LoopHost(JoinedHost):
     def give_back(self) -> None:
         self._make_up()
         self._replay.give_back()
-        self._taken_back.give_back()
+        while self._counted:
+            piece, counted = self._counted.pop()
+            piece.load(counted)
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
-        self._taken_back.forget()
+        self._counted.clear()
         self._repeats = batch = first.batch
         self.job.warn(loop_faults.by_another_pass(self.participant.state.step, batch.number, batch.epoch, error))
         if batch.epoch != last.batch.epoch:

@@ -10,11 +10,7 @@ from elasticdl.elastic.torch.replay import NotedBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, sum_of_all
 
-
-OF_BEFORE = (
-    "is of the samples that this worker had before another was lost: give it a tensor that was computed before loss.backward(), "
-    "which is made again of all samples"
-)
+OF_BEFORE = "is of the samples before a worker was lost: give it a tensor that was computed before loss.backward()"
 
 
 class Means:
