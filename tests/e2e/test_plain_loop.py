@@ -109,10 +109,11 @@ def test_a_whole_script_writes_each_step_once(tmp_path):
     plain = tmp_path / "plain.py"
     plain.write_text(changed(WHOLE.read_text(), difference, undone=True))
     assert "elastic." not in plain.read_text()
-    run_alone(plain, "--out", tmp_path / "plain", "--epochs", 8)
+    bars = SCRIPTS / "slow_bars.py"
+    run_alone(bars, plain, "--out", tmp_path / "plain", "--epochs", 8, TEST_SLOW_WHILE="")
     out, slow = tmp_path / "elastic", tmp_path / "slow"
     slow.touch()
-    script = ["python", str(SCRIPTS / "slow_bars.py"), str(WHOLE), "--out", str(out), "--epochs", "8"]
+    script = ["python", str(bars), str(WHOLE), "--out", str(out), "--epochs", "8"]
     with start(
         tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
     ) as job:
@@ -140,7 +141,7 @@ def test_a_whole_script_writes_each_step_once(tmp_path):
     assert on_the_board(out) == on_the_board(tmp_path / "plain")
     best, expected = (torch.load(folder / "best.pt") for folder in (out, tmp_path / "plain"))
     torch.testing.assert_close(best, expected, rtol=1e-4, atol=1e-5)
-    run_alone(WHOLE, "--out", out, "--epochs", 9, "--resume")
+    run_alone(bars, WHOLE, "--out", out, "--epochs", 9, "--resume", TEST_SLOW_WHILE="")
     assert [row[0] for row in rows_of(out)] == list(range(1, steps + 16))
 
 

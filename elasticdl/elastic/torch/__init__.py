@@ -1,7 +1,6 @@
 """Elastic training for your own PyTorch loop. One that knows nothing of other workers becomes elastic by `prepare`:
 
     import elasticdl.elastic.torch as elastic
-
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
 
 Or the loop is written for it:

@@ -93,7 +93,10 @@ class PlainLoop:
                 "elastic.prepare: expected prepare(model, optimizer, loader): of the batches of that DataLoader each worker is given its part. If "
                 "the script draws its batches otherwise, as from a replay buffer, make a data set with __len__ and __getitem__ of them"
             )
-        given, (optimizer, steps) = optimizer, _accumulated(optimizer)
+        given, steps = optimizer, 1
+        known = sys.modules.get("elasticdl.ga.torch.optim")  # of what nobody has imported, nothing is imported
+        if known is not None and isinstance(given, known.Optimizer):
+            optimizer, steps = given.optimizer, given.steps
         if type(model) is torch.nn.DataParallel and len(model.device_ids) <= 1:  # it is on one device anyway
             model = model.module
         job = self._job_for(loader, steps)
@@ -193,14 +196,6 @@ class PlainLoop:
         (docs/plain_loop.md).
         """
         return self._host is not None and self._host.is_idle
-
-
-def _accumulated(optimizer: Any) -> tuple[Any, int]:
-    """The optimizer that makes the steps, and of how many batches it makes one. Of what nobody has imported, nothing is imported."""
-    known = sys.modules.get("elasticdl.ga.torch.optim")
-    if known is None or not isinstance(optimizer, known.Optimizer):
-        return optimizer, 1
-    return optimizer.optimizer, optimizer.steps
 
 
 def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[str], None]) -> None:

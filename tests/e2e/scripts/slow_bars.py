@@ -4,6 +4,7 @@ import os
 import runpy
 import sys
 import time
+import types
 
 import tqdm
 
@@ -23,5 +24,8 @@ class SlowBar(tqdm.tqdm):
 
 if __name__ == "__main__":
     tqdm.tqdm = SlowBar
+    sys.modules["tensorboard.compat.notf"] = types.ModuleType(
+        "notf"
+    )  # by that TensorBoard does without TensorFlow, and starts sooner
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")
