@@ -32,6 +32,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    if page.file.src_uri.startswith("reference/python/"):
+        html = pages.with_links_of_docstrings(html, page.file.src_uri)
     return pages.with_whole_options(html)
 
 

@@ -62,15 +62,15 @@ MODULES = {
         Module(
             "elasticdl.elastic.torch",
             [
+                *(
+                    Name(each, f"{LOOP}.{each}")
+                    for each in ("prepare", "mean", "values", "on_one", "rank", "catching_up")
+                ),
                 *(each for each in SHARED if each.name != "rank"),
-                Name("prepare", f"{LOOP}.prepare"),
                 Name("DataLoader"),
                 Name("Sampler"),
                 Name("TorchState"),
-                Name("mean", f"{LOOP}.mean"),
-                Name("rank", f"{LOOP}.rank"),
                 Name("device"),
-                Name("catching_up", f"{LOOP}.catching_up"),
             ],
             [
                 _given("StepBatch", f"{KIT}.data.loaders.StepBatch", "backward", "weigh", "micro_batch_size", "share"),
@@ -184,11 +184,11 @@ def _page(modules: Sequence[Module]) -> list[str]:
         lines += [] if is_first else [f"## `{module.name}`", ""]
         if module.is_for_users:
             lines += _block(module.name, members="[]", show_root_heading="false", show_root_toc_entry="false")
-        shared = [f"[`{each.name}`](elastic.md#{each.defined})" for each in module.names if each.shared]
-        lines += [f"The same as everywhere: {', '.join(shared)}.", ""] if shared else []
         for each in module.names:
             if not each.shared:
                 lines += _entry(each, each.defined or f"{module.name}.{each.name}", level=2 if is_first else 3)
+        shared = [f"[`{each.name}`](elastic.md#{each.defined})" for each in module.names if each.shared]
+        lines += [f"The same as everywhere: {', '.join(shared)}.", ""] if shared else []
         if module.others:
             lines += [f"## {module.others_are}", ""]
             for each in module.others:

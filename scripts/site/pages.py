@@ -26,6 +26,7 @@ FETCHED = re.compile(
 )
 BLOCK = re.compile(r"^([-*] |\d+\. |\|)")
 CODE = re.compile(r"<code>[^<]*</code>")
+IN_A_DOCSTRING = re.compile(r"docs/(\w+)\.md(?![^<]*</(?:code|pre|a)>)")
 OPTION = re.compile(r"(?<![\w-])--[\w-]+")
 
 
@@ -74,6 +75,16 @@ def with_blank_lines(markdown: str) -> str:
             in_text = not in_block and line != "" and not line.startswith(("#", " "))
         lines.append(line)
     return "\n".join(lines)
+
+
+def with_links_of_docstrings(html: str, page: str) -> str:
+    """A docstring names a page by its path in the repository. ``page``: where in the site the docstring is shown."""
+
+    def led(found: re.Match[str]) -> str:
+        there = posixpath.relpath(f"{found[1]}.html", posixpath.dirname(page))
+        return f'<a href="{there}">{title_of(found[0])}</a>'
+
+    return IN_A_DOCSTRING.sub(led, html)
 
 
 def with_whole_options(html: str) -> str:

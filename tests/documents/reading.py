@@ -169,3 +169,14 @@ def _whole_lines(block: str) -> Iterator[tuple[int, str]]:
             begun = ""
         else:
             begun = ""
+
+
+def changed(program: str, difference: str, *, undone: bool = False) -> str:
+    """As an editor leaves it, who makes the changes of each part of a `diff` block by hand; or takes them back."""
+    removed, added = "+-" if undone else "-+"
+    for part in difference.split("@@\n"):
+        lines = part.splitlines()
+        old = "".join(f"{line[1:]}\n" for line in lines if line[:1] != added)
+        assert program.count(old) == 1, old
+        program = program.replace(old, "".join(f"{line[1:]}\n" for line in lines if line[:1] != removed))
+    return program

@@ -7,9 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from running_job import DEADLINE, REPOSITORY, read_curve, run_alone, start
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.documents.reading import changed, read
 
 SCRIPTS = Path(__file__).parent / "scripts"
+WHOLE = REPOSITORY / "examples" / "whole_script.py"
 FROM_TORCHRUN = REPOSITORY / "examples" / "from_torchrun"
 EPOCHS = 12
 STEPS = 11 * EPOCHS
@@ -99,6 +104,65 @@ def test_what_peoples_loops_have(tmp_path):
         assert not job.entries("warning"), job.entries("warning")
     require_same(read_curve(curve), plain)
     assert 1 <= int((tmp_path / "elastic.begun").read_text()) < 6
+
+
+def rows_of(folder):
+    log = folder / "log.csv"
+    lines = log.read_text().splitlines(keepends=True)[1:] if log.exists() else []
+    return [tuple(map(float, line.split(","))) for line in lines if line.endswith("\n")]
+
+
+def on_the_board(folder):
+    """Of each number that TensorBoard shows, its steps."""
+    board = EventAccumulator(str(folder)).Reload()
+    return {name: [each.step for each in board.Scalars(name)] for name in board.Tags()["scalars"]}
+
+
+def test_a_whole_script_writes_each_step_once(tmp_path):
+    """Rank 0 is killed, its heir is told to leave, others join; then it goes on from its checkpoint. It is compared with the script for one device."""
+    steps = 15 * 8
+    (difference,) = (
+        each.text
+        for each in read(REPOSITORY / "docs" / "whole_script.md").steps
+        if getattr(each, "language", "") == "diff"
+    )
+    plain = tmp_path / "plain.py"
+    plain.write_text(changed(WHOLE.read_text(), difference, undone=True))
+    assert "elastic." not in plain.read_text()
+    bars = SCRIPTS / "slow_bars.py"
+    run_alone(bars, plain, "--out", tmp_path / "plain", "--epochs", 8, TEST_SLOW_WHILE="")
+    out, slow = tmp_path / "elastic", tmp_path / "slow"
+    slow.touch()
+    script = ["python", str(bars), str(WHOLE), "--out", str(out), "--epochs", "8"]
+    with start(
+        tmp_path, "run", "--num_workers", "2", "--collective", "torch", "--", *script, TEST_SLOW_WHILE=str(slow)
+    ) as job:
+
+        def wait_for_rows():
+            made = len(rows_of(out))
+            job.wait_for("3 steps", lambda: len(rows_of(out)) >= made + 3)
+
+        wait_for_rows()
+        job.signal(0, signal.SIGKILL)
+        job.wait_for("its heir", lambda: any(2 in each["members"] for each in job.entries("world_formed")))
+        wait_for_rows()
+        job.signal(1, signal.SIGTERM)
+        left = job.wait_for_world_without(1)
+        wait_for_rows()
+        job.scale(3)
+        job.wait_for_world(size=3, after=left["world"])
+        wait_for_rows()
+        slow.unlink()
+        assert job.finish() == 0, job.describe()
+        assert not job.entries("warning"), job.entries("warning")
+    assert [row[0] for row in rows_of(out)] == list(range(1, steps + 1))
+    for mine, expected in zip(rows_of(out), rows_of(tmp_path / "plain"), strict=True):
+        assert mine == pytest.approx(expected, rel=1e-4, abs=1e-5), f"step {mine[0]:.0f}"
+    assert on_the_board(out) == on_the_board(tmp_path / "plain")
+    best, expected = (torch.load(folder / "best.pt") for folder in (out, tmp_path / "plain"))
+    torch.testing.assert_close(best, expected, rtol=1e-4, atol=1e-5)
+    run_alone(bars, WHOLE, "--out", out, "--epochs", 9, "--resume", TEST_SLOW_WHILE="")
+    assert [row[0] for row in rows_of(out)] == list(range(1, steps + 16))
 
 
 def epochs_said(lines):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.common.tether import tethered
-from tests.documents.reading import ROOT, Command, How, PythonBlock, Shown, read
+from tests.documents.reading import ROOT, Command, How, PythonBlock, Shown, changed, read
 
 pytestmark = pytest.mark.slow
 
@@ -113,16 +113,6 @@ class Reader:
             line = line.replace("/home/you", str(self.folder))
             own = self._at.wait_for(line, again=self._typed if PID.search(line) else "")
             self._own.update(zip(PID.findall(line), PID.findall(own), strict=True))
-
-
-def changed(program: str, difference: str) -> str:
-    """As an editor leaves it, who makes the changes of each part by hand."""
-    for part in difference.split("@@\n"):
-        lines = part.splitlines()
-        old = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
-        assert program.count(old) == 1, old
-        program = program.replace(old, "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-"))
-    return program
 
 
 def test_a_reader_of_the_tutorial_loses_no_step(tmp_path):

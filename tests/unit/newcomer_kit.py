@@ -12,6 +12,8 @@ from session_kit import receive
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+import elasticdl.elastic.torch as elastic
+
 EPOCHS, BATCHES, STANDS = 3, 4, (1, 2)
 
 
@@ -45,7 +47,9 @@ class Member:
         if before:
             before(self)
         self.plain = DataLoader(make_data(), batch_size=15, **(options or {"shuffle": True}))
-        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain)
+        self.values = elastic.values(history=())  # as `elastic.prepare` is given it
+        values = {"prepared_0": self.values}
+        script = PlainScript(0, Board(1), self.model, self.optimizer, self.plain, values=lambda: values)
         self.loader, self.host, self.job = script.loader, script.host, script.context
         self.job.session.jobs_place = lambda: stands
         self.kept, self.orders, self.passed, self.joined_at = [], {}, 0, None

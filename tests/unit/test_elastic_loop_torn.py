@@ -1,7 +1,9 @@
 """A plain loop whose step is torn: what the script does to tensors, gradients and modes is done once, as on one device."""
 
 import contextlib
+import functools
 import re
+import threading
 import weakref
 
 import pytest
@@ -11,7 +13,9 @@ from front_end_kit import BreakingBoard, Lost, be_alone
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader, TensorDataset
 
+import elasticdl.elastic.torch as elastic
 from elasticdl.elastic.core.interruptions import WorldBroken
+from elasticdl.elastic.torch.means import OF_BEFORE
 from elasticdl.elastic.torch.prepare import PlainLoop
 from elasticdl.elastic.training.plain_data import put_together
 
@@ -45,8 +49,10 @@ class Member:
         self.counter, self.table = torch.zeros(()), torch.zeros(4, 3)
         self.made, self.sent = [], []  # steps, and what others are told of those made once more
         self.warnings = []
+        self.values = elastic.values(steps=0)
         if board is not None:
-            self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader)
+            values = {"prepared_0": self.values}
+            self.script = PlainScript(rank, board, self.model, self.optimizer, self.loader, values=lambda: values)
             self.script.context.warn = self.warnings.append
             self.script.context.change_world = self.change_world
             self.loader = self.script.loader
@@ -79,13 +85,14 @@ class Member:
     def found(self):
         tensors = [*self.model.state_dict().values(), *self.head.state_dict().values(), self.counter, self.table]
         flags = [each.requires_grad for each in self.model.parameters()]
-        return [each.detach().clone() for each in tensors], (self.model.training, flags)
+        return [each.detach().clone() for each in tensors], (self.model.training, flags, self.values.state_dict())
 
 
 def counts(member):
     """An annealing by a tensor that the script counts up, before the pass and after it."""
     for number, (x, y) in enumerate(member.loader):
         member.counter += 1
+        member.values.steps += 1
         loss = member.loss(x, y) * (member.counter / 30).clamp(max=1)
         loss.backward()
         member.counter.add_(number)
@@ -116,6 +123,20 @@ def asks_before_the_step(member):
         scale = member.mean(out.square().mean())
         member.counter += 1
         (cross_entropy(out, y) * scale * member.counter / 20).backward()
+        member.step()
+
+
+def asks_after_the_sum(member, late=False):
+    for x, y in member.loader:
+        out = member.model(x)
+        hits, loss = (out.argmax(1) == y).float().mean(), cross_entropy(out, y)
+        loss.backward()
+        member.lose()
+        torch.nn.utils.clip_grad_norm_(member.model.parameters(), 1.0)
+        mean = member.script.host.mean if member.rank is not None else torch.Tensor.item
+        if late:
+            mean((out.argmax(1) == y).float().mean())
+        member.counter += mean(hits) + mean(loss)
         member.step()
 
 
@@ -189,7 +210,7 @@ def loads_beside(member):
     "loop",
     [
         *(counts, disturbs, fills_a_table, accumulates),
-        *(asks_before_the_step, labels_itself, loads_beside),
+        *(asks_before_the_step, asks_after_the_sum, labels_itself, loads_beside),
     ],
 )
 def test_a_step_that_is_torn_is_made_as_on_one_device(loop):
@@ -217,6 +238,11 @@ def compare(loop):
     torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-5)
     assert others == expected_others
     return members[0]
+
+
+def test_a_mean_of_what_was_made_after_the_sum_is_told_to_be_of_other_samples():
+    (warning,) = compare(functools.partial(asks_after_the_sum, late=True)).warnings
+    assert warning == f"an elastic.mean() at step {TORN} {OF_BEFORE}"
 
 
 def looks_at_the_size(member):
@@ -338,3 +364,62 @@ def test_what_a_model_counts_is_sent_as_before_the_step_that_is_torn_twice():
     in_threads(train, members)
     assert sent in ([TORN - 1] * 2, [TORN] * 2)
     assert members[0].model.calls == len(members[0].loader)
+
+
+def counts_in_each_pass(member):
+    for x, y in member.loader:
+        member.values.steps += 1
+        (cross_entropy(member.model(x), y, reduction="sum") / x.size(0)).backward()
+        member.counter.fill_(member.values.steps)
+        member.step()
+
+
+def test_what_the_script_counts_in_values_is_undone_with_a_torn_step():
+    compare(counts_in_each_pass)
+
+
+@pytest.mark.parametrize(
+    ("dies", "twice"), [((TORN, "before"), 0), ((TORN, "after"), 1), ((8, "before"), 0), ((8, "after"), 1)]
+)
+def test_what_rank_0_may_not_have_done_its_heir_does(dies, twice):
+    """From the parameters of that step, which by then may be another one's for the script."""
+    board, rows, done = BreakingBoard(2), [], threading.Event()
+    alone, *members = Member(), Member(0, board), Member(1, board)
+
+    def write(step, rank, weight):
+        rows.append((step, rank, weight.clone()))
+
+    def train(member):
+        for step, (x, y) in enumerate(member.loader):
+            with torch.no_grad():
+                member.model.body[0].weight.mul_(0.9)
+            member.loss(x, y).backward()
+            member.optimizer.step()
+            member.optimizer.zero_grad()
+            row = functools.partial(write, step, member.rank, member.model.body[0].weight.detach())
+            for when in ("before", "after"):
+                if member.rank == 0 and (step, when) == dies:
+                    assert done.wait(30)
+                    board.lose()
+                if when == "before":
+                    row() if member.rank is None else member.script.host.on_one(row)
+            if member.rank == 1 and step == dies[0]:
+                done.set()
+
+    def work(member):
+        member.script.context.end = lambda state: be_alone(member.script.context)
+        try:
+            train(member)
+            member.script.host.finish()
+        except Lost:
+            pass
+
+    train(alone)
+    expected, rows[:] = [*rows], []
+    in_threads(work, members)
+    first = dies[0] + (dies[1] == "after")
+    by = [(step, 0) for step in range(first)] + [(step, 1) for step in range(dies[0], 9)]
+    assert sorted((step, rank) for step, rank, _ in rows) == sorted(by)
+    assert len(rows) == 9 + twice
+    for step, _, weight in rows:
+        torch.testing.assert_close(weight, expected[step][2], rtol=1e-4, atol=1e-5)

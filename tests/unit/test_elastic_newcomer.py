@@ -192,6 +192,20 @@ def test_a_newcomer_passes_by_once_more_what_others_were_given_once_more():
     torch.testing.assert_close(late.model.state_dict(), member.model.state_dict(), rtol=0, atol=0)
 
 
+def test_what_the_script_remembers_travels():
+    def remember(member):
+        with torch.no_grad():
+            x, y = make_data()[:]
+            member.values.history += (cross_entropy(member.model(x), y).item(),)
+
+    member = Member()
+    train(member, after=remember)
+    late = late_of(member)
+    train(late, after=remember)
+    assert late.values.history == member.values.history
+    assert len(late.values.history) == EPOCHS
+
+
 @pytest.mark.parametrize(("told", "epochs", "batches"), [((1, 2), 1, 0), ((1, 2), 1, 1), ((0, 2), 0, 3)])
 def test_a_newcomer_whose_script_ends_on_stand_ins_does_not_end_the_job(told, epochs, batches):
     member = Member()

@@ -109,6 +109,40 @@ def test_all_public_names_have_an_entry(module):
         assert set(lists[0]) - modules <= described
 
 
+def docstring(path):
+    """Of what this leads to, a module first."""
+    module, names = path, []
+    while (
+        not (found := ROOT / (module.replace(".", "/") + ".py")).is_file()
+        and not (found := found.with_suffix("") / "__init__.py").is_file()
+    ):
+        module, _, name = module.rpartition(".")
+        names.insert(0, name)
+    tree = ast.parse(found.read_text())
+    for name in names:
+        tree = next(each for each in tree.body if getattr(each, "name", "") == name)
+    return ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("page", ["torch", "keras", "transformers"])
+def test_what_a_script_calls_is_described_with_an_example_and_a_link(page):
+    for module in library.MODULES[page]:
+        for each in module.names:
+            text = docstring(each.defined or f"{module.name}.{each.name}")
+            assert re.search(r"\bdocs/\w+\.md", text), each.name
+            assert "``" in text or "example above" in text, each.name
+
+
+def test_the_reference_of_a_loop_begins_with_what_makes_it_elastic():
+    assert library.MODULES["torch"][0].names[0].name == "prepare"
+
+
+def test_a_docstring_leads_to_the_page_that_it_names():
+    html = "<p>it (docs/cli.md)</p> <code>docs/cli.md</code>"
+    shown = html.replace("(docs/cli.md)", f'(<a href="../../cli.html">{pages.title_of("docs/cli.md")}</a>)')
+    assert pages.with_links_of_docstrings(html, "reference/python/torch.md") == shown
+
+
 def test_what_a_browser_would_fetch_from_elsewhere_is_noticed():
     bad = [
         '<script src="https://a.b/a.js">',

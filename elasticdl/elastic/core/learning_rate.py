@@ -22,7 +22,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """How the learning rate is to go.
+    """How the learning rate is to go: ``elastic.LearningRate(lambda epoch: 0.1 * 0.5**epoch)`` (docs/library.md).
 
     Args:
         schedule: a function of the epoch, from 0, that returns the rate. It is asked again whenever the world has changed, so

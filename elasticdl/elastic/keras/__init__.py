@@ -41,7 +41,7 @@ init, context, rank, size, run = own.init, own.context, own.rank, own.size, own.
 
 
 def DataLoader(dataset: Dataset, *, shuffle: bool = True, drop_last: bool = False) -> ElasticDataLoader:
-    """An `ElasticDataLoader` with the batch sizes given to `init`.
+    """An `ElasticDataLoader` with the batch sizes given to `init`, as in the example above (docs/library.md).
 
     Args:
         dataset: anything with ``len()`` whose samples are pairs (inputs, labels), as `elasticdl.data.Arrays`.
@@ -63,7 +63,7 @@ def KerasState(
     learning_rate: LearningRate | None = None,
     **values: Any,
 ) -> _State:
-    """The training state of this process: what survives a change of workers.
+    """The training state of this process, which survives a change of workers, as in the example above (docs/library.md).
 
     Builds the model, if it is not built yet, and traces it on two samples, so that no other worker has to wait for that.
 

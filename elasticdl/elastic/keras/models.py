@@ -43,7 +43,7 @@ KERAS_BATCH = 32  # of evaluate() and predict(), unless they are told
 
 
 class Model:
-    """A built Keras model, ``self.model``, whose ``fit`` is elastic; all other attributes are the model's own."""
+    """A built Keras model, ``self.model``, whose ``fit`` is elastic; all other attributes are the model's own (docs/runai.md)."""
 
     model: keras.Model
 

@@ -1,6 +1,9 @@
-"""Elastic training for your own PyTorch loop.
+"""Elastic training for your own PyTorch loop. One that knows nothing of other workers becomes elastic by `prepare`:
 
     import elasticdl.elastic.torch as elastic
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+
+Or the loop is written for it:
 
     elastic.init(global_batch_size=256, max_gpu_batch_size=64)
     loader = elastic.DataLoader(dataset)
@@ -16,8 +19,6 @@
                 state.commit()
 
     train(state)
-
-A plain loop that knows nothing of this becomes elastic by ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
 Started by ``elasticdl run --num_workers 2-4 -- python train.py`` the loop goes on while workers come and go; started by
 ``python train.py`` it runs alone. A process takes part in one job, so the functions here speak of that one.
@@ -57,16 +58,19 @@ __all__ = [
     "device",
     "init",
     "mean",
+    "on_one",
     "optim",
     "prepare",
     "rank",
     "run",
     "size",
+    "values",
 ]
 
 init, context, size, run = own.init, own.context, own.size, own.run
 _loop = PlainLoop(own)
 prepare, mean, catching_up, rank = _loop.prepare, _loop.mean, _loop.catching_up, _loop.rank
+values, on_one = _loop.values, _loop.on_one
 
 
 def __getattr__(name: str) -> Any:
@@ -78,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def device() -> torch.device:
-    """Where this worker computes: the GPU it was given, or the CPU.
+    """Where this worker computes, the GPU it was given or the CPU: ``model.to(elastic.device())`` (docs/library.md).
 
     Raises:
         UserError: `init` has not been called.
@@ -94,7 +98,8 @@ def DataLoader(
     num_workers: int = 0,
     collate_fn: Collate | None = None,
 ) -> ElasticDataLoader:
-    """An `ElasticDataLoader` with the batch sizes given to `init`: it yields one `StepBatch` per step.
+    """An `ElasticDataLoader` with the batch sizes given to `init`: it yields one `StepBatch` per step, as in the example above
+    (docs/library.md).
 
     Args:
         dataset: with ``len()``, and samples by index.
@@ -114,7 +119,7 @@ def DataLoader(
 def Sampler(data: Sized | int, *, shuffle: bool = True, drop_last: bool = False) -> ElasticSampler:
     """An `ElasticSampler` for a ``torch.utils.data.DataLoader`` of your own.
 
-    ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)``.
+    ``loader = DataLoader(dataset, batch_sampler=sampler, ...)``, and then ``for batch in sampler.steps(loader)`` (docs/library.md).
 
     Args:
         data: the data set, or the number of its samples.
@@ -137,7 +142,8 @@ def TorchState(
     snapshot: bool = False,
     **values: Any,
 ) -> _State:
-    """The training state of this process: what survives a change of workers.
+    """The training state of this process, which survives a change of workers: ``elastic.TorchState(model=model, optimizer=optimizer,
+    loader=loader, best=0.0)`` (docs/library.md).
 
     Args:
         model: the module that is trained.

@@ -12,9 +12,11 @@ it goes before it asks for a world, and nobody waits for it. Then its state is r
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -44,8 +46,19 @@ from elasticdl.elastic.torch_kit.participant.script_position import ScriptPositi
 from elasticdl.elastic.torch_kit.pieces.schedulers import rest_while
 from elasticdl.elastic.torch_kit.reduction.gradients import LoopGradients
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
+from elasticdl.elastic.training.pieces import Piece
 
 log = logging.getLogger(__name__)
+
+
+class Values(types.SimpleNamespace):
+    """See `elasticdl.elastic.torch.prepare.PlainLoop.values`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
 
 class LoopHost(JoinedHost):
@@ -84,7 +97,9 @@ class LoopHost(JoinedHost):
         self._gradients = LoopGradients(optimizer, job.warn, may_be_summed=job.under_master)
         self._scalers: list[torch.amp.GradScaler] = []
         self._replay = Replay(lambda: self.participant, lambda: self._scale)
+        self._counted: list[tuple[Piece, Any]] = []  # in values of the script, in the step that is torn
         self._is_fresh = True  # no gradient was made of the open batches
+        self._unsure: list[Callable[[], object]] = []  # what rank 0 may not have done: gradients were not summed since
         self.hints = Hints()
         if job.under_master:
             OwnOptimizers(model, optimizer, self._begin_of_batch, "give it to elastic.prepare, too")
@@ -366,6 +381,19 @@ class LoopHost(JoinedHost):
             own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
             return own if self._joined is None or self.is_idle else self._means.of(value, own, self._joined, self._last)
 
+    @lasting
+    def on_one(self, act: Callable[[], object]) -> None:
+        """Rank 0 does this; who becomes rank 0 before gradients are summed next does it, too, from the same parameters."""
+        if not self.is_idle:
+            self._unsure.append(act)
+            with self._watch.paused():
+                self._make_up()
+
+    def _make_up(self) -> None:
+        if self.is_first:
+            while self._unsure:
+                self._unsure.pop(0)()
+
     # -- the end of the script --
 
     @lasting
@@ -385,7 +413,9 @@ class LoopHost(JoinedHost):
         elif self._approach.is_short_of(at := self.participant.state.progress):
             self._fail_alone(loop_faults.ended_on_stand_ins(epoch, at.epoch + 1))
             return None
-        return super().finish()
+        if state := super().finish():
+            self._make_up()
+        return state
 
     # -- a step that is torn --
 
@@ -394,15 +424,25 @@ class LoopHost(JoinedHost):
         open_batches = self._replay.open_batches
         if any(given.tape.is_lost for given in open_batches):  # who is sent the state next has to know
             self._note_repeat(open_batches[0], open_batches[-1])
+        if not self._counted:  # else it is torn again
+            own = [each for each in self.participant.state.pieces if isinstance(getattr(each, "value", None), Values)]
+            self._counted = [(each, copy.deepcopy(each.dump())) for each in own]
+            for piece, _ in self._counted:
+                piece.undo()
 
     def remake(self, given: OpenBatch, sample: Any, weight: float) -> None:
         self._replay.remake(given, sample, weight)
 
     def give_back(self) -> None:
+        self._make_up()
         self._replay.give_back()
+        while self._counted:
+            piece, counted = self._counted.pop()
+            piece.load(counted)
 
     def cannot_remake(self, first: OpenBatch, last: OpenBatch, error: Exception) -> None:
         self._replay.forget()  # the script does it all once more
+        self._counted.clear()
         self._note_repeat(first, last)
         self._repeats = first, error
         if first.batch.epoch != last.batch.epoch:
@@ -438,4 +478,5 @@ class LoopHost(JoinedHost):
             self._gradients.begin()
             if self.participant.settle(larger=larger) is Outcome.MADE:
                 self._watch.stop_noting()  # it can't be torn any more
+                self._unsure.clear()
                 self._gradients.summed()

@@ -11,6 +11,8 @@ from elasticdl.elastic.torch.replay import NotedBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, sum_of_all
 
+OF_BEFORE = "is of the samples before a worker was lost: give it a tensor that was computed before loss.backward()"
+
 
 class Means:
     """All workers ask for the same ones, in the same order."""
@@ -23,14 +25,15 @@ class Means:
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:
         """``own``: the value over this worker's part of the batch that was ``given`` last."""
-        has_grown = given is not None and given.most < len(given.part.indices)  # the step was torn, and made alone
-        if self._job.size == 1 and not participant.is_torn and not has_grown:
-            return own
+        if given is not None and given.remade and given.remade.get(value) is None and self._job.rank == 0:
+            self._job.warn(f"an elastic.mean() at step {participant.state.step} {OF_BEFORE}")
         vote, loss = participant.state.vote, self.steps_loss
         if participant.is_reduced and given is not None and len(participant.open_batches) == 1:
             loss = given.loss
         if loss is not None and value is loss() and vote is not None:
             return vote.loss
+        if self._job.size == 1 and not participant.is_torn:  # of a step that it has made again alone, ``own`` is of a part
+            return given.weighed(value, own) if given is not None and given.remade else own
 
         def tell() -> float:
             mine = _part_of(value, own, participant, given)

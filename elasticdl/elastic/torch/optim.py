@@ -28,7 +28,7 @@ from elasticdl.ga.torch import optim
 
 
 class Optimizer(optim.Optimizer):
-    """``optimizer``, stepping once for each global batch, on the mean gradient over it.
+    """``optimizer``, stepping once for each global batch, on the mean gradient over it, as in the example above (docs/runai.md).
 
     In a script that runs alone it may also be used without `micro_batches`: it then steps once for every
     ``elasticdl.elastic.steps`` micro-batches.

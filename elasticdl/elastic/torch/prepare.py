@@ -7,7 +7,6 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import BatchPolicy
-from elasticdl.elastic.torch.loop_host import LoopHost
+from elasticdl.elastic.torch.loop_host import LoopHost, Values
 from elasticdl.elastic.torch_kit.data.own_loader import OwnLoader
 from elasticdl.elastic.torch_kit.optimizers import Optimizers
 from elasticdl.elastic.torch_kit.pieces.further import further_modules
@@ -56,15 +55,14 @@ class PreparedLoader:
         try:
             for sample in self._host.batches():
                 yield sample
-                self._require_one_loop(turn)
+                if turn != self._turns:
+                    raise UserError(
+                        "the prepared loader is looped over twice at once; expected one loop after the other"
+                    )
             self._host.end_epoch()
         finally:
             if turn == self._turns and not sys.is_finalizing():
                 self._host.pause()
-
-    def _require_one_loop(self, turn: int) -> None:
-        if turn != self._turns:
-            raise UserError("the prepared loader is looped over twice at once; expected one loop after the other")
 
 
 class PlainLoop:
@@ -80,7 +78,7 @@ class PlainLoop:
         """Make a plain training loop elastic: ``model, optimizer, loader = elastic.prepare(model, optimizer, loader)``.
 
         The loop is otherwise unchanged. The loader's batches are the global batches, of each of which the script is given
-        this worker's part. The optimizers' schedulers are found, and further modules that they train. See docs/plain_loop.md.
+        this worker's part. The optimizers' schedulers are found, and further modules that they train (docs/plain_loop.md).
 
         Args:
             model: the ``torch.nn.Module`` that is trained.
@@ -101,8 +99,12 @@ class PlainLoop:
                 f"elastic.prepare: {what}expected prepare(model, optimizer, loader): of the batches of that DataLoader each worker is given its part. If "
                 "the script draws its batches otherwise, as from a replay buffer, make a data set with __len__ and __getitem__ of them"
             )
-        given, (optimizer, steps) = optimizer, _accumulated(optimizer)
-        model = _without_data_parallel(model)
+        given, steps = optimizer, 1
+        known = sys.modules.get("elasticdl.ga.torch.optim")  # of what nobody has imported, nothing is imported
+        if known is not None and isinstance(given, known.Optimizer):
+            optimizer, steps = given.optimizer, given.steps
+        if type(model) is torch.nn.DataParallel and len(model.device_ids) <= 1:  # it is on one device anyway
+            model = model.module
         job = self._job_for(loader, steps)
         optimizers = [optimizer, *(each for each in others if isinstance(each, torch.optim.Optimizer))]
         if steps > 1 and len(optimizers) > 1:
@@ -132,7 +134,8 @@ class PlainLoop:
         for each in optimizers:
             _speak_to(host, each)
         if given is not optimizer:
-            optimizer = _accumulating().AccumulatedSteps(given, host)
+            accumulated = importlib.import_module("elasticdl.elastic.torch.accumulated")
+            optimizer = accumulated.AccumulatedSteps(given, host)
         return (model, optimizer, PreparedLoader(loader, host), *others)
 
     def _job_for(self, loader: Any, steps: int) -> ElasticContext:
@@ -151,7 +154,7 @@ class PlainLoop:
         return self._runtime.init_in_place(size * steps)
 
     def mean(self, value: torch.Tensor | float) -> float:
-        """The mean over the global batch of what is a mean over this worker's part of it, such as the loss.
+        """The mean over the global batch of what is a mean over this worker's part of it: ``elastic.mean(loss)`` (docs/plain_loop.md).
 
         The same on all workers. The loss of a step that was made is known already; anything else is a small collective, so the
         scripts of all workers must call it alike. Between two epochs it is the mean over the last batch.
@@ -169,33 +172,36 @@ class PlainLoop:
         own = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         return state.mean(own) if isinstance(state, TorchState) else own
 
+    def values(self, **start: Any) -> Values:
+        """What a script counts or remembers: ``values = elastic.values(step=0, best=0.0)``, then ``values.step += 1``.
+
+        Given to `prepare`, it travels to workers that come later, and over ``elasticdl stop``. What was assigned in a step that the loop
+        has to make once more is undone. It has ``state_dict``, for checkpoints (docs/whole_script.md).
+        """
+        return Values(**start)
+
+    def on_one(self, act: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Have rank 0 do what is to be done once: ``elastic.on_one(torch.save, model.state_dict(), path)``. All workers call it.
+
+        Where rank 0 is lost before the next step, the next rank 0 does it, from the same parameters; perhaps a second time. So ``act``
+        should replace what is there already (docs/whole_script.md). A worker that is `catching_up` does nothing.
+        """
+        if self._host is not None:
+            self._host.on_one(functools.partial(act, *args, **kwargs))
+        elif self.rank() == 0:
+            act(*args, **kwargs)
+
     def rank(self) -> int:
-        """This worker's place in the present world; never 0 while it is `catching_up`."""
+        """This worker's place in the present world; never 0 while it is `catching_up`: ``if elastic.rank() == 0:`` (docs/plain_loop.md)."""
         return self._runtime.rank() or int(self.catching_up())
 
     def catching_up(self) -> bool:
         """Whether this worker has come later, and its script is on its way to where the job stands.
 
-        What the script computes meanwhile has no effect: an evaluation may be left out, and nothing must be written.
+        What the script computes meanwhile has no effect: ``if not elastic.catching_up(): evaluate()``, and nothing must be written
+        (docs/plain_loop.md).
         """
         return self._host is not None and self._host.is_behind
-
-
-def _accumulated(optimizer: Any) -> tuple[Any, int]:
-    """The optimizer that makes the steps, and of how many batches it makes one. Of what nobody has imported, nothing is imported."""
-    known = sys.modules.get("elasticdl.ga.torch.optim")
-    if known is None or not isinstance(optimizer, known.Optimizer):
-        return optimizer, 1
-    return optimizer.optimizer, optimizer.steps
-
-
-def _accumulating() -> ModuleType:
-    return importlib.import_module("elasticdl.elastic.torch.accumulated")
-
-
-def _without_data_parallel(model: Any) -> Any:
-    """The module within, if that is on one device anyway."""
-    return model.module if type(model) is torch.nn.DataParallel and len(model.device_ids) <= 1 else model
 
 
 def _require_sizes(policy: BatchPolicy, size: int, steps: int, warn: Callable[[str], None]) -> None:

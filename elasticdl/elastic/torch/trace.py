@@ -22,6 +22,9 @@ class OfTensors(Generic[V]):
         # The id of one that is gone may be another's by now. (WeakIdKeyDictionary of torch takes four times as long.)
         self._known: dict[int, tuple[ReferenceType[torch.Tensor], V]] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def put(self, tensor: torch.Tensor, value: V) -> None:
         self._known[id(tensor)] = ref(tensor), value
 

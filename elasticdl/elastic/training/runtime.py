@@ -71,7 +71,8 @@ class ScriptRuntime(Generic[ContextT]):
         batch_size_per_worker: int | None = None,
         seed: int = 0,
     ) -> ContextT:
-        """Join the job that this process was started for, or run alone; call it once, before building the optimizer.
+        """Join the job that this process was started for, or run alone; call it once, before building the optimizer:
+        ``elastic.init(global_batch_size=256, max_gpu_batch_size=64)`` (docs/library.md).
 
         A process that the script itself has started takes no part in the job: the functions answer as for a script that runs
         alone. Where multiprocessing has started it, `run` refuses to train.
@@ -157,7 +158,7 @@ class ScriptRuntime(Generic[ContextT]):
         self.context().close()
 
     def context(self) -> ContextT:
-        """This process's part in its job: its rank, the world's size, its device.
+        """This process's part in its job: its rank, the world's size, its device, as ``elastic.context().world`` (docs/library.md).
 
         Raises:
             UserError: `init` has not been called.
@@ -168,11 +169,11 @@ class ScriptRuntime(Generic[ContextT]):
 
     def rank(self) -> int:
         """This worker's place in the present world; before the first, and before `init`, it is 0 on one worker, and never on one that
-        comes later."""
+        comes later. Ask each time: ``if elastic.rank() == 0:`` (docs/library.md)."""
         return rank_by_launcher(os.environ) if self._context is None else self.context().known_rank
 
     def size(self) -> int:
-        """Number of workers in the present world; 1 before the first.
+        """Number of workers in the present world; 1 before the first: ``elastic.size()`` (docs/library.md).
 
         Raises:
             UserError: `init` has not been called.
@@ -182,7 +183,8 @@ class ScriptRuntime(Generic[ContextT]):
     def run(self, train: Callable[[StateT], Any]) -> Callable[[StateT], Any]:
         """Make a training function elastic: called with the state, it is entered anew in each world until it returns.
 
-        A worker that is told to leave ends its process with status 0 at the next commit. As a decorator: ``@elastic.run``.
+        A worker that is told to leave ends its process with status 0 at the next commit. As a decorator: ``@elastic.run``, in
+        the example above; or ``elastic.run(train)(state)`` (docs/library.md).
 
         Args:
             train: takes the state, and trains from where the state stands.

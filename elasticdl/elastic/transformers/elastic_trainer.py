@@ -174,7 +174,7 @@ def _checkpoint_for(trainer: Any, given: str | bool | None) -> str | bool | None
 
 
 def patch(trainer: Any) -> Any:
-    """Have this ``transformers.Trainer``, or one of a class derived from it, train elastically. Call it before ``train()``.
+    """Have this ``transformers.Trainer``, or one of a class derived from it, train elastically, as ``patch(trainer).train()`` (docs/transformers.md).
 
     Returns:
         The trainer itself.
@@ -245,7 +245,7 @@ class Trainer(BeforeTraining, transformers.Trainer):  # type: ignore[misc]
 
 
 class Seq2SeqTrainer(BeforeTraining, transformers.Seq2SeqTrainer):  # type: ignore[misc]
-    """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged."""
+    """``transformers.Seq2SeqTrainer``, elastically; its arguments are unchanged (docs/transformers.md)."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         return super().train(_checkpoint_for(patch(self), resume_from_checkpoint), *args, **kwargs)
