@@ -36,7 +36,7 @@ MAX_FRUITLESS_WORLDS = 20  # in a row, broken before a single step was made: by 
 class WorkerCore:
     """Decides for one worker. ``under_master`` is False for a script that runs alone: its one world is there from the start.
 
-    ``linger_seconds``: how long the only member, told to leave, stays for another to take its state.
+    ``linger_seconds``: how long a member that is told to leave stays for another to take its state, if no other holds it.
     """
 
     def __init__(self, worker_id: int = 0, *, under_master: bool = True, linger_seconds: float = 0.0) -> None:
@@ -54,6 +54,7 @@ class WorkerCore:
         self.left_version = 0  # of the world that was left last
         self.left_broken = False  # it broke: nobody knows which of its members are still there
         self.left_because = ""
+        self.may_be_last = False  # it leaves, and perhaps nobody else holds the state
         self._linger_until: float | None = None
         self._generation = 0  # of the latest master that was heard
         self._refused = False  # the present stream is that of an earlier one
@@ -94,7 +95,7 @@ class WorkerCore:
         out = self._note(event, now)
         transition = TABLE.get((self.state, self._trigger(event)))
         if transition is None and self.state is S.WAITING and (self.stopping or self.lost):
-            transition = TABLE[S.WAITING, Trigger.TOLD]
+            transition, self.may_be_last = TABLE[S.WAITING, Trigger.TOLD], True
         if transition is None:
             return out
         before, (self.state, action) = self.state, transition
@@ -275,13 +276,15 @@ class WorkerCore:
     def _tick(self, now: float) -> list[p.Instruction]:
         out: list[p.Instruction] = []
         if self._linger_until is not None and now >= self._linger_until and self._draining:
+            self.may_be_last = True
             out += self._drain(self._draining.reason)
         beat = self.reporting.tick(self.inside, self.position.progress.step, now) if self.under_master else []
         return [*out, *_send(*beat)]
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
-        holds_alone = self.world.size == 1 and self.position.has_state and self.under_master
-        if not (holds_alone and self.linger_seconds > 0) or self.state in (S.PREPARING, S.COMPLETE, S.GONE):
+        """Whether others stay that hold the state, the master knows, and says so at once."""
+        holds = self.position.has_state and self.under_master
+        if not (holds and self.linger_seconds > 0) or self.state in (S.PREPARING, S.COMPLETE, S.GONE):
             return self._drain(reason)
         if self.stopping is None and self._draining is None:
             self._draining = m.Draining(reason, lingers=True)
@@ -347,8 +350,9 @@ class WorkerCore:
         self.reporting.training_begins(now)
         self._entered_at = (self.position.progress.step, self.position.made)
         out: list[p.Instruction] = []
-        if self._draining is not None and self._draining.lingers and self.world.size > 1:
-            out = self._drain(self._draining.reason)  # the others hold the state now
+        if self._draining is not None and self._draining.lingers and 0 < self.world.standing < self.world.size:
+            # Newcomers hold the state now. Who held it before may have been told to leave as well.
+            out = self._drain(self._draining.reason)
         return [*out, p.Train(self.world)]
 
     def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
