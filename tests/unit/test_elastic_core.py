@@ -251,11 +251,15 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
 
 @pytest.mark.parametrize("event", [p.StopOrdered("enough", checkpoint=True), p.MasterLost("no master")])
 def test_one_that_waits_leaves_at_once(event):
-    worker = Worker(MADE, p.Trigger.READY)
+    worker = Worker(MADE, p.Trigger.READY, p.Welcomed(0.5))
     (told,) = worker.do(event)
-    lost = p.Fail(UnreachableError, "no master")
-    assert told == (lost if isinstance(event, p.MasterLost) else p.LeaveJob("enough", True, drained=False))
+    assert told == p.LeaveJob(event.reason, checkpoint=True, drained=False)
     assert worker.core.state is S.GONE
+
+
+def test_one_that_has_never_heard_a_master_has_failed():
+    worker = Worker(MADE, p.Trigger.READY)
+    assert worker.do(p.MasterLost("no way to it")) == [p.Fail(UnreachableError, "no way to it")]
 
 
 def test_the_only_member_lingers_until_another_has_its_state_or_time_is_up():

@@ -268,6 +268,14 @@ def test_a_pod_leaves_it_in_the_checkpoint_folder(tmp_path):
     assert_goes_on(second, undisturbed)
 
 
+def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
+    first = Job(tmp_path)
+    first.context.session.post(p.Welcomed(0.5))
+    first.train(stop_after=2, order=p.MasterLost("no master for 30 s"))
+    assert [told["step"] for told in first.told("checkpoint")] == [2]
+    assert_goes_on(Job(tmp_path).train(), Job(tmp_path / "none").train())
+
+
 @pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["handover-0000000002"])])
 def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
     job = handing_over(tmp_path).train(stop_after=2, order=LEAVES)

@@ -73,6 +73,14 @@ def test_who_trains_to_the_end_or_is_told_to_leave_has_not_failed(work, stop_aft
     assert [each.step for each in master.of(m.Finished)] == [4] * (last is m.Finished)
 
 
+def test_who_finds_no_master_any_more_has_not_failed(work):
+    master = Script()
+    master.session.post(p.Welcomed(0.5))
+    master.answer = lambda request: p.MasterLost("no master for 30 s")
+    assert work(master) == 0
+    assert master.of(m.Failed) == []
+
+
 def test_a_signal_in_the_midst_of_the_users_code_is_not_its_fault(work):
     master = Script()
     extra = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
@@ -113,14 +121,12 @@ def raising(error):
 
 
 MISTAKE = "\ndef custom_model():\n    return 3\n"
-LOST = p.MasterLost("no master for 30 s")
 
 
 @pytest.mark.parametrize(
     ("extra", "answer", "users", "message"),
     [
         (MISTAKE, None, True, "returned int; expected a torch.nn.Module or a keras.Model"),
-        ("", LOST, False, "UnreachableError: no master for 30 s"),
         # A device that fails costs only its worker.
         (raising("torch.AcceleratorError('an illegal memory access', -1)"), None, False, "illegal memory access"),
         (raising("RuntimeError('CUDA error: an illegal memory access')"), None, False, "illegal memory access"),

@@ -56,7 +56,7 @@ class WorkerCore:
         self.left_because = ""
         self.may_be_last = False  # it leaves, and perhaps nobody else holds the state
         self._linger_until: float | None = None
-        self._generation = 0  # of the latest master that was heard
+        self._generation = -1  # of the latest master that was heard, if one was
         self._refused = False  # the present stream is that of an earlier one
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
@@ -382,6 +382,10 @@ class WorkerCore:
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
+        if (
+            self.lost and self._generation >= 0
+        ):  # no fault of its own: what it has trained is kept, as where the job is stopped
+            return [self.stopping or p.LeaveJob(self.lost, checkpoint=True, drained=False)]
         return [self.stopping or p.Fail(UnreachableError, self.lost or "this worker has left its job")]
 
     def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:
