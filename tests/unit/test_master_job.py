@@ -266,6 +266,14 @@ def test_one_that_waits_for_its_replacement_is_stopped_with_the_job_and_one_of_t
     assert (0,) in [stop.worker_ids for stop in only(i.StopWorkers, r.post(e.StopRequested("enough")))] or maximum == 2
 
 
+def test_a_job_that_is_stopped_when_its_training_is_complete_has_succeeded():
+    r = trained(minimum=1, maximum=1)
+    r.post(e.StopRequested("enough"))
+    r.post(e.WorkerFinished(0, 9, 1, {}, together=True))
+    (end,) = only(i.EndJob, r.post(e.WorkerExited(0, e.ExitCause.CLEAN, 0)))
+    assert end.phase is Phase.SUCCEEDED
+
+
 def test_standbys_are_sent_home_when_training_is_complete():
     r = trained(minimum=1, maximum=2)
     r.scale(1, 3)

@@ -159,6 +159,9 @@ class Workers:
     def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
         """One says for all that they have finished together; whoever it is, it counts."""
         self.rendezvous.together = self.rendezvous.together or event.together
+        outcome = self.ending.outcome
+        if event.together and outcome and outcome.phase is Phase.STOPPED:  # that came too late to stop anything
+            self.ending.outcome = Outcome(Phase.SUCCEEDED, self.training.completion)
         record = self.records.get(event.worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
 
