@@ -84,6 +84,11 @@ class WorkerCore:
         return self.stopping is not None or bool(self.lost) or is_over or (self.world.size == 1 and self.broken)
 
     @property
+    def lingers(self) -> bool:
+        """It was told to leave, and stays as long as perhaps nobody else holds the state."""
+        return self._linger_until is not None
+
+    @property
     def broken(self) -> bool:
         """Whether the present world is known to be broken."""
         return self.inside != 0 and (self.inside <= self._broken or (self.state is S.LEAVING and self.left_broken))
