@@ -96,7 +96,8 @@ def check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core
 
 
 def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
-    assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
+    patient = ("--stop_grace", "120")  # so long until replacements have started, however busy the machine is
+    assert elasticdl(*TRAIN, *patient, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
     check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace)
