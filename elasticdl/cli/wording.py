@@ -207,12 +207,14 @@ def pauses_text(found: History) -> str:
 
 def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
     """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
-    step, path = found.checkpoint
-    if not path or step != status.step:
-        failed, why = found.no_checkpoint
-        nothing = "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
-        return nothing if found.wants_checkpoint and status.step else ""
-    return f"kept in {path}: {_same_command(status, path)} goes on from there"
+    (step, path), (failed, why) = found.checkpoint, found.no_checkpoint
+    if path and step == status.step:
+        return f"kept in {path}: {_same_command(status, path)} goes on from there"
+    if not found.wants_checkpoint or not status.step:
+        return ""
+    if path:
+        return f"kept of step {step:,} in {path}: {_same_command(status, path)} goes on from there"
+    return "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
 
 
 def _same_command(status: pb.JobStatus, path: str) -> str:
@@ -234,7 +236,8 @@ def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
     lines = [head]
-    if status.phase == "succeeded" and status.samples and not math.isfinite(status.loss):
+    made_steps = status.samples and status.step != found.resumed
+    if status.phase == "succeeded" and made_steps and not math.isfinite(status.loss):
         lines.append(f"  warning  training has diverged: its last loss is {status.loss}")
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")

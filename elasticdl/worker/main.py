@@ -107,7 +107,7 @@ def _is_of_the_device(error: Exception) -> bool:
 
 def _leave(session: Session, signum: int, frame: FrameType | None) -> None:
     """SIGTERM before there is a state to keep; once the loop runs, the context handles it."""
-    if session.core.leaving:  # it is, and may be writing its last checkpoint
+    if session.core.leaving or session.core.lingers:  # the loop has taken it, and may be writing its last checkpoint
         return
     session.post(p.Terminated("told to leave (SIGTERM)"))
     raise _Leaving

@@ -64,10 +64,9 @@ class Trainer(EpochDriver[Ledger]):
         self._context.finish(step=self.state.step, epochs=ledger.finished_epochs, metrics=ledger.metrics)
 
     def _keeps_last_state(self, stopped: Stopped) -> bool:
-        """Whether the last checkpoint is this worker's task. Of a world that broke, nobody knows if rank 0 is left."""
+        """Whether the last checkpoint is this worker's task."""
         context = self._context
-        alone = context.size == 1
-        return alone or (stopped.checkpoint and (context.rank == 0 or context.left_broken))
+        return context.size == 1 or context.may_be_last or (stopped.checkpoint and context.rank == 0)
 
     # -- entering a world --
 

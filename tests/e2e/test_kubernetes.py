@@ -84,10 +84,23 @@ def check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace
     assert pods() == before
 
 
+def check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace):
+    def worlds():
+        return events(elasticdl, "world_formed")
+
+    before = worlds()[-1]
+    core.delete_collection_namespaced_pod(namespace, label_selector="elasticdl.org/role=worker")
+    wait_until(lambda: not set(worlds()[-1]["members"]) & set(before["members"]), elasticdl)
+    assert all(world["step"] > 0 for world in worlds()[worlds().index(before) + 1 :]), worlds()
+    assert not events(elasticdl, "warning")
+
+
 def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
-    assert elasticdl(*TRAIN, "--num_epochs", "100000", "--detach").returncode == 0
+    patient = ("--stop_grace", "120")  # so long until replacements have started, however busy the machine is
+    assert elasticdl(*TRAIN, *patient, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
     check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
+    check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace)
     masters = {"label_selector": "elasticdl.org/role=master"}
     (first,) = core.list_namespaced_pod(namespace, **masters).items
     core.delete_namespaced_pod(first.metadata.name, namespace, grace_period_seconds=0)

@@ -33,10 +33,11 @@ from tests.simulation.job_invariants import check_job
 
 HEARTBEAT_SECONDS = 0.4
 HEARTBEAT_TIMEOUT = 2.0
+LINGER_SECONDS = 1.5
 
 
-def make_settings(workers: WorkerRange, *, policy: bool = False) -> Settings:
-    """Timeouts in proportion to a step of some 40 ms."""
+def make_settings(workers: WorkerRange, *, policy: bool = False, folder: bool = True) -> Settings:
+    """Timeouts in proportion to a step of some 40 ms. ``folder``: all workers see one."""
     return Settings(
         workers,
         scale_policy="efficiency" if policy else "all",
@@ -47,6 +48,7 @@ def make_settings(workers: WorkerRange, *, policy: bool = False) -> Settings:
         progress_timeout=4.0,
         stop_grace=3.0,
         recovery_timeout=4.0,
+        image="" if folder else "of pods",
     )
 
 

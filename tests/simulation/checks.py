@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.crashes import CRASHES_AT_START
 from elasticdl.master.state.instructions import Phase
-from tests.simulation.adapter import HEARTBEAT_TIMEOUT
+from tests.simulation.adapter import HEARTBEAT_TIMEOUT, LINGER_SECONDS
 from tests.simulation.lineage import Model, Violation
 from tests.simulation.plan import Kind
 from tests.simulation.unlike import Given
@@ -30,6 +31,7 @@ ONE_LINEAGE = "never do two worlds train at once"
 ONE_WORLD = "no version of the world is published twice with different members"
 NEWEST_FIRST = "rank 0 holds the newest state of a world's members"
 KEPT = "the state is lost only with the last worker that holds it"
+HELD = "who alone holds the state stays until another has it, or its time is over"
 COMPLETE = "a job succeeds only with a model that all epochs have made"
 ONE_RESULT = "workers of a world that finish hold one model"
 NOTHING_LEFT = "when a job has ended, nothing of it runs"
@@ -82,6 +84,7 @@ class Checks:
         self._acknowledged: Process | None = None  # has finished, and the master has taken it
         self.master_disturbed = self.saves_lost = self.master_cut_off = False
         self.told_at_end = False  # that weights differ
+        self._holder_died = -math.inf  # when one did that held the newest state
         self._launches: dict[int, list[float]] = {}  # by master, as each begins to count anew
         self._refused = 0  # workers that are unlike the others
         self._drifted: tuple[int, int] | None = None  # world and epoch in which weights have become others
@@ -198,6 +201,25 @@ class Checks:
         seconds = self._site.clock.now - process.told_at
         if process.steps_since_told > STEPS_TO_LEAVE and seconds > SECONDS_TO_LEAVE:
             raise Violation(LEAVES, f"worker {process.worker_id} was told {seconds:.1f} s ago, and trains on")
+
+    def dies(self, process: Process) -> None:
+        """Not by itself."""
+        if process.state.weights.comes_from(self._head):
+            self._holder_died = self._site.clock.now
+
+    def leaves(self, process: Process, *, left: bool) -> None:
+        """It was told to, and ends now. ``left``: it has left the state for those who come."""
+        now, model = self._site.clock.now, process.state.weights
+        if process.told_at is None or left or self._results:
+            return
+        if not process.held_when_told or not model.comes_from(self._head):
+            return
+        others = [each for each in self._site.cluster.processes if each is not process and not each.doomed]
+        held = any(each.state.weights.comes_from(self._head) and not each.session.closing for each in others)
+        known = self._holder_died < process.told_at - HEARTBEAT_TIMEOUT  # the master may have counted on another before
+        if not held and known and now - process.told_at < LINGER_SECONDS:
+            text = f"worker {process.worker_id} was told {now - process.told_at:.2f} s ago, and leaves with {model}"
+            raise Violation(HELD, text)
 
     def killed(self, process: Process) -> None:
         """A master has given it up."""

@@ -165,3 +165,7 @@ def _strike_site(site: Site, fault: Fault) -> None:
             site.cluster.rejects_until, site.cluster.other_node = until, fault.who % 2 > 0
         case Kind.EVICT_ALL:
             site.cluster.evicts_until = until
+        case Kind.TERMINATE_ALL:
+            for process in site.cluster.processes:
+                process.disturbed = True
+                site.cluster.evict(process.worker_id, ExitCause.PREEMPTED)

@@ -122,7 +122,8 @@ class Master:
         self.cut_off = False  # from the store and the launcher
         self.fuse: int | None = None  # instructions to its death
         self.streams = _Streams(self)
-        self._core = core = MasterCore(make_settings(limits, policy=site.plan.policy), snapshot)
+        settings = make_settings(limits, policy=site.plan.policy, folder=site.plan.handover)
+        self._core = core = MasterCore(settings, snapshot)
         if site.trace is not None:
             trace = site.trace
             core.watch = lambda event, instructions: trace.decision(self, event, instructions)

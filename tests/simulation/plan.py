@@ -38,6 +38,7 @@ class Kind(StrEnum):
     # Only in jobs on hostile nodes.
     REJECT = "a node rejects every pod at once"
     EVICT_ALL = "every worker is evicted as soon as it runs"
+    TERMINATE_ALL = "all workers get SIGTERM at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ _OFTEN: dict[Kind, float] = {
     Kind.SLOW_START: 0.4,
     Kind.BLANK_MASTER: 0.5,
 }
-_UNLIKE, _HOSTILE = (Kind.OTHER_DATA, Kind.DRIFT), (Kind.REJECT, Kind.EVICT_ALL)
+_UNLIKE, _HOSTILE = (Kind.OTHER_DATA, Kind.DRIFT), (Kind.REJECT, Kind.EVICT_ALL, Kind.TERMINATE_ALL)
 _KINDS = tuple(kind for kind in Kind if kind not in (*_UNLIKE, *_HOSTILE))
 _SHARES = tuple(_OFTEN.get(kind, 1) for kind in _KINDS)
 MOST_FAULTS = 12
@@ -144,7 +145,7 @@ def with_unlike_workers(plan: Plan) -> Plan:
 
 def with_hostile_nodes(plan: Plan) -> Plan:
     """The same history, in which one worker after another is also taken away for a while."""
-    return replace(_with_more(plan, "hostile", _HOSTILE, (1, 1)), hostile=True)
+    return replace(_with_more(plan, "hostile", _HOSTILE, (1, 1, 1)), hostile=True)
 
 
 def _with_more(plan: Plan, why: str, kinds_there_are: tuple[Kind, ...], shares: tuple[float, ...]) -> Plan:

@@ -204,6 +204,12 @@ PLANTED = (
     # The worker's core.
     PlantedFault("a vote to leave is ignored", _deaf_worker(p.ChangeAnnounced, p.DrainOrdered), range(50)),
     PlantedFault("SIGTERM is ignored", _deaf_worker(p.Terminated), range(300)),
+    PlantedFault(
+        "the last ones that hold the state leave at once",
+        _method(WorkerCore, "_terminated", lambda core, reason, now: core._drain(reason)),
+        range(100),
+        hostile=True,
+    ),
     PlantedFault("a torn step is not undone", _method(Process, "restore", lambda process: None), range(100)),
     PlantedFault("a torn step takes the user's values along", _method(Position, "leave", _leave_unsaved), range(300)),
     PlantedFault("what was trained alone is not kept", _method(Position, "leave", _forget_staleness), range(500, 550)),

@@ -16,6 +16,7 @@ from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.master.state.events import ExitCause
+from tests.simulation.adapter import LINGER_SECONDS
 from tests.simulation.collectives import CONNECT_TIMEOUT
 from tests.simulation.lineage import Model, State, Violation
 from tests.simulation.network import Session
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tests.simulation.site import Site
 
 Steps = Generator[None, Any, None]
-LINGER_SECONDS = 1.5
 _ORDERS_TO_LEAVE = (p.DrainOrdered, p.StopOrdered, p.Terminated)
 ONE_MOMENT = "weights, buffers and the user's values are of one moment"
 
@@ -53,6 +53,7 @@ class Process:
         self.last_word: m.Message | None = None
         self.asked_at = 0.0  # for a world
         self.told_at: float | None = None  # to leave
+        self.held_when_told = False  # a state
         self.steps_since_told = 0
         self.disturbed = False  # by a fault
         self.to_raise = ""  # what the user's code does next: raise, crash or exit
@@ -115,6 +116,8 @@ class Process:
         if not self.alive:
             return
         self.alive, self.frozen = False, False
+        if code:
+            self.site.checks.dies(self)
         if self.session.stream is not None:
             self.session.stream.close()
         self.site.collectives.lose(self.worker_id)
@@ -124,6 +127,7 @@ class Process:
         """The process is gone, and no connection to it closes. The launcher learns of its end so many seconds later."""
         if self.alive:
             self.alive, self.frozen = False, False
+            self.site.checks.dies(self)
             if self.session.stream is not None:
                 self.session.stream.broken = True
             self.site.clock.after(seconds, self.site.cluster.process_ended, self, ExitCause.KILLED, -9)
@@ -140,7 +144,7 @@ class Process:
         elif isinstance(event, p.Said):
             self.last_word = event.message
         elif self.told_at is None and isinstance(event, _ORDERS_TO_LEAVE):
-            self.told_at = site.clock.now
+            self.told_at, self.held_when_told = site.clock.now, self.core.position.has_state
         instructions = self.core.step(event, site.clock.now)
         self.core.validate()
         for instruction in instructions:

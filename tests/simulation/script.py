@@ -83,7 +83,7 @@ def life(process: Process) -> Steps:
                 yield from _finish(process)
             case p.LeaveJob(_, _, drained):
                 if drained:
-                    _hand_over(process)
+                    site.checks.leaves(process, left=_hand_over(process))
                 else:
                     site.checks.stopped()
                 yield from process.close(0)
@@ -158,13 +158,15 @@ def _finish(process: Process) -> Steps:
     yield from process.close(0)
 
 
-def _hand_over(process: Process) -> None:
+def _hand_over(process: Process) -> bool:
     """Leave the state for those who come, unless it is certain that others hold it."""
     core, site = process.core, process.site
-    alone = core.world.size == 1 or process.left_broken
-    if site.plan.handover and core.position.has_state and (alone or core.world.rank == 0):
+    alone = core.world.size == 1 or process.left_broken or core.may_be_last
+    leaves = site.plan.handover and core.position.has_state and (alone or core.world.rank == 0)
+    if leaves:
         facts = facts_of(process.worker_id, process.order)
         site.hand_over(Broadcast(process.state.copy(), core.position.progress, facts))
+    return leaves
 
 
 class _Training:

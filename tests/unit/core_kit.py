@@ -17,10 +17,11 @@ GLOBAL_BATCH = 20
 ORDER = SampleOrder(50, BatchPolicy(GLOBAL_BATCH, None))
 
 
-def world(version, size=2, rank=0):
+def world(version, size=2, rank=0, holders=0):
+    """The first so many hold the state."""
     ids = [OTHER] * size
     ids[rank] = ME
-    return World.of(version, tuple(Member(each, "h", 0, False) for each in ids), rank)
+    return World.of(version, tuple(Member(each, "h", 0, place < holders) for place, each in enumerate(ids)), rank)
 
 
 def plan(step):
@@ -81,9 +82,9 @@ def counted(worker):
 MADE = bound()
 
 
-def entered(version, size=2, step=0):
+def entered(version, size=2, step=0, holders=0):
     """From the request to the training function."""
-    return [p.WorldPublished(world(version, size)), p.Trigger.CONNECTED, synced(step)]
+    return [p.WorldPublished(world(version, size, holders=holders)), p.Trigger.CONNECTED, synced(step)]
 
 
 def step(number, **said):

@@ -217,7 +217,12 @@ BY_USER, SAME = "was stopped by `elasticdl stop`", "the same command"
     [
         ([STOPPED, KEPT], f"kept in {KEPT['path']}: {NAMED} goes on from there", f"{BY_USER}; {NAMED} trains on"),
         ([STOPPED, IN_S3], f"kept in s3://a/b: {SAME} goes on from there", f"{BY_USER}; {SAME} trains on"),
-        ([STOPPED, {**KEPT, "step": 1000}], "nothing is kept of it", BY_USER),
+        (
+            [STOPPED, {**IN_S3, "step": 1000}],
+            f"kept of step 1,000 in s3://a/b: {SAME} goes on from there",
+            f"{BY_USER}; {SAME} trains on",
+        ),
+        ([STOPPED], "nothing is kept of it", BY_USER),
         ([STOPPED, UNKEPT], "nothing is kept of it: pods share no folder", BY_USER),
         ([{**STOPPED, "checkpoint": False}], "", BY_USER),
     ],
@@ -265,6 +270,9 @@ def test_a_job_that_has_diverged_does_not_just_succeed():
     assert not any("diverged" in line for line in wording.summary_lines(status_of(phase="succeeded"), found([]), ""))
     lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), found([]), "")
     assert "  warning  training has diverged: its last loss is nan" in lines
+    went_on = found([{"time": 0, "event": "resumed", "step": status_of().step}])
+    lines = wording.summary_lines(status_of(phase="succeeded", loss=math.nan), went_on, "")
+    assert not any("diverged" in line for line in lines), "no step was made"
 
 
 class Terminal(io.StringIO):

@@ -251,11 +251,15 @@ def test_each_part_of_a_pause_is_what_it_took_and_the_ordinary_way_to_a_point_is
 
 @pytest.mark.parametrize("event", [p.StopOrdered("enough", checkpoint=True), p.MasterLost("no master")])
 def test_one_that_waits_leaves_at_once(event):
-    worker = Worker(MADE, p.Trigger.READY)
+    worker = Worker(MADE, p.Trigger.READY, p.Welcomed(0.5))
     (told,) = worker.do(event)
-    lost = p.Fail(UnreachableError, "no master")
-    assert told == (lost if isinstance(event, p.MasterLost) else p.LeaveJob("enough", True, drained=False))
+    assert told == p.LeaveJob(event.reason, checkpoint=True, drained=False)
     assert worker.core.state is S.GONE
+
+
+def test_one_that_has_never_heard_a_master_has_failed():
+    worker = Worker(MADE, p.Trigger.READY)
+    assert worker.do(p.MasterLost("no way to it")) == [p.Fail(UnreachableError, "no way to it")]
 
 
 def test_the_only_member_lingers_until_another_has_its_state_or_time_is_up():
@@ -269,15 +273,43 @@ def test_the_only_member_lingers_until_another_has_its_state_or_time_is_up():
     worker.do(p.Trigger.TICK)
     assert worker.core.leaving
     relieved = lingering()
-    relieved.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1))
+    relieved.do(p.WorldLeft("a change"), p.Trigger.CLOSED, *entered(2, step=1, holders=1))
     assert p.Send(m.Draining("SIGTERM")) in relieved.out
     assert relieved.core.leaving
 
 
-def test_one_of_several_or_without_a_state_drains_at_once():
-    for worker in (training(linger_seconds=10.0), Worker(MADE, linger_seconds=10.0)):
-        assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
-        assert worker.core.leaving
+def test_who_has_no_state_drains_at_once():
+    worker = Worker(MADE, linger_seconds=10.0)
+    assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
+    assert worker.core.leaving
+
+
+def test_one_of_several_leaves_when_the_master_says_that_others_stay():
+    worker = training(linger_seconds=10.0)
+    assert worker.do(p.Terminated("SIGTERM")) == [p.Send(m.Draining("SIGTERM", lingers=True))]
+    assert not worker.core.leaving
+    assert worker.do(p.DrainOrdered("SIGTERM")) == [p.Send(m.Draining("SIGTERM"))]
+    assert worker.core.leaving
+    assert not worker.core.may_be_last
+
+
+def test_the_last_of_a_world_in_which_all_leave_waits_for_the_next_and_knows_that_it_is_the_last():
+    def left_alone():
+        return training(
+            *step(1), commit, p.Terminated("SIGTERM"), p.WorldLeft("voted"), p.Trigger.CLOSED, linger_seconds=9
+        )
+
+    worker = left_alone()
+    assert worker.core.state is S.WAITING
+    worker.now = 9.0
+    assert worker.do(p.Trigger.TICK)[-1] == p.LeaveJob("SIGTERM", checkpoint=False, drained=True)
+    assert worker.core.may_be_last
+    relieved = left_alone()
+    relieved.do(*entered(2, step=1, holders=2))
+    assert not relieved.core.leaving, "the other was there before, and may be told to leave as well"
+    relieved.do(p.WorldLeft("voted"), p.Trigger.CLOSED, *entered(3, step=1, holders=1))
+    assert relieved.core.leaving
+    assert not relieved.core.may_be_last
 
 
 # -- the master --

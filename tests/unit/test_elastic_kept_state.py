@@ -261,6 +261,31 @@ def test_the_next_goes_on_where_the_last_has_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pod_leaves_it_in_the_checkpoint_folder(tmp_path):
+    first = Job(tmp_path).train(stop_after=2, order=LEAVES)
+    assert [told["step"] for told in first.told("checkpoint")] == [2]
+    second, undisturbed = Job(tmp_path).train(), Job(tmp_path / "none").train()
+    assert_goes_on(second, undisturbed)
+
+
+def test_who_finds_no_master_any_more_keeps_its_state(tmp_path):
+    first = Job(tmp_path)
+    first.context.session.post(p.Welcomed(0.5))
+    first.train(stop_after=2, order=p.MasterLost("no master for 30 s"))
+    assert [told["step"] for told in first.told("checkpoint")] == [2]
+    assert_goes_on(Job(tmp_path).train(), Job(tmp_path / "none").train())
+
+
+@pytest.mark.parametrize(("last", "left"), [(False, []), (True, ["handover-0000000002"])])
+def test_of_several_only_the_last_leaves_it_or_rank_0(tmp_path, last, left):
+    job = handing_over(tmp_path).train(stop_after=2, order=LEAVES)
+    job.context.handover.remove()
+    of_two = World.of(1, (Member(1, "h", 2, True), Member(3, "h", 2, True)), 1)
+    job.context.collective.world, job.context.session.core.may_be_last = of_two, last
+    leave_behind(job.context, job.state, Stopped("told", checkpoint=False, drained=True))
+    assert [path.name for path in tmp_path.glob("*")] == left
+
+
 @pytest.mark.parametrize("what", ["folder", "value"])
 def test_what_can_not_be_handed_over_costs_nothing_but_is_told_of(tmp_path, what):
     job = handing_over(tmp_path / "missing" if what == "folder" else tmp_path)

@@ -89,15 +89,16 @@ def test_an_epochs_end_tells_when_the_states_were_last_compared():
 
 
 @pytest.mark.parametrize(
-    ("loss", "samples", "completion"),
+    ("loss", "samples", "steps", "completion"),
     [
-        (1.0, 8, "training is complete"),
-        (math.nan, 8, "training is complete, but has diverged: its last loss is nan"),
-        (math.nan, 0, "training is complete"),  # the script tells of no loss
+        (1.0, 8, 1, "training is complete"),
+        (math.nan, 8, 1, "training is complete, but has diverged: its last loss is nan"),
+        (math.nan, 0, 1, "training is complete"),  # the script tells of no loss
+        (math.nan, 8, 0, "training is complete"),  # what it has gone on from was complete
     ],
 )
-def test_a_training_that_ends_without_a_loss_is_complete_and_has_diverged(loss, samples, completion):
-    assert Training(loss=loss, samples=samples).completion == completion
+def test_a_training_that_ends_without_a_loss_is_complete_and_has_diverged(loss, samples, steps, completion):
+    assert Training(loss=loss, samples=samples, counted=steps).completion == completion
 
 
 def test_a_training_that_has_diverged_is_reported_once_and_stays_valid_json():

@@ -250,12 +250,28 @@ def test_the_only_worker_waits_for_its_replacement_unless_there_is_no_place_for_
     assert told.worker_id == 0
 
 
+def test_of_pods_that_can_leave_the_state_nowhere_the_last_stays_though_no_replacement_has_a_place():
+    for where, told in (({}, [0]), ({"image": "job:1"}, []), ({"image": "job:1", "checkpoint_dir": "s3://b"}, [0])):
+        r = trained(minimum=1, maximum=1, **where)
+        r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))
+        assert [each.worker_id for each in only(i.DrainWorker, r.post(e.WorkerPending(1, "no node")))] == told
+
+
 @pytest.mark.parametrize("maximum", [1, 2])
 def test_one_that_waits_for_its_replacement_is_stopped_with_the_job_and_one_of_two_need_not_wait(maximum):
     r = trained(minimum=1, maximum=maximum)
+    r.post(*(e.HeartbeatReceived(n, 1, 5, 9, False) for n in range(maximum)))
     out = r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))
     assert [told.worker_id for told in only(i.DrainWorker, out)] == ([0] if maximum == 2 else [])
     assert (0,) in [stop.worker_ids for stop in only(i.StopWorkers, r.post(e.StopRequested("enough")))] or maximum == 2
+
+
+def test_a_job_that_is_stopped_when_its_training_is_complete_has_succeeded():
+    r = trained(minimum=1, maximum=1)
+    r.post(e.StopRequested("enough"))
+    r.post(e.WorkerFinished(0, 9, 1, {}, together=True))
+    (end,) = only(i.EndJob, r.post(e.WorkerExited(0, e.ExitCause.CLEAN, 0)))
+    assert end.phase is Phase.SUCCEEDED
 
 
 def test_standbys_are_sent_home_when_training_is_complete():

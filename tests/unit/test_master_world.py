@@ -205,6 +205,34 @@ def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
     assert change.worker_ids == (1,)
 
 
+def test_of_members_that_are_all_told_to_leave_the_last_stays_until_a_newcomer_has_its_state():
+    m = Meeting(minimum=1, maximum=2)
+    version = m.world_of(0, 1)
+    m.post(*(e.HeartbeatReceived(each, version, 7, 1, False) for each in (0, 1)))
+    m.drain(0, lingers=True)
+    assert m.state(0) == "draining"
+    m.drain(1, lingers=True)
+    assert m.state(1) == "member"
+    assert published(m.ask(1, step=7, left=version)) == [[1]]
+    m.exit(0, CLEAN, 0)
+    m.come(2)
+    m.advance(WINDOW)
+    assert published(m.ask(1, step=7, left=version + 1)) == [[1, 2]]
+    m.post(e.HeartbeatReceived(2, version + 2, 7, 1, False))
+    m.drain(2, lingers=True)
+    assert m.state(2) == "member", "who waits for a successor does not count"
+
+
+def test_one_that_is_told_while_newcomers_have_not_got_its_state_yet_stays():
+    m = Meeting(minimum=1, maximum=2)
+    version = m.world_of(0)
+    m.come(1)
+    m.advance(WINDOW)
+    assert published(m.ask(0, step=7, left=version)) == [[0, 1]]
+    m.drain(0, lingers=True)
+    assert m.state(0) == "member"
+
+
 def test_no_world_without_state_is_formed_while_the_last_who_has_it_may_be_writing_it():
     m = Meeting(minimum=1)
     m.world_of(0)

@@ -177,13 +177,28 @@ def test_the_only_worker_keeps_its_state_when_it_is_drained(make_spec, tmp_path)
     assert kept_by(stopped(job))[0] == 5
 
 
+def stopped_inside(script, step):
+    """The vote of a worker that is told to stop within this step."""
+    told = script.session.core.position.progress.step + 1 == step
+    if told:
+        script.session.post(p.StopOrdered("told to leave", checkpoint=True))
+    return told
+
+
 @pytest.mark.parametrize(
-    ("rank", "failures", "keeps"),
-    [(0, set(), True), (1, set(), False), (1, {("elasticdl.step", 3)}, True)],
-    ids=["rank 0", "another, which knows that rank 0 does it", "another, which does not know whether rank 0 is left"],
+    ("rank", "how", "failures", "keeps"),
+    [
+        (0, {"leave_after": {2}}, set(), True),
+        (1, {}, set(), False),
+        (1, {}, {("elasticdl.step", 3)}, True),
+        (1, {"leave_after": {2}}, set(), True),
+    ],
+    ids=["rank 0", "another, which knows that rank 0 does it", "another, whose world broke", "another, which waits"],
 )
-def test_who_keeps_the_last_state_when_the_job_stops(make_spec, tmp_path, rank, failures, keeps):
-    script = Script(leave_after=set() if failures else {2}, most_worlds=1, rank=rank, size=2)
+def test_who_keeps_the_last_state_when_the_job_stops(make_spec, tmp_path, rank, how, failures, keeps):
+    script = Script(**how, most_worlds=1, rank=rank, size=2)
+    if not how and not failures:
+        script.session.core.votes = lambda: stopped_inside(script, 2)
     job = make_job(make_spec(checkpoint_dir=str(tmp_path / "kept")), script, failures)
     assert kept_by(stopped(job)) == ([2] if keeps else [])
 

@@ -49,7 +49,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The worker was told to leave. ``lingers``: it stays until another member has its state."""
+    """The worker was told to leave. ``lingers``: it stays until another member has its state, or the master says that others have."""
 
     reason: str
     lingers: bool = False

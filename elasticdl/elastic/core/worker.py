@@ -36,7 +36,7 @@ MAX_FRUITLESS_WORLDS = 20  # in a row, broken before a single step was made: by 
 class WorkerCore:
     """Decides for one worker. ``under_master`` is False for a script that runs alone: its one world is there from the start.
 
-    ``linger_seconds``: how long the only member, told to leave, stays for another to take its state.
+    ``linger_seconds``: how long a member that is told to leave stays for another to take its state, if no other holds it.
     """
 
     def __init__(self, worker_id: int = 0, *, under_master: bool = True, linger_seconds: float = 0.0) -> None:
@@ -54,8 +54,9 @@ class WorkerCore:
         self.left_version = 0  # of the world that was left last
         self.left_broken = False  # it broke: nobody knows which of its members are still there
         self.left_because = ""
+        self.may_be_last = False  # it leaves, and perhaps nobody else holds the state
         self._linger_until: float | None = None
-        self._generation = 0  # of the latest master that was heard
+        self._generation = -1  # of the latest master that was heard, if one was
         self._refused = False  # the present stream is that of an earlier one
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
@@ -83,6 +84,11 @@ class WorkerCore:
         return self.stopping is not None or bool(self.lost) or is_over or (self.world.size == 1 and self.broken)
 
     @property
+    def lingers(self) -> bool:
+        """It was told to leave, and stays as long as perhaps nobody else holds the state."""
+        return self._linger_until is not None
+
+    @property
     def broken(self) -> bool:
         """Whether the present world is known to be broken."""
         return self.inside != 0 and (self.inside <= self._broken or (self.state is S.LEAVING and self.left_broken))
@@ -94,7 +100,7 @@ class WorkerCore:
         out = self._note(event, now)
         transition = TABLE.get((self.state, self._trigger(event)))
         if transition is None and self.state is S.WAITING and (self.stopping or self.lost):
-            transition = TABLE[S.WAITING, Trigger.TOLD]
+            transition, self.may_be_last = TABLE[S.WAITING, Trigger.TOLD], True
         if transition is None:
             return out
         before, (self.state, action) = self.state, transition
@@ -275,13 +281,15 @@ class WorkerCore:
     def _tick(self, now: float) -> list[p.Instruction]:
         out: list[p.Instruction] = []
         if self._linger_until is not None and now >= self._linger_until and self._draining:
+            self.may_be_last = True
             out += self._drain(self._draining.reason)
         beat = self.reporting.tick(self.inside, self.position.progress.step, now) if self.under_master else []
         return [*out, *_send(*beat)]
 
     def _terminated(self, reason: str, now: float) -> list[p.Instruction]:
-        holds_alone = self.world.size == 1 and self.position.has_state and self.under_master
-        if not (holds_alone and self.linger_seconds > 0) or self.state in (S.PREPARING, S.COMPLETE, S.GONE):
+        """Whether others stay that hold the state, the master knows, and says so at once."""
+        holds = self.position.has_state and self.under_master
+        if not (holds and self.linger_seconds > 0) or self.state in (S.PREPARING, S.COMPLETE, S.GONE):
             return self._drain(reason)
         if self.stopping is None and self._draining is None:
             self._draining = m.Draining(reason, lingers=True)
@@ -347,8 +355,9 @@ class WorkerCore:
         self.reporting.training_begins(now)
         self._entered_at = (self.position.progress.step, self.position.made)
         out: list[p.Instruction] = []
-        if self._draining is not None and self._draining.lingers and self.world.size > 1:
-            out = self._drain(self._draining.reason)  # the others hold the state now
+        if self._draining is not None and self._draining.lingers and 0 < self.world.standing < self.world.size:
+            # Newcomers hold the state now. Who held it before may have been told to leave as well.
+            out = self._drain(self._draining.reason)
         return [*out, p.Train(self.world)]
 
     def _leave_together(self, event: p.WorldLeft, before: WorkerState, now: float) -> list[p.Instruction]:
@@ -378,6 +387,10 @@ class WorkerCore:
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
+        if (
+            self.lost and self._generation >= 0
+        ):  # no fault of its own: what it has trained is kept, as where the job is stopped
+            return [self.stopping or p.LeaveJob(self.lost, checkpoint=True, drained=False)]
         return [self.stopping or p.Fail(UnreachableError, self.lost or "this worker has left its job")]
 
     def _say_last_word(self, event: p.Said, before: WorkerState, now: float) -> list[p.Instruction]:

@@ -38,8 +38,8 @@ from elasticdl.job.option_values import CHECK_OFF
 
 log = logging.getLogger(__name__)
 
-# Of the time in which a worker that was told to leave must have left; the rest is for writing the state.
-LINGER_SHARE = 0.5
+# Of the time in which a worker that was told to leave must have left. The rest is for writing the state, if that can be left.
+LINGER_SHARE, LONGEST_LINGER_SHARE = 0.5, 0.9
 
 Result = TypeVar("Result")
 
@@ -66,8 +66,8 @@ class JobContext(Steps):
         self.seed = seed
         self.check_state = CHECK_OFF
         self.least_workers = self.most_workers = 1  # with which the job goes on, and was asked for
-        self.handover: Handover | None = None  # None: checkpoints replace it, or there is nobody to hand over to
-        self.kept: KeptState | None = None  # the same
+        self.handover: Handover | None = None  # None: pods share no folder, checkpoints replace it, or nobody comes
+        self.kept: KeptState | None = None  # None: checkpoints replace it, or nobody comes
         self._closers = contextlib.ExitStack()
         self.sigterm = Sigterm(session)
 
@@ -102,12 +102,13 @@ class JobContext(Steps):
             link.open()
         context._closers.callback(collective.close)
         context._closers.callback(link.close)
-        link.session.core.linger_seconds = LINGER_SHARE * link.spec.stop_grace
         context.check_state, workers = link.spec.check_state, link.spec.num_workers
         context.least_workers, context.most_workers = workers.minimum, workers.maximum
         folder = Path(environment.job_spec).parent
-        context.handover = Handover(folder)
+        context.handover = None if link.spec.image else Handover(folder)
         context.kept = KeptState.of(link.spec, folder)
+        share = LINGER_SHARE if context.kept.place else LONGEST_LINGER_SHARE
+        link.session.core.linger_seconds = share * link.spec.stop_grace
         if record := link.spec.sample_record:
             context.record = SampleRecord(Path(record), environment.worker_id)
             context._closers.callback(context.record.close)

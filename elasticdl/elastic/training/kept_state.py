@@ -30,7 +30,7 @@ class KeptState:
     """``place``: a folder, or a URL; empty if there is none. ``resume``: whether training may go on from what is there."""
 
     def __init__(self, place: str, *, resume: bool = True) -> None:
-        self._place = place
+        self.place = place
         self._resume = resume
 
     @classmethod
@@ -44,7 +44,7 @@ class KeptState:
         Raises:
             Exception: whatever may go wrong; what was there before is untouched.
         """
-        if not self._place:
+        if not self.place:
             raise UserError("pods share no folder")
         store = self._store()
         about = {"format": FORMAT, "by": type(state).__name__, "origin": state.origin, "learnt": learnt}
@@ -96,12 +96,12 @@ class KeptState:
         from elasticdl.elastic.training.checkpoint_store import CheckpointStore  # which takes a moment to import
 
         writer = f"{socket.gethostname()}-{os.getpid()}"
-        return CheckpointStore(self._place, keep=0, writer=writer, suffix=STOPPED.suffix, stem=STOPPED.stem)
+        return CheckpointStore(self.place, keep=0, writer=writer, suffix=STOPPED.suffix, stem=STOPPED.stem)
 
     def _is_there(self) -> bool:
         """Perhaps: only of a folder is it known without a store."""
         try:
-            return "://" in self._place or any(STOPPED.matches(name) for name in os.listdir(self._place))
+            return "://" in self.place or any(STOPPED.matches(name) for name in os.listdir(self.place))
         except OSError:
             return False
 
@@ -111,7 +111,7 @@ class KeptState:
         try:
             return next(iter(self._store().newest_first()), None)
         except OSError as error:
-            raise UserError(f"{self._place} can't be read: {one_line(error)}") from error
+            raise UserError(f"{self.place} can't be read: {one_line(error)}") from error
 
     def _unpacked(self, found: Checkpoint, state: Carried) -> dict[str, Any]:
         try:

@@ -31,15 +31,18 @@ class Leaving(Protocol):
     def size(self) -> int: ...
 
     @property
-    def left_broken(self) -> bool: ...
+    def may_be_last(self) -> bool: ...
 
     def warn(self, message: str) -> None: ...
 
 
 def leave_behind(job: Leaving, state: Carried, stopped: Stopped) -> None:
-    if state.has_state and stopped.drained:
-        _hand_over(job, state)
-    elif state.has_state and stopped.checkpoint:
+    if not state.has_state:
+        return
+    alone = job.size == 1 or job.may_be_last
+    if stopped.drained and job.handover is not None:
+        _hand_over(job, state, job.handover, alone=alone)
+    elif alone if stopped.drained else stopped.checkpoint and (alone or job.rank == 0):
         _keep(job, state)
 
 
@@ -59,13 +62,12 @@ def take_over(job: Leaving, state: Carried) -> None:
         job.session.notify("resumed", **where, path=path, learnt=learnt)
 
 
-def _hand_over(job: Leaving, state: Carried) -> None:
+def _hand_over(job: Leaving, state: Carried, handover: Handover, *, alone: bool) -> None:
     """Leave the state for those who come, unless it is certain that others hold it."""
-    alone = job.size == 1 or job.left_broken
-    if job.handover is None or not (alone or job.rank == 0):
+    if not (alone or job.rank == 0):
         return
     try:
-        path = job.handover.write(state)
+        path = handover.write(state)
     except Exception as error:  # noqa: BLE001  a full disk is a RuntimeError of torch's; a value may not be picklable
         if alone:
             why = one_line(error.__context__ or error)
@@ -75,9 +77,8 @@ def _hand_over(job: Leaving, state: Carried) -> None:
 
 
 def _keep(job: Leaving, state: Carried) -> None:
-    """Leave the state for the job that is to go on from here."""
-    is_its_task = job.rank == 0 or job.left_broken
-    if job.kept is None or not is_its_task or state.step == 0:
+    """Leave the state where the job that is to go on from here looks, and where pods that come do."""
+    if job.kept is None or state.step == 0:
         return
     if state.cannot_be_kept:
         job.warn(f"nothing is kept of step {state.step}: {state.cannot_be_kept}")

@@ -58,9 +58,9 @@ class Steps(ABC):
         return self._core.broken
 
     @property
-    def left_broken(self) -> bool:
-        """The world that was left last broke: nobody knows which of its members are still there."""
-        return self._core.left_broken
+    def may_be_last(self) -> bool:
+        """Of a worker that leaves: perhaps nobody else holds the state. Its world broke, or all others have left before it."""
+        return self._core.left_broken or self._core.may_be_last
 
     @property
     def leaving(self) -> bool:

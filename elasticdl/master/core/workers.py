@@ -87,8 +87,10 @@ class Workers:
                 record.node = node
                 known = (record.state, record.reason) == (_S.PENDING, reason)
                 out = [] if known else self._fire(record, Trigger.NO_PLACE, TransitionContext(now, reason))
-                if self.fleet.nobody_comes:  # who waits for a replacement may have its place
-                    waiting = self.records.lingering()
+                # Who waits for a replacement may have its place. It leaves the state where that finds it, if pods have such a place.
+                # While others are still to leave, their places are free in a moment.
+                if self.fleet.nobody_comes and self.settings.state_can_be_left:
+                    waiting = [r for r in self.records.lingering() if not self.rendezvous.leaves_others(r)]
                     out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
                 return out
             case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
@@ -157,6 +159,9 @@ class Workers:
     def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
         """One says for all that they have finished together; whoever it is, it counts."""
         self.rendezvous.together = self.rendezvous.together or event.together
+        outcome = self.ending.outcome
+        if event.together and outcome and outcome.phase is Phase.STOPPED:  # that came too late to stop anything
+            self.ending.outcome = Outcome(Phase.SUCCEEDED, self.training.completion)
         record = self.records.get(event.worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
 

@@ -127,8 +127,11 @@ class Rendezvous:
         return self.world.worker_ids.index(record.worker_id) if self.world and self._was_in(record) else -1
 
     def alone(self, record: WorkerRecord) -> bool:
-        """Nobody else holds the state."""
-        return record.state in IN_WORLD and self._records.count(*IN_WORLD) == 1
+        """Nobody else holds the state who is to stay."""
+        others = (each for each in self._records.each_of(*IN_WORLD) if each is not record)
+        return record.state in IN_WORLD and not any(
+            (each.has_state or each.step) and not each.waits_for_successor for each in others
+        )
 
     def leaves_others(self, record: WorkerRecord) -> bool:
         """Others may still be in its world, and would wait for it."""

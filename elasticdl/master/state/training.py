@@ -84,7 +84,7 @@ class Training(TrainingSnapshot):
     @property
     def completion(self) -> str:
         """What there is to say of a training that is complete."""
-        if self.samples and not math.isfinite(self.loss):
+        if self.counted and self.samples and not math.isfinite(self.loss):
             return f"training is complete, but has diverged: its last loss is {self.loss}"
         return "training is complete"
 

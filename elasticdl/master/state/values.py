@@ -72,6 +72,13 @@ class Settings:
     gang: bool = False  # all or none: there is no place for a worker more
     job_name: str = ""
     first_worker: int = 0  # number of the first; lower ones were in jobs of the same training before this one
+    image: str = ""
+    checkpoint_dir: str = ""
+
+    @property
+    def state_can_be_left(self) -> bool:
+        """There is a place where all workers see what the last one leaves: pods share no folder."""
+        return bool(self.checkpoint_dir) or not self.image
 
     @classmethod
     def from_spec(cls, spec: JobSpec, first_worker: int = 0) -> Settings:
