@@ -1,12 +1,16 @@
 """Arbitrary events: whatever workers and launchers say, in whatever order."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import step
 
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.suspicions import TABLE
+from elasticdl.master.shell.convert import to_event
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.records_by_state import Records
@@ -14,9 +18,29 @@ from elasticdl.master.state.states import IN_WORLD, LIVE, WorkerState
 from elasticdl.master.state.suspicion import SuspicionKind
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.proto import elasticdl_pb2 as pb
 
+OF_WORKERS = [name for name, kind in KINDS.items() if kind.of_worker]
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)
+SAID = st.dictionaries(
+    st.sampled_from(["where", "seconds", "stack", "step", "epoch", "marks", "metrics", "learnt", "engine", "moves"]),
+    st.one_of(SMALL, st.just("x"), st.just(["x"]), st.just({"1": 1.0})),
+)
+
+
+def given_by_a_worker(worker_id, event, fields):
+    """As a master takes it: only a notice that means something."""
+    message = pb.WorkerMessage(notice=pb.Notice(event=event, fields_json=json.dumps(fields)))
+    try:
+        return to_event(worker_id, message)
+    except ValueError:
+        return e.Tick()
+
+
+STEPS = st.lists(
+    st.builds(e.StepReport, SMALL, SMALL, *[SMALL] * 3, st.just(0.1), SMALL, SMALL, st.booleans()), max_size=3
+)
 ANYTHING = st.one_of(
     st.just(e.Tick()),
     st.builds(e.WorkerConnected, IDS, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
@@ -25,6 +49,9 @@ ANYTHING = st.one_of(
     ),
     st.builds(e.WorkerDisconnected, IDS),
     st.builds(e.HeartbeatReceived, IDS, SMALL, SMALL, SMALL, st.booleans()),
+    st.builds(given_by_a_worker, IDS, st.sampled_from(sorted(OF_WORKERS)), SAID),
+    st.builds(e.ProgressReported, IDS, STEPS.map(tuple), SMALL, SMALL),
+    st.builds(e.StacksFound, IDS, st.sampled_from(["", "File"]), st.just(""), st.booleans()),
     st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
