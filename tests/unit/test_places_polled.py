@@ -62,6 +62,13 @@ async def scene(there=()):
         assert not [each for each in rest if isinstance(each, LauncherFailed)]
 
 
+def refused(failure):
+    async def ask(avoid):
+        raise failure
+
+    return ask
+
+
 @pytest.mark.parametrize("failure", [None, UnreachableError("no answer")])
 @on(scene)
 async def test_a_place_that_is_being_asked_for_at_the_end_is_given_back(scene, failure):
@@ -111,6 +118,27 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
     scene.want(1, NOWHERE)
     assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
     await scene.places.detach()
+
+
+@on(scene)
+async def test_what_keeps_places_from_being_had_is_shown_of_each_and_logged_once(scene, caplog):
+    refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
+    scene.queue.may_answer.set()
+    scene.queue.ask, ask = refused(UnreachableError(refusal)), scene.queue.ask
+    scene.want(2, NOWHERE)
+    shown = [(await scene.reports.get()).place for _ in range(6)]  # in three rounds
+    assert {(place.state, place.reason) for place in shown} == {(PlaceState.WAITING, refusal)}
+    assert len({place.id for place in shown}) == 2
+    assert [record.message for record in caplog.records] == [refusal]
+    scene.queue.ask = ask
+    over = set()
+    while len(over) < 2:
+        report = await scene.reports.get()
+        if isinstance(report, PlaceLost):
+            assert report.cause is ExitCause.KILLED
+            over.add(report.place_id)
+    assert over == {place.id for place in shown}
+    assert len(scene.queue.places) == 2
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
