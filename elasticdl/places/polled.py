@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import random
@@ -19,7 +18,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.retry import retry
 from elasticdl.master.state.events import ExitCause, LauncherFailed
-from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlacesRefused, PlaceState
 
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
@@ -69,8 +68,7 @@ class PolledPlaces:
         self._most = math.inf  # until that is said
         self._missing, self._avoid = 0, frozenset[str]()
         self._asking = 0  # 1 while a place is asked for
-        self._refused: list[str] = []  # made-up places, by which those that are missing are shown with a reason
-        self._made_up, self._why = itertools.count(), ""
+        self._refused = ""  # why nothing is had at present
         self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
         self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
         self._changed, self._seen = asyncio.Event(), asyncio.Event()
@@ -103,7 +101,6 @@ class PolledPlaces:
 
     async def close(self) -> None:
         self.want(0, frozenset())
-        self._show_missing("")
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 while self._places or self._asking or self._unsure:
@@ -134,29 +131,24 @@ class PolledPlaces:
                 while self._missing:
                     await self._ask()
                 backoff.reset()
-                self._show_missing("")
+                self._refuse("")
             except UserError as error:
                 self._report(LauncherFailed(str(error)))
                 delay = backoff.delay()
             except UnreachableError as error:
                 delay = backoff.delay()
                 self._changed.clear()
-                self._show_missing(str(error))
+                self._refuse(str(error))
             timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
             await self._changed.wait()
             timer.cancel()
 
-    def _show_missing(self, why: str) -> None:
-        """Of a place that is not given nothing else is known."""
-        if why and why != self._why:
-            _log.warning("%s", why)
-        self._why = why
-        while len(self._refused) > self._missing:
-            self._report(PlaceLost(self._refused.pop(), ExitCause.KILLED, AS_TOLD.code))
-        while len(self._refused) < self._missing:
-            self._refused.append(f"missing-{next(self._made_up)}")
-        for place_id in self._refused:
-            self._report(PlaceChanged(Place(place_id, reason=why)))
+    def _refuse(self, why: str) -> None:
+        if why != self._refused:
+            if why:
+                _log.warning("%s", why)
+            self._refused = why
+            self._report(PlacesRefused(why))
 
     async def _ask(self) -> None:
         """For one more; what is not answered is still missing."""

@@ -10,7 +10,7 @@ import pytest
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places import polled, slurm
-from elasticdl.places.base import Place, PlaceLost, PlaceState
+from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
 from tests.stories import on
 
@@ -60,13 +60,6 @@ async def scene(there=()):
         await asyncio.sleep(0)
         rest = [reports.get_nowait() for _ in range(reports.qsize())]
         assert not [each for each in rest if isinstance(each, LauncherFailed)]
-
-
-def refused(failure):
-    async def ask(avoid):
-        raise failure
-
-    return ask
 
 
 @pytest.mark.parametrize("failure", [None, UnreachableError("no answer")])
@@ -121,24 +114,25 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
 
 
 @on(scene)
-async def test_what_keeps_places_from_being_had_is_shown_of_each_and_logged_once(scene, caplog):
+async def test_what_keeps_places_from_being_had_is_told_and_logged_once(scene, caplog):
     refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
+    tries, ask = [], scene.queue.ask
+
+    async def refuse(avoid):
+        tries.append(avoid)
+        raise UnreachableError(refusal)
+
     scene.queue.may_answer.set()
-    scene.queue.ask, ask = refused(UnreachableError(refusal)), scene.queue.ask
+    scene.queue.ask = refuse
     scene.want(2, NOWHERE)
-    shown = [(await scene.reports.get()).place for _ in range(6)]  # in three rounds
-    assert {(place.state, place.reason) for place in shown} == {(PlaceState.WAITING, refusal)}
-    assert len({place.id for place in shown}) == 2
-    assert [record.message for record in caplog.records] == [refusal]
+    assert await scene.reports.get() == PlacesRefused(refusal)
+    while len(tries) < 3:
+        await asyncio.sleep(OFTEN)
     scene.queue.ask = ask
-    over = set()
-    while len(over) < 2:
-        report = await scene.reports.get()
-        if isinstance(report, PlaceLost):
-            assert report.cause is ExitCause.KILLED
-            over.add(report.place_id)
-    assert over == {place.id for place in shown}
-    assert len(scene.queue.places) == 2
+    first, second = (await scene.reports.get()).place, (await scene.reports.get()).place
+    assert {first.id, second.id} == {"0", "1"}
+    assert await scene.reports.get() == PlacesRefused("")
+    assert [record.message for record in caplog.records] == [refusal]
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):
