@@ -33,6 +33,7 @@ def test_a_worker_waits_for_a_place_and_is_told_why():
 
 def test_a_worker_for_which_no_place_can_be_had_is_told_why():
     s = Scene()
+    s.places.want = lambda most, avoid: None
     s.launch(0, 1)
     s.places.report(PlacesRefused("no more batch jobs for you"))
     s.launch(2)
