@@ -31,11 +31,6 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    """A session begins.
-
-    Raises:
-        ValueError: it says what can't be.
-    """
     return _copied(e.WorkerConnected, hello, world_version=_version(hello.world_version))
 
 
@@ -52,8 +47,8 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             times = _copied(e.StepTimes, beat.times) if beat.HasField("times") else None
             return _copied(e.HeartbeatReceived, beat, worker_id=worker_id, times=times)
         case "ask":
-            left = _version(message.ask.left_world)
-            return _copied(e.JoinRequested, message.ask, worker_id=worker_id, left_world=left)
+            left_world = _version(message.ask.left_world)
+            return _copied(e.JoinRequested, message.ask, worker_id=worker_id, left_world=left_world)
         case "draining":
             return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
         case "progress":
@@ -143,9 +138,7 @@ def _values(said: object) -> dict[str, Any]:
 
 def _version(told: int) -> int:
     """Of a world that a worker knows: the next worlds are counted on from it."""
-    if not 0 <= told <= _LAST_WORLD:
-        raise ValueError(f"there is no world {told}")
-    return told
+    return max(0, min(told, _LAST_WORLD))
 
 
 def _pause(pause: pb.Pause) -> dict[str, object]:

@@ -72,15 +72,11 @@ class Servicer(pb_grpc.MasterServicer):
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with Hello")
-        try:
-            event = connected(first.hello)
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        worker_id = event.worker_id
+        worker_id = first.hello.worker_id
         outbox = self.sessions.open(worker_id)
         outbox.put(pb.MasterMessage(welcome=self.welcome()))
         self.sessions.replay(worker_id)
-        self.mailbox.post(event)
+        self.mailbox.post(connected(first.hello))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
             async for message in outbox.messages():
