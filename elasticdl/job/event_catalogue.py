@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any
 
 Entry = Mapping[str, Any]
@@ -37,10 +38,15 @@ class Kind:
     passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
-    # The fields that a worker may give; if there are none, only the master makes such entries.
+    # The fields that a worker may give; if there are none, only the master makes such entries. Those that ``said`` names it must give.
     of_worker: Types = field(default_factory=dict)
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
+
+    def missing(self, given: Collection[str]) -> list[str]:
+        """The fields that a worker must give, and has not."""
+        said = {name for _, name, _, _ in Formatter().parse(self.said)}
+        return [name for name in self.of_worker if name in said and name not in given]
 
 
 # ---- how numbers read ----

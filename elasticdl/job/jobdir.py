@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import shlex
+import socket
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,13 +43,17 @@ class MasterAddress:
     pid: int
     started: int = 0  # see `start_of`
     tls: str = ""  # folder with the owner's certificate, of a master that may be on another machine
+    host: str = ""  # on which the process is; it may share the folder with others
 
     @classmethod
     def of_this_process(cls, address: str, token: str) -> Self:
-        return cls(address, token, os.getpid(), start_of(os.getpid()))
+        return cls(address, token, os.getpid(), start_of(os.getpid()), host=socket.gethostname())
 
     def is_alive(self) -> bool:
-        """Whether the master's process is there, and not another process that has got its number since."""
+        """Whether the master's process is there, and not another process that has got its number since. One that is on another machine
+        can't be seen from here: it counts as alive, so that nothing of its job is deleted."""
+        if self.host not in ("", socket.gethostname()):
+            return True
         return psutil.pid_exists(self.pid) and (self.started == 0 or start_of(self.pid) in (0, self.started))
 
     @property
@@ -57,7 +62,8 @@ class MasterAddress:
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid})")
+        where = f" on {self.host}" if self.host else ""
+        return Endpoint(self.address, self.credentials, f"the master at {self.address} (process {self.pid}{where})")
 
 
 class KeptName(NamedTuple):

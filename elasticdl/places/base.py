@@ -76,8 +76,15 @@ class PlaceLost:
     output: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PlacesRefused:
+    """What is missing of the places that are wanted can't be had yet; ``reason``: why, for people; empty: it is asked for again."""
+
+    reason: str
+
+
 # `LauncherFailed`: no place can be had, now or later, until somebody mends something.
-PlaceReport = Callable[[PlaceChanged | PlaceLost | LauncherFailed], None]
+PlaceReport = Callable[[PlaceChanged | PlaceLost | PlacesRefused | LauncherFailed], None]
 
 
 class Places(Protocol):

@@ -43,6 +43,7 @@ from elasticdl.places.base import (
     PlaceEnding,
     PlaceLost,
     PlacesFactory,
+    PlacesRefused,
     PlaceState,
     Report,
     StarterFactory,
@@ -56,7 +57,15 @@ KILL_SECONDS = 10.0
 _OF_THE_PROCESS = (ExitCause.CLEAN, ExitCause.CRASHED, ExitCause.KILLED)
 
 PortReport = (
-    PlaceChanged | PlaceLost | LauncherFailed | WorkerPending | WorkerPlaced | WorkerExited | StacksFound | PlaceEnding
+    PlaceChanged
+    | PlaceLost
+    | PlacesRefused
+    | LauncherFailed
+    | WorkerPending
+    | WorkerPlaced
+    | WorkerExited
+    | StacksFound
+    | PlaceEnding
 )
 
 
@@ -103,6 +112,7 @@ class PlaceLauncher:
         # Places for which an earlier master's workers waited: they are launched anew, and would have to queue again.
         self._keeps_waiting = False
         self._sparing: Timer | None = None  # ends that
+        self._refused = ""  # why nothing is had of the places that are missing
         self._inbox: deque[PortReport] = deque()
         self._busy = False
         self._closed = False
@@ -214,6 +224,8 @@ class PlaceLauncher:
                     self._watch(spot)
             case PlaceLost():
                 self._lose(report)
+            case PlacesRefused(reason):
+                self._refused = reason
             case WorkerPlaced(worker_id):
                 if worker_id not in workers:
                     self._starter.end(worker_id, 0.0)
@@ -237,7 +249,7 @@ class PlaceLauncher:
             return
         self._watch(spot)
         if spot.awaited_by is not None:
-            self._tell(spot.awaited_by, spot)
+            self._tell(spot.awaited_by, spot.place)
         if spot.held and spot.is_usable:  # it stays after all
             self._forget(spot.held)
         if spot.worker is not None and spot.is_ending and self._seconds.kill is not None:
@@ -305,16 +317,18 @@ class PlaceLauncher:
             self._wanted = most, pairing.avoided
             self._places.want(*self._wanted)
         for worker_id, spot in pairing.promises():
-            self._tell(worker_id, spot)
+            self._tell(worker_id, spot.place)
+        for worker_id in pairing.without_promise if self._refused else ():
+            self._tell(worker_id, Place("", reason=self._refused))
 
     def _keep_no_longer(self) -> None:
         self._keeps_waiting = False
         self._work()
 
-    def _tell(self, worker_id: int, spot: Spot) -> None:
+    def _tell(self, worker_id: int, place: Place) -> None:
         """What a pending worker waits for, if that is new."""
-        worker, why = self._pairing.workers[worker_id], (spot.place.reason, spot.place.node)
-        if spot.place.reason and worker.told != why:
+        worker, why = self._pairing.workers[worker_id], (place.reason, place.node)
+        if place.reason and worker.told != why:
             worker.told = why
             self._report(WorkerPending(worker_id, *why))
 

@@ -75,7 +75,7 @@ class Pairing:
         # awaits none of the places that there are.
         self.pending: dict[int, Launched] = {}
         self._avoided: dict[int, frozenset[str]] = {}
-        self._without_promise: dict[int, Launched] = {}
+        self.without_promise: dict[int, Launched] = {}
         self.spots: dict[str, Spot] = {}
         # Of these, which are READY. Of these again, in which a worker can be and none is: have had one, and never had.
         self._ready: dict[str, Spot] = {}
@@ -147,14 +147,14 @@ class Pairing:
         if spot.awaited_by is not None:
             worker = self.workers[spot.awaited_by]
             worker.awaits, spot.meant_for = None, spot.awaited_by
-            self._without_promise[spot.awaited_by] = worker
+            self.without_promise[spot.awaited_by] = worker
             spot.awaited_by = None
 
     # ---- workers ----
 
     def launch(self, worker_id: int, away_from: Iterable[str]) -> None:
         worker = self.workers[worker_id] = Launched(frozenset(away_from), self._seen)
-        self.pending[worker_id] = self._without_promise[worker_id] = worker
+        self.pending[worker_id] = self.without_promise[worker_id] = worker
         if worker.away_from:
             self._avoided[worker_id] = worker.away_from
 
@@ -178,7 +178,7 @@ class Pairing:
             self.file(worker.spot)
 
     def _not_pending(self, worker_id: int, worker: Launched) -> None:
-        for book in (self.pending, self._without_promise, self._avoided):
+        for book in (self.pending, self.without_promise, self._avoided):
             book.pop(worker_id, None)
         if spot := worker.awaits:
             worker.awaits = spot.awaited_by = None
@@ -204,10 +204,10 @@ class Pairing:
 
     def promises(self) -> Iterator[tuple[int, Spot]]:
         """Pending workers and WAITING places, one for each, as far as there are any that are new."""
-        while self._without_promise and self._unawaited:
-            worker_id, worker = next(iter(self._without_promise.items()))
+        while self.without_promise and self._unawaited:
+            worker_id, worker = next(iter(self.without_promise.items()))
             spot = next(iter(self._unawaited.values()))
             worker.awaits, spot.awaited_by = spot, worker_id
-            del self._without_promise[worker_id]
+            del self.without_promise[worker_id]
             self.file(spot)
             yield worker_id, spot

@@ -18,7 +18,7 @@ from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.retry import retry
 from elasticdl.master.state.events import ExitCause, LauncherFailed
-from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
+from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlacesRefused, PlaceState
 
 CLOSE_SECONDS = 60.0
 LONGEST_DELAY = 60.0
@@ -68,6 +68,7 @@ class PolledPlaces:
         self._most = math.inf  # until that is said
         self._missing, self._avoid = 0, frozenset[str]()
         self._asking = 0  # 1 while a place is asked for
+        self._refused = ""  # why nothing is had at present
         self._unsure = False  # a place was asked for without an answer, and the list since does not say whether it came
         self._turns = asyncio.Semaphore(ENDED_AT_ONCE)
         self._changed, self._seen = asyncio.Event(), asyncio.Event()
@@ -130,15 +131,24 @@ class PolledPlaces:
                 while self._missing:
                     await self._ask()
                 backoff.reset()
+                self._refuse("")
             except UserError as error:
                 self._report(LauncherFailed(str(error)))
                 delay = backoff.delay()
-            except UnreachableError:
+            except UnreachableError as error:
                 delay = backoff.delay()
                 self._changed.clear()
+                self._refuse(str(error))
             timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
             await self._changed.wait()
             timer.cancel()
+
+    def _refuse(self, why: str) -> None:
+        if why != self._refused:
+            if why:
+                _log.warning("%s", why)
+            self._refused = why
+            self._report(PlacesRefused(why))
 
     async def _ask(self) -> None:
         """For one more; what is not answered is still missing."""

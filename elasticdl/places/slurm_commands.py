@@ -15,6 +15,9 @@ ANSWER_SECONDS = 60.0
 NOTICE_SECONDS = 120
 # For an answer to a batch job that was told to end, and will be killed.
 TOLD_SECONDS = 10.0
+# Of sbatch: minutes, minutes:seconds or hours:minutes:seconds; with days it is long.
+_TIME = re.compile(r"(?:^|\s)(?:--time[= ]|-t ?)(\d+(?::\d+){0,2})(?=\s|$)")
+_UNITS = 3
 # Slurm's controller is away or busy, or takes no more jobs of this user at present. Whatever else it says is said of the request.
 _AWAY = re.compile(r"timed out|unable to contact|connect|zero bytes|try again|temporarily|busy|policy", re.IGNORECASE)
 
@@ -95,6 +98,20 @@ def sbatch(name: str, output: str, arguments: Sequence[str], script: str) -> lis
     """
     about = [f"--job-name={name}", f"--output={output}", "--ntasks=1", f"--signal=B:TERM@{NOTICE_SECONDS}"]
     return ["sbatch", "--parsable", *about, *arguments, f"--wrap={script}"]
+
+
+def require_time(arguments: str) -> None:
+    """
+    Raises:
+        UserError: with this time limit a batch job is told to end as soon as it begins.
+    """
+    for limit in _TIME.findall(arguments):
+        parts = limit.split(":")
+        hours, minutes, seconds = map(int, parts if len(parts) == _UNITS else ["0", *parts, "0"][:_UNITS])
+        if 0 < (hours * 60 + minutes) * 60 + seconds <= NOTICE_SECONDS:  # 0 is no time limit
+            raise UserError(
+                f"the time limit {limit} is too short, as a batch job is told to end {NOTICE_SECONDS} s before it"
+            )
 
 
 def number_of(answer: str) -> str:

@@ -96,7 +96,7 @@ class WorkerRun:
         self.process: ProcessGroup | None = None  # while it runs
         self.was_started = False
         self.dump = Path()  # takes its stacks
-        # The worker is over, and its process is still being started: whoever ends waits until that is undone.
+        # The worker is over, and its process is still being started, or its files are deleted: whoever ends waits until that is done.
         self.left: asyncio.Task[None] | None = None
         self._unwanted = asyncio.Event()  # killed before it was started
         self._killing: asyncio.TimerHandle | None = None
@@ -154,7 +154,8 @@ class WorkerRun:
             self.process = None
             if self._killing is not None:
                 self._killing.cancel()
-            await _remove(folder)
+            # It may have many files, and whoever trains on must not wait for that.
+            self.left = asyncio.ensure_future(_remove(folder))
 
     async def _spawn(
         self, get_spawner: Callable[[], Awaitable[Spawner]], environment: Mapping[str, str]

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from places_kit import FakePlaces, FakeProvider
 
-from elasticdl.places.base import PlaceChanged, PlaceLost, PlaceState
+from elasticdl.places.base import PlaceChanged, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import PolledPlaces
 from elasticdl.places.slots import Slots
 
@@ -22,7 +22,8 @@ class Bench:
     def __init__(self, make, lose=None):
         """``lose``: makes a place vanish, as somebody else would; None where nobody can."""
         self.reports = asyncio.Queue()
-        self.places = make(self.reports.put_nowait)
+        # That a request was refused is told or not, as it happens.
+        self.places = make(lambda report: isinstance(report, PlacesRefused) or self.reports.put_nowait(report))
         self.lose = lose
         self.now, self.lost, self.ids = (
             {},

@@ -67,6 +67,17 @@ def test_the_life_of_a_job(dead_pid):
     assert handle_of(job).life() is Life.ENDED
 
 
+def test_the_job_of_another_machine_that_shares_the_folder_is_not_taken_for_lost(capsys, dead_pid):
+    """The process with that number is there, and can't be seen from here."""
+    job = new_job("one")
+    job.write_master(MasterAddress("127.0.0.1:1", TOKEN, dead_pid, host="another"))
+    assert handle_of(job).life() is Life.RUNNING
+    prune_jobs(keep=0)
+    assert job.path.exists()
+    code, _, err = run(capsys, "status", "one")
+    assert (code, f"(process {dead_pid} on another)" in err) == (1, True), err
+
+
 def test_a_process_that_got_the_number_of_a_dead_master_is_not_the_master(capsys):
     job = new_job("one")
     another = {"address": "127.0.0.1:1", "token": TOKEN, "pid": os.getpid(), "started": 1}

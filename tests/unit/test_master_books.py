@@ -13,14 +13,14 @@ from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.shared_values import MOST_MARKS, Pace
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import to_event, to_status
+from elasticdl.master.shell.convert import connected, to_event, to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.summary import summarize
 from elasticdl.master.shell.tensorboard import TensorBoard
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.master.state.training import Training
+from elasticdl.master.state.training import MOST_EPOCHS, Training
 from elasticdl.master.state.values import Settings
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -292,16 +292,35 @@ def notice(event, /, **fields):
         notice("epoch_began", epoch=1, marks={"one": 1.0}),
         notice("epoch_began", epoch=1, marks={str(2**31): 1.0}),
         notice("evaluation", step=-1, metrics={"loss": 0.5}),  # TensorBoard's file has no way to write it
-        notice("resumed", step=2**63),
-        notice("resumed", epoch=2**31),
+        notice("resumed", path="x", step=2**63),
+        notice("resumed", path="x", step=1, epoch=2**31),
         notice("worker_stuck", stack=["x"] * 101),
         notice("worker_stuck", stack=["x" * 1001]),
         notice("worker_stuck", last_collectives=[5]),
+        notice("worker_waits", where="train.py:3 in load"),  # the core reads both of its fields
+        notice("worker_waits", seconds=5.0),
+        notice("checkpoint", step=5),
     ],
 )
 def test_messages_without_meaning_are_refused(message):
     with pytest.raises(ValueError, match=r".+"):
         to_event(0, message)
+
+
+@pytest.mark.parametrize("made_up", [2**63 - 1, -(2**63)])
+def test_after_a_made_up_world_the_next_can_still_be_counted(made_up):
+    job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
+    hello, ask = pb.Hello(worker_id=0, host="h", world_version=made_up), pb.Ask(left_world=made_up)
+    for event in (e.Tick(), connected(hello), to_event(0, pb.WorkerMessage(ask=ask))):
+        job.step(event, 0.0)
+    assert 1 <= to_status("job", job, 0.0, 1.0).world_version <= 2**62 + 1
+
+
+def test_epochs_that_are_made_up_make_no_endless_list():
+    told = Told()
+    told.steps(1)
+    records = told.training.finish(e.WorkerFinished(0, 1, 2**31 - 1, {}))
+    assert (len(records), records[-1].fields["epoch"]) == (MOST_EPOCHS, 2**31 - 2)
 
 
 def test_names_of_files_that_are_no_utf8_can_be_told_on():
@@ -319,6 +338,6 @@ def test_a_notice_is_in_the_journal_as_that_of_the_worker_in_whose_session_it_ca
 
 def test_the_largest_numbers_that_a_worker_may_give_fit_into_the_status():
     job = Job(Settings(WorkerRange(minimum=1, maximum=2)))
-    job.step(to_event(0, notice("resumed", step=2**63 - 1, epoch=2**31 - 1, samples=2**63 - 1)), 0.0)
+    job.step(to_event(0, notice("resumed", path="x", step=2**63 - 1, epoch=2**31 - 1, samples=2**63 - 1)), 0.0)
     status = to_status("job", job, 0.0, 1.0)
     assert (status.step, status.epoch) == (2**63 - 1, 2**31 - 1)

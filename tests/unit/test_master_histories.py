@@ -1,12 +1,16 @@
 """Arbitrary events: whatever workers and launchers say, in whatever order."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import step
 
+from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.suspicions import TABLE
+from elasticdl.master.shell.convert import to_event
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.records_by_state import Records
@@ -14,9 +18,30 @@ from elasticdl.master.state.states import IN_WORLD, LIVE, WorkerState
 from elasticdl.master.state.suspicion import SuspicionKind
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
+from elasticdl.proto import elasticdl_pb2 as pb
 
+OF_WORKERS = [name for name, kind in KINDS.items() if kind.of_worker]
 IDS = st.integers(-1, 6)
 SMALL = st.integers(0, 4)
+VALUES = st.one_of(SMALL, st.just("x"), st.just(["x"]), st.just({"1": 1.0}))
+NOTICES = st.sampled_from(OF_WORKERS).flatmap(
+    lambda name: st.tuples(st.just(name), st.dictionaries(st.sampled_from(sorted(KINDS[name].of_worker)), VALUES))
+)
+
+
+def given_by_a_worker(worker_id, notice):
+    """As a master takes it: only a notice that means something."""
+    event, fields = notice
+    message = pb.WorkerMessage(notice=pb.Notice(event=event, fields_json=json.dumps(fields)))
+    try:
+        return to_event(worker_id, message)
+    except ValueError:
+        return e.Tick()
+
+
+STEPS = st.lists(
+    st.builds(e.StepReport, SMALL, SMALL, *[SMALL] * 3, st.just(0.1), SMALL, SMALL, st.booleans()), max_size=3
+)
 ANYTHING = st.one_of(
     st.just(e.Tick()),
     st.builds(e.WorkerConnected, IDS, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
@@ -25,6 +50,9 @@ ANYTHING = st.one_of(
     ),
     st.builds(e.WorkerDisconnected, IDS),
     st.builds(e.HeartbeatReceived, IDS, SMALL, SMALL, SMALL, st.booleans()),
+    st.builds(given_by_a_worker, IDS, NOTICES),
+    st.builds(e.ProgressReported, IDS, STEPS.map(tuple), SMALL, SMALL),
+    st.builds(e.StacksFound, IDS, st.sampled_from(["", "File"]), st.just(""), st.booleans()),
     st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
     st.builds(e.WorkerDraining, IDS, st.just("")),
     st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
@@ -57,6 +85,13 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
                 version = instruction.world.version
             ended = isinstance(instruction, i.EndJob)
         job.view()
+
+
+@given(NOTICES, st.booleans())
+def test_whatever_fields_a_notice_lacks_a_job_can_take_it(notice, connected):
+    job = Job(Settings(WorkerRange(minimum=1, maximum=3)))
+    for event in (e.Tick(), e.WorkerConnected(0, "h", 1) if connected else e.Tick(), given_by_a_worker(0, notice)):
+        step(job, event, 0.0)
 
 
 # ---- who is in which state: what is kept of it agrees with the records, whatever was done to them ----

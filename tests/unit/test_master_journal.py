@@ -253,3 +253,25 @@ def test_the_status_is_made_once_for_all_who_watch():
     for now[0], change in ((1.0, 1), (2.0, 2), (3.0, 2)):
         assert shown.look()[0] == change
     assert shown.look()[1].step == 1
+
+
+def test_a_follower_that_does_not_read_is_ended_and_finds_all_of_it_when_it_asks_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_file, "MOST_UNREAD", 3)
+
+    async def run():
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal.append("warning", {"message": "0"})
+        lines = journal.entries(follow=True)
+        read = [await anext(lines)]
+        for number in range(1, 10):
+            journal.append("warning", {"message": str(number)})
+        read += [line async for line in lines]
+        assert len(read) <= 4
+        again = journal.entries(follow=True)
+        assert [json.loads(await anext(again))["message"] for _ in range(10)] == [str(number) for number in range(10)]
+        for _ in range(3):
+            journal.append("warning", {"message": "more"})
+        journal.close()
+        assert len([line async for line in again]) <= 3
+
+    asyncio.run(asyncio.wait_for(run(), 30))

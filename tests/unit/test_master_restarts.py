@@ -95,6 +95,17 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
     assert job.view().reason != "training is complete"
 
 
+def test_a_made_up_size_of_a_world_takes_no_room():
+    memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=2)
+    job = Job(Settings(memory.limits), memory)
+    claim = e.WorkerConnected(
+        1, "h", 1, world_version=5, step=9, rank=0, size=2**62
+    )  # no machine could make a list of it
+    for event in (e.WorkersFound((e.FoundWorker(1, "h", 1),)), claim, e.Tick()):
+        step(job, event, 0.0)
+    assert job.phase is not Phase.FAILED
+
+
 # ---- what happened in the absence is noticed ----
 
 

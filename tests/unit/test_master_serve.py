@@ -11,7 +11,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TokenAccess
-from elasticdl.master.shell.observer import Observer
+from elasticdl.master.shell.observer import MOST_IN_A_ROW, Observer, Observers
 from elasticdl.master.shell.saver import NoStore
 from elasticdl.master.shell.serve import Platform, serve
 from elasticdl.master.shell.servicer import Server
@@ -126,12 +126,24 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     assert run.ears.closed
 
 
-def test_an_observer_that_raises_is_told_of_once_and_dropped(tmp_path, caplog):
+def test_an_observer_that_raises_misses_what_it_raised_for(tmp_path, caplog):
     run = Run(tmp_path, broken="observer")
     assert run.to_the_end().phase is Phase.STOPPED
-    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == ["Ears is dropped, since it raised"]
-    assert "job_finished" not in run.ears.heard
-    assert run.second.heard[-1] == "job_finished"
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == ["Ears has raised"]
+    assert "stop_requested" not in run.ears.heard
+    assert (run.ears.heard[-1], run.second.heard[-1]) == ("job_finished", "job_finished")
+
+
+def test_an_observer_that_raises_again_and_again_is_dropped(caplog):
+    ears = Ears(broken=True)
+    both = Observers([ears, Ears(broken=False)])
+    for event in ["stop_requested"] * (MOST_IN_A_ROW - 1) + ["phase"] + ["stop_requested"] * (MOST_IN_A_ROW + 1):
+        both.recorded(event, {})
+    both.recorded("job_finished", {})
+    assert ears.heard == ["phase"]
+    assert [r.message for r in caplog.records if "dropped" in r.message] == [
+        "Ears is dropped, since it has raised 10 times"
+    ]
 
 
 def test_a_folder_that_can_not_be_written_is_told_before_anybody_is_launched(tmp_path):

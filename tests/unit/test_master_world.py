@@ -5,7 +5,7 @@ from master_kit import LONG, Yard, killed
 
 from elasticdl.master.state import events as e
 from elasticdl.master.state import rendezvous
-from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld
+from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld, Record
 
 WINDOW = 0.3
 CLEAN = e.ExitCause.CLEAN
@@ -102,6 +102,17 @@ def test_a_large_world_waits_longer_for_further_newcomers_and_for_nobody_once_it
         m.ask(worker_id, step=1, left=version, broken=True)
     m.come(6)
     assert published(m.advance(1.1 * WINDOW)) == [[0, 1, 2, 6]]
+
+
+def test_survivors_hear_that_their_world_is_broken_before_anything_is_recorded():
+    """To record may take long, as on a slow disk."""
+    m = Meeting()
+    m.world_of(0, 1)
+    before = len(m.out)
+    m.exit(1)
+    first, *rest = m.out[before:]
+    assert isinstance(first, BreakWorld)
+    assert any(isinstance(each, Record) for each in rest)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -351,3 +362,18 @@ def test_the_end_of_a_job_has_its_grace_once_the_state_is_saved():
         assert late not in killed(m.out)
         m.advance(2.0)
     assert late in killed(m.out)
+
+
+def test_who_is_no_member_has_made_no_step():
+    m = Meeting(maximum=3)
+    version = m.world_of(0, 1)
+    m.train(0, 1, 2)
+    m.post(e.WorkerConnected(2, "h", 1))
+    for world_version in (version, version + 1):
+        for worker_id in (2, 7):
+            made_up = e.StepReport(90, 5, 0.5, 8, 0.1, 0.05, world_version, 720, False)
+            m.post(e.ProgressReported(worker_id, (made_up,), 90, 6))
+    m.post(e.ProgressReported(1, (e.StepReport(90, 5, 0.5, 8, 0.1, 0.05, version + 1, 720, False),), 90, 6))
+    assert (m.job.training.step, m.job.training.total_steps) == (2, 1000)
+    m.train(1, 3)
+    assert m.job.training.step == 3

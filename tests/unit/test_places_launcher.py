@@ -12,7 +12,7 @@ from elasticdl.master.state.events import (
     WorkerPending,
     WorkerPlaced,
 )
-from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceEnding, PlaceState
+from elasticdl.places.base import FoundInPlace, Place, PlaceChanged, PlaceEnding, PlacesRefused, PlaceState
 from elasticdl.places.launcher import IDLE_SECONDS, KILL_SECONDS, Seconds
 
 
@@ -29,6 +29,18 @@ def test_a_worker_waits_for_a_place_and_is_told_why():
     scene.ready(0)
     assert scene.new() == [placed(0)]
     assert scene.starter.started == {0: "place-0", 1: "place-1"}
+
+
+def test_a_worker_for_which_no_place_can_be_had_is_told_why():
+    s = Scene()
+    s.places.want = lambda most, avoid: None
+    s.launch(0, 1)
+    s.places.report(PlacesRefused("no more batch jobs for you"))
+    s.launch(2)
+    assert s.reports == [WorkerPending(number, "no more batch jobs for you") for number in range(3)]
+    s.places.report(PlacesRefused(""))
+    s.launch(3)
+    assert len(s.reports) == 3
 
 
 @pytest.mark.parametrize(("cause", "detail"), [(ExitCause.CRASHED, "3; its log: cat 0"), (ExitCause.KILLED, "3")])

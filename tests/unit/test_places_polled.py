@@ -10,7 +10,7 @@ import pytest
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places import polled, slurm
-from elasticdl.places.base import Place, PlaceLost, PlaceState
+from elasticdl.places.base import Place, PlaceLost, PlacesRefused, PlaceState
 from elasticdl.places.polled import End, PolledPlaces
 from tests.stories import on
 
@@ -111,6 +111,28 @@ async def test_a_mistake_while_places_are_watched_is_told(scene):
     scene.want(1, NOWHERE)
     assert await scene.reports.get() == LauncherFailed("places are watched no longer: ZeroDivisionError: a mistake")
     await scene.places.detach()
+
+
+@on(scene)
+async def test_what_keeps_places_from_being_had_is_told_and_logged_once(scene, caplog):
+    refusal = "Slurm does not answer: sbatch: Job violates accounting/QOS policy"
+    tries, ask = [], scene.queue.ask
+
+    async def refuse(avoid):
+        tries.append(avoid)
+        raise UnreachableError(refusal)
+
+    scene.queue.may_answer.set()
+    scene.queue.ask = refuse
+    scene.want(2, NOWHERE)
+    assert await scene.reports.get() == PlacesRefused(refusal)
+    while len(tries) < 3:
+        await asyncio.sleep(OFTEN)
+    scene.queue.ask = ask
+    first, second = (await scene.reports.get()).place, (await scene.reports.get()).place
+    assert {first.id, second.id} == {"0", "1"}
+    assert await scene.reports.get() == PlacesRefused("")
+    assert [record.message for record in caplog.records] == [refusal]
 
 
 def test_places_that_stay_do_not_fail_a_job_that_has_ended(monkeypatch, caplog):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import re
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces import torch_pieces
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
+from elasticdl.places import worker_process
 from elasticdl.places.worker_output import InFile
 from elasticdl.places.worker_process import Spawner, WorkerRun
 from elasticdl.worker import main
@@ -203,6 +205,32 @@ def test_a_worker_that_can_not_be_waited_for_does_not_run_on_in_its_place(tmp_pa
     with pytest.raises(OSError, match="Too many open files"):
         asyncio.run(run.to_its_end(spawner, {"PATH": "/usr/bin:/bin"}, pids.append))
     assert not psutil.pid_exists(*pids)
+
+
+def test_the_end_of_a_worker_is_told_before_its_files_are_deleted(tmp_path, monkeypatch):
+    """There may be many, on a slow disk, and the others wait to hear of it."""
+    deleted = []
+
+    async def run():
+        gate = asyncio.Event()
+
+        async def remove(folder):
+            await gate.wait()
+            deleted.append(folder)
+
+        async def spawner():
+            return Spawner(["true"])
+
+        monkeypatch.setattr(worker_process, "_remove", remove)
+        worker = WorkerRun(0, InFile(tmp_path / "log"))
+        assert await worker.to_its_end(spawner, {"PATH": "/usr/bin:/bin"}, lambda pid: None) == 0
+        assert not deleted
+        gate.set()
+        await worker.left
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    (folder,) = deleted
+    shutil.rmtree(folder)
 
 
 def raised(call):

@@ -12,7 +12,16 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.startup import RUN_MODULE
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.places.slurm_commands import Stage, UnknownJobError, number_of, run, sbatch, stage_of, workers_name
+from elasticdl.places.slurm_commands import (
+    Stage,
+    UnknownJobError,
+    number_of,
+    require_time,
+    run,
+    sbatch,
+    stage_of,
+    workers_name,
+)
 
 MASTER_MODULE = "elasticdl.master.shell.slurm_keeper"
 LOOK_SECONDS = 3.0  # between two questions after a batch job
@@ -37,6 +46,11 @@ def submit(job: JobDir, spec: JobSpec) -> str:
     Raises:
         UserError: Slurm refuses it, or does not answer.
     """
+    for option in ("slurm_args", "slurm_master_args"):
+        try:
+            require_time(getattr(spec, option))
+        except UserError as error:
+            raise UserError(f"--{option}: {error}") from None
     # What is wrong with these would be seen only when the master asks for the first worker.
     worker = ["--test-only", "--ntasks=1", *shlex.split(spec.slurm_args), "--wrap=true"]
     _submit(["sbatch", *worker], "--slurm_args")

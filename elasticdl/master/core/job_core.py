@@ -72,7 +72,10 @@ class Job:
                 if self._recovery:
                     self._recovery.heard(event, now)
                 return []
-            case e.ProgressReported():
+            case e.ProgressReported(worker_id, told):
+                world_version = getattr(workers.records.get(worker_id), "world_version", 0)
+                if workers.rendezvous.world and world_version < max((s.world_version for s in told), default=1):
+                    return []  # it was not a member of that world
                 had_begun = self.training.begun
                 steps, milestones = self.training.report(event, now)
                 workers.fleet.crashes = workers.fleet.crashes.after_steps(len(steps))
@@ -194,9 +197,11 @@ class Job:
         )
 
     def _in_order(self, out: list[Instruction]) -> list[Instruction]:
-        """What need not be saved first, then the saving, then the rest; starting processes takes longest, so it is last."""
+        """What need not be saved first, then the saving, then the rest. Workers of a world that ends hear of it before anything is
+        recorded, as a slow disk must not hold them up. Starting processes takes longest, so it is last."""
         before, self._saved = self._saved, self._durable()
         save = [i.SaveState()] if self._saved != before else []
         first = [instruction for instruction in out if isinstance(instruction, i.UNSAVED)]
+        first.sort(key=lambda instruction: not isinstance(instruction, i.AnnounceChange | i.BreakWorld))
         rest = [instruction for instruction in out if not isinstance(instruction, i.UNSAVED)]
         return [*first, *save, *sorted(rest, key=lambda instruction: isinstance(instruction, i.LaunchWorker))]

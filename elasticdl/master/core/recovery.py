@@ -236,7 +236,7 @@ class Recovery:
         if not claimed:
             return None
         claims = sorted(self._claims[claimed].values(), key=attrgetter("rank"))
-        if [claim.rank for claim in claims] != list(range(claims[0].size)):
+        if len(claims) != claims[0].size or [claim.rank for claim in claims] != list(range(len(claims))):
             return None
         return World(claimed, tuple(Member(c.worker_id, c.host, c.step, has_state=True) for c in claims), "")
 

@@ -17,6 +17,7 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 _MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
 _LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
+_LAST_WORLD = 2**62
 _PAUSES = ("grow", "shrink", "failure")
 T = TypeVar("T")
 _TOLD: Mapping[type[i.Instruction], str] = {
@@ -30,7 +31,7 @@ _TOLD: Mapping[type[i.Instruction], str] = {
 
 
 def connected(hello: pb.Hello) -> e.WorkerConnected:
-    return _copied(e.WorkerConnected, hello)
+    return _copied(e.WorkerConnected, hello, world_version=_version(hello.world_version))
 
 
 def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
@@ -46,7 +47,8 @@ def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
             times = _copied(e.StepTimes, beat.times) if beat.HasField("times") else None
             return _copied(e.HeartbeatReceived, beat, worker_id=worker_id, times=times)
         case "ask":
-            return _copied(e.JoinRequested, message.ask, worker_id=worker_id)
+            left_world = _version(message.ask.left_world)
+            return _copied(e.JoinRequested, message.ask, worker_id=worker_id, left_world=left_world)
         case "draining":
             return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
         case "progress":
@@ -134,6 +136,11 @@ def _values(said: object) -> dict[str, Any]:
     return {name: getattr(said, name) for name in said.__match_args__}  # type: ignore[attr-defined]
 
 
+def _version(told: int) -> int:
+    """Of a world that a worker knows: the next worlds are counted on from it."""
+    return max(0, min(told, _LAST_WORLD))
+
+
 def _pause(pause: pb.Pause) -> dict[str, object]:
     """The journal's fields of a pause, without the worker: time that a survivor did not train."""
     if pause.kind not in _PAUSES:
@@ -149,6 +156,8 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     fields = json.loads(notice.fields_json or "{}")
     if not isinstance(fields, dict):
         raise ValueError(f"the fields of a notice must be a JSON object, not {notice.fields_json!r}")
+    if missing := KINDS[notice.event].missing(fields):
+        raise ValueError(f"a notice {notice.event} must say {', '.join(missing)}")
     fields = {name: _encodable(value) for name, value in fields.items()}
     for name, value in fields.items():
         if name not in kinds or not isinstance(value, kinds[name]):

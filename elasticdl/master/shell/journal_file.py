@@ -13,6 +13,7 @@ from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.journal import STEPS, dump_entry
 
 CHUNK_BYTES = 1 << 18
+MOST_UNREAD = 10_000  # entries of the journal that wait for one follower
 _log = logging.getLogger(__name__)
 
 
@@ -40,14 +41,14 @@ class Journal:
             self._file.flush()
         except OSError as error:
             self._tell(error)
-        for queue in self._followers:
-            queue.put_nowait(line)
+        self._hand_out(line)
         if event != STEPS:  # the step log tells observers of steps sooner
             self._recorded(event, fields)
 
     async def entries(self, *, follow: bool) -> AsyncIterator[str]:
-        """The lines so far and, when following, those to come until the journal is closed. A thread reads the file."""
-        queue: asyncio.Queue[str | None] = asyncio.Queue()
+        """The lines so far and, when following, those to come until the journal is closed, or too many are not read. A thread reads
+        the file."""
+        queue: asyncio.Queue[str | None] = asyncio.Queue(MOST_UNREAD)
         length = self._path.stat().st_size
         if follow and not self._closed:  # no await since the length was taken, so nothing falls between
             self._followers.add(queue)
@@ -73,8 +74,16 @@ class Journal:
             self._file.close()
         except OSError as error:  # what could not be written before can't be now
             self._tell(error)
-        for queue in self._followers:
-            queue.put_nowait(None)
+        self._hand_out(None)
+
+    def _hand_out(self, line: str | None) -> None:
+        for queue in tuple(self._followers):
+            if queue.full():  # whoever does not read is ended, asks again, and has all from the file
+                self._followers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(line)
 
     def _tell(self, error: OSError) -> None:
         """Say once that entries are lost."""

@@ -31,6 +31,8 @@ TICK_SECONDS = 0.1
 SAVE_SECONDS = 15.0
 # When the store takes longer, the status says that the job waits for it.
 SLOW_SAVE_SECONDS = 1.0
+# Events without which a job goes on.
+_NEWS = (e.HeartbeatReceived, e.NoticeReported, e.ProgressReported, e.StacksFound)
 _log = logging.getLogger(__name__)
 
 
@@ -137,7 +139,7 @@ class Loop:
         _log.debug("%s", event)
         if isinstance(event, e.NoticeReported) and not self._ports.sessions.take(event.worker_id, event.number):
             return
-        for instruction in self._job.step(event, now):
+        for instruction in self._step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
             elif isinstance(instruction, i.UNSAVED) and not self._precedes_its_world(instruction):
@@ -150,6 +152,17 @@ class Loop:
         if has_news or now - self._saved_at >= SAVE_SECONDS:
             # If saving mere numbers fails, so does the next that is waited for.
             self._save(now).add_done_callback(lambda saved: saved.cancelled() or saved.exception())
+
+    def _step(self, event: e.Event, now: float) -> list[i.Instruction]:
+        """What the job wants. News that it can't take is dropped: the worker would tell it to the next master as well."""
+        try:
+            return self._job.step(event, now)
+        except Exception as error:
+            if not isinstance(event, _NEWS):
+                raise
+            _log.exception("worker %d: %s is dropped", event.worker_id, type(event).__name__)
+            problem = f"the master can't use what it has told ({type(error).__name__}: {error}), and goes on without it"
+            return [i.Record("warning", {"worker": event.worker_id, "message": f"worker {event.worker_id}: {problem}"})]
 
     def _save(self, now: float) -> asyncio.Future[None]:
         """The state, with the journal, as both are at one moment: this one, or one soon after it."""

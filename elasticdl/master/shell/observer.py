@@ -9,6 +9,7 @@ from typing import Any
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Pace, StepReport
 
+MOST_IN_A_ROW = 10
 _log = logging.getLogger(__name__)
 
 
@@ -29,10 +30,10 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several as one. An observer that raises is dropped, and the job goes on without it."""
+    """Several as one. A call in which an observer raises is dropped, and so is one that has raised `MOST_IN_A_ROW` times in a row."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+        self._raised = dict.fromkeys(observers, 0)  # how often, since a call that did not
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.recorded(event, fields))
@@ -47,9 +48,13 @@ class Observers(Observer):
         self._tell(lambda observer: observer.close())
 
     def _tell(self, news: Callable[[Observer], None]) -> None:
-        for observer in tuple(self._observers):
+        for observer in tuple(self._raised):
             try:
                 news(observer)
+                self._raised[observer] = 0
             except Exception:  # noqa: BLE001 - a mistake there must not end the job
-                _log.exception("%s is dropped, since it raised", type(observer).__name__)
-                self._observers.remove(observer)
+                self._raised[observer] += 1
+                _log.exception("%s has raised", type(observer).__name__)
+                if self._raised[observer] == MOST_IN_A_ROW:
+                    _log.error("%s is dropped, since it has raised %d times", type(observer).__name__, MOST_IN_A_ROW)
+                    del self._raised[observer]

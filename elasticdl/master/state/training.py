@@ -15,6 +15,8 @@ from elasticdl.master.state.snapshot import TrainingSnapshot
 
 # Samples per second are counted over this long, or over the last two reports if they are further apart.
 WINDOW_SECONDS = 5.0
+# More that are finished at once are made up; the last are told.
+MOST_EPOCHS = 1000
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class Training(TrainingSnapshot):
 
     def _finish_epochs(self, done: int) -> list[Record]:
         """Every epoch before ``done`` is finished, if that was not known before."""
-        finished = range(self.epochs_done, done)
+        finished = range(max(self.epochs_done, done - MOST_EPOCHS), done)
         if not finished:
             return []
         self.epochs_done = done
