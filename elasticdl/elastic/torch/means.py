@@ -32,7 +32,8 @@ class Means:
             loss = given.loss
         if loss is not None and value is loss() and vote is not None:
             return vote.loss
-        if self._job.size == 1 and not participant.is_torn:  # of a step that it has made again alone, ``own`` is of a part
+        # Of a step that this worker has made again alone, ``own`` is of a part.
+        if self._job.size == 1 and not participant.is_torn:
             return given.weighed(value, own) if given is not None and given.remade else own
 
         def tell() -> float:
