@@ -71,7 +71,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         if follower.farewell:
             tell(follower.farewell)
         noted.raise_first()
-    status = job.status()
+    status, on_cluster = job.status(), bool(job.namespace)
     if status.phase == "lost" and is_over(last):
         status = last  # its master told the end and could not write it down, as on a full disk
     if status.phase == "lost":
@@ -81,12 +81,12 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
         tell(status.traceback.rstrip())
     if status.phase in ("succeeded", "stopped"):
         found = Facts.of(job.journal()).result()
-        tell("\n".join(summary_lines(status, found, spec.output)))
+        tell("\n".join(summary_lines(status, found, spec.output, on_cluster=on_cluster)))
     if status.phase == "stopped":
         noted.raise_first()
-        raise JobFailedError(stopped_text(status, found))
+        raise JobFailedError(stopped_text(status, found, on_cluster=on_cluster))
     if status.phase != "succeeded":
-        if (kept := kept_text(status, Facts.of(job.journal()).state)).startswith("kept"):
+        if (kept := kept_text(status, Facts.of(job.journal()).state, on_cluster=on_cluster)).startswith("kept"):
             tell(kept)
         where = job.where_logs()
         raise JobFailedError(f"job {job.name} {status.phase}: {status.reason}{where and f'; all logs: {where}'}")

@@ -205,33 +205,35 @@ def pauses_text(found: History) -> str:
     )
 
 
-def kept_text(status: pb.JobStatus, found: JobFacts) -> str:
-    """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that."""
+def kept_text(status: pb.JobStatus, found: JobFacts, *, on_cluster: bool = False) -> str:
+    """Of a job that was stopped: where its training is kept, and how it goes on; empty if nobody wanted that. ``on_cluster``: there its name
+    is taken until it is deleted."""
     (step, path), (failed, why) = found.checkpoint, found.no_checkpoint
     if path and step == status.step:
-        return f"kept in {path}: {_same_command(status, path)} goes on from there"
+        return f"kept in {path}: {_same_command(status, path, on_cluster)} goes on from there"
     if not found.wants_checkpoint or not status.step:
         return ""
     if path:
-        return f"kept of step {step:,} in {path}: {_same_command(status, path)} goes on from there"
+        return f"kept of step {step:,} in {path}: {_same_command(status, path, on_cluster)} goes on from there"
     return "nothing is kept of it" + (f": {why}" if why and failed == status.step else "")
 
 
-def _same_command(status: pb.JobStatus, path: str) -> str:
+def _same_command(status: pb.JobStatus, path: str, on_cluster: bool) -> str:
     """In the job's own folder what was kept is found by the name, which may have been drawn."""
     is_in_own_folder = f"/{status.job_name}/{STOPPED.stem}-" in path
-    return f"the same command{f', with --job_name {status.job_name},' if is_in_own_folder else ''}"
+    after = f"after `elasticdl delete {status.job_name}` " if on_cluster else ""
+    return f"{after}the same command{f', with --job_name {status.job_name},' if is_in_own_folder else ''}"
 
 
-def stopped_text(status: pb.JobStatus, found: JobFacts) -> str:
+def stopped_text(status: pb.JobStatus, found: JobFacts, *, on_cluster: bool = False) -> str:
     """Who or what has stopped the job, and whether it can go on."""
     by = f" by `{STOP}`" if status.reason == STOP else status.reason and f" ({status.reason})"
     is_kept = kept_text(status, found).startswith("kept")
-    goes_on = f"; {_same_command(status, found.checkpoint[1])} trains on" if is_kept else ""
+    goes_on = f"; {_same_command(status, found.checkpoint[1], on_cluster)} trains on" if is_kept else ""
     return f"job {status.job_name} was stopped{by}{goes_on}"
 
 
-def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str]:
+def summary_lines(status: pb.JobStatus, found: History, output: str, *, on_cluster: bool = False) -> list[str]:
     """What a finished job has to show."""
     epoch = f"epoch {epoch_text(status)}, " if status.total_epochs else ""
     head = f"job {status.job_name} {status.phase}: {plural(status.step, 'step')}, {epoch}{duration(status.elapsed)}"
@@ -242,7 +244,7 @@ def summary_lines(status: pb.JobStatus, found: History, output: str) -> list[str
     if status.metrics:
         lines.append(f"  metrics  {metrics_text(status.metrics)}")
     lines.append(f"  {pauses_text(found)}")
-    if status.phase == "stopped" and (kept := kept_text(status, found)):
+    if status.phase == "stopped" and (kept := kept_text(status, found, on_cluster=on_cluster)):
         lines.append(f"  {kept}")
     if output:
         lines.append(f"  output   {output}")

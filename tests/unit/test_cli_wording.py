@@ -232,6 +232,8 @@ def test_of_a_stopped_job_it_is_said_who_stopped_it_and_how_it_goes_on(journal, 
     assert wording.kept_text(status, found(journal)) == kept
     assert (wording.summary_lines(status, found(journal), "")[-1] == f"  {kept}") is bool(kept)
     assert wording.stopped_text(status, found(journal)) == f"job brave-otter-42 {stopped}"
+    on_cluster = wording.kept_text(status, found(journal), on_cluster=True)
+    assert ("after `elasticdl delete brave-otter-42` the same command" in on_cluster) is kept.startswith("kept")
     terminated = status_of(phase="stopped", reason="the master got SIGTERM")
     assert "was stopped (the master got SIGTERM)" in wording.stopped_text(terminated, found(journal))
 

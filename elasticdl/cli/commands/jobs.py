@@ -200,7 +200,8 @@ def stop(job: str | None, now: bool, no_checkpoint: bool, **given: Any) -> int:
         print(f"job {handle.name} is gone")
         return 0
     with closing(handle.journal()) as journal:
-        kept = wording.kept_text(status, Facts.of(journal).state) if status.phase == "stopped" else ""
+        found = Facts.of(journal).state
+    kept = wording.kept_text(status, found, on_cluster=bool(handle.namespace)) if status.phase == "stopped" else ""
     print(f"job {handle.name} {status.phase} at step {status.step}{f', {kept}' if kept else ''}")
     return 0
 
