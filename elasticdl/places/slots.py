@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 from elasticdl.common.environment import SHARED_GPU
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceReport, PlaceState
 
 QUERY_SECONDS = 20.0
+SLICE = "MIG-"  # the beginning of the name of a part of a GPU
 # Another job may give a GPU back at any time, and does not tell us.
 RETRY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -41,16 +43,23 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("can't list the GPUs, going on as if there were none: %s", error)
         return []
-    gpus = re.findall(r"^GPU \d+:.*\(UUID: (\S+)\)", listing, re.MULTILINE)
+    listed = re.findall(r"^ *(?:GPU|MIG) .*\(UUID: (\S+)\)", listing, re.MULTILINE)
+    gpus = [each for each in listed if not each.startswith(SLICE)]
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return gpus
     allowed = [part.strip() for part in environ["CUDA_VISIBLE_DEVICES"].split(",") if part.strip()]
-    seen = itertools.takewhile(lambda device: not _refused(device, gpus), allowed)  # so does CUDA
-    return [gpus[int(device)] if device.isdigit() else device for device in seen]
+    seen = itertools.takewhile(bool, (_whole(device, gpus, listed) for device in allowed))  # so does CUDA
+    return list(dict.fromkeys(seen))
 
 
-def _refused(device: str, gpus: Sequence[str]) -> bool:
-    return device.lstrip("-").isdigit() and not 0 <= int(device) < len(gpus)
+def _whole(device: str, gpus: Sequence[str], listed: Sequence[str]) -> str:
+    """The one name by which all jobs know it; empty if CUDA takes it for none."""
+    if device.lstrip("-").isdigit():
+        return gpus[int(device)] if 0 <= int(device) < len(gpus) else ""
+    found = [each for each in listed if each.lower().startswith(device.lower())]
+    if not found and device.startswith(SLICE):  # an older name of one, which newer drivers take and do not list
+        return device
+    return found[0] if len(found) == 1 else ""
 
 
 class Slots:
@@ -165,7 +174,7 @@ class Slots:
             OSError: it can't be asked for.
         """
         self._locks.mkdir(parents=True, exist_ok=True)
-        lock = (self._locks / f"{gpu}.lock").open("w")
+        lock = (self._locks / f"{quote(gpu, safe='')}.lock").open("w")
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:

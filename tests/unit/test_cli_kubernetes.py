@@ -299,24 +299,25 @@ def test_a_job_that_is_not_here_is_looked_for_with_a_kubeconfig_that_can_not_be_
     assert line in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("finished", "meant"), [(None, "starting"), ("Complete", "succeeded")])
-def test_an_ended_job_of_this_machine_hides_no_namesake_that_runs(home, monkeypatch, capsys, finished, meant):
+def test_no_cluster_is_asked_for_a_job_of_this_machine_that_is_over_unless_one_is_given(home, monkeypatch, capsys):
     write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
-    status = {"conditions": [{"type": finished, "status": "True"}]} if finished else {}
-    found = {"Job": {**JOB, "status": status}, "ConfigMap": None}
-    monkeypatch.setattr(Client, "find", lambda _, kind, name: found[kind])
+    asked = []
+    monkeypatch.setattr(Client, "find", lambda _, kind, name: asked.append(kind) or {"Job": JOB}.get(kind))
     monkeypatch.setattr(Client, "list", lambda *_, **__: [])
-    assert main(["status", "digits"]) == 0
-    written = capsys.readouterr()
-    assert written.out.startswith(f"job digits: {meant}")
-    said = f"this is the job digits in namespace default of the cluster at https://127.0.0.1:9, as it goes on; the one of this machine is over: files: {home / 'jobs' / 'digits'}\n"
-    assert written.err == ("" if finished else said)
-
-
-def test_a_cluster_that_does_not_answer_hides_no_job_of_this_machine(home, capsys):
-    write_aside(create_job_dir("digits").status, json.dumps({"jobName": "digits", "phase": "succeeded"}))
-    assert main(["status", "digits"]) == 0
+    for command in ("status", "events", "logs"):
+        main([command, "digits"])
+    assert asked == []
     assert capsys.readouterr().out.startswith("job digits: succeeded")
+    assert main(["status", "digits", "--namespace", "lab"]) == 0
+    assert capsys.readouterr().out.startswith("job digits: starting: its master's pod is not there yet")
+
+
+def test_a_submitted_job_is_shown_with_a_command_that_means_no_namesake_of_this_machine(home, monkeypatch, capsys):
+    monkeypatch.setattr(Submission, "within_rights", lambda self: self)
+    monkeypatch.setattr(Submission, "check", lambda self: None)
+    monkeypatch.setattr(Submission, "make", lambda self, pause: None)
+    assert main(["train", "--image", "i", "--model_def", "m", "--job_name", "digits", "--detach"]) == 0
+    assert capsys.readouterr().err.endswith("; see `elasticdl status digits --namespace default`\n")
 
 
 def test_without_the_package_it_is_said_how_to_get_it():

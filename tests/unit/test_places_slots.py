@@ -1,7 +1,6 @@
 """Slots of this machine: which GPUs a place has, and who else may have them."""
 
 import asyncio
-import subprocess
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,7 +13,11 @@ from tests.stories import on
 
 GPUS = ["GPU-a", "GPU-b"]
 FOUR = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
-LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-a)\n  MIG 1g.18gb Device 0: (UUID: MIG-x)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
+LISTING = """GPU 0: NVIDIA H200 (UUID: GPU-a47f)
+  MIG 1g.18gb     Device  0: (UUID: MIG-x9d2)
+  MIG 1g.18gb     Device  1: (UUID: MIG-y306)
+GPU 1: NVIDIA H200 (UUID: GPU-b81c)
+"""
 OTHERS_HAVE_ALL = "every GPU is taken, some by other jobs of yours"
 
 
@@ -64,6 +67,20 @@ async def jobs(tmp_path):
     yield make
     for job in made:
         await job.slots.close()
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Makes a program of the driver's, given as a script."""
+
+    def make(script):
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -143,30 +160,49 @@ async def test_a_folder_that_takes_no_leases_is_a_reason_to_wait(make, tmp_path)
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
-        ({}, GPUS),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b,0"}, ["GPU-b", "GPU-a"]),
+        ({}, ["GPU-a47f", "GPU-b81c"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-b81c"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b81c,0"}, ["GPU-b81c", "GPU-a47f"]),
         ({"CUDA_VISIBLE_DEVICES": "7"}, []),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-b81c"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b8,gpu-a"}, ["GPU-b81c", "GPU-a47f"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,GPU-b81c,0"}, ["GPU-b81c", "GPU-a47f"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,GPU-,0"}, ["GPU-b81c"]),
+        ({"CUDA_VISIBLE_DEVICES": "1,GPU-c,0"}, ["GPU-b81c"]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-x"}, ["MIG-x9d2"]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-a47f/1/0"}, ["MIG-GPU-a47f/1/0"]),
     ],
 )
-def test_only_gpus_that_the_user_may_see_are_used(monkeypatch, environ, found):
-    done = subprocess.CompletedProcess([], 0, stdout=LISTING)
-    monkeypatch.setattr(slots.subprocess, "run", lambda *args, **more: done)
+def test_only_gpus_that_the_user_may_see_are_used(driver, environ, found):
+    driver(f"echo '{LISTING}'")
     assert find_gpus(environ) == found
 
 
+@pytest.mark.parametrize("name", ["0", "GPU-a", "GPU-a47f", "gpu-A47F"])
+@on(jobs)
+async def test_a_gpu_is_the_same_one_however_its_name_is_spelt(make, driver, name):
+    driver(f"echo '{LISTING}'")
+    assert make(0, find_gpus({"CUDA_VISIBLE_DEVICES": "0"})).want(1).visible == ["GPU-a47f"]
+    other = make(0, find_gpus({"CUDA_VISIBLE_DEVICES": name})).want(1)
+    assert (other.visible, other.reasons) == ([], [OTHERS_HAVE_ALL])
+
+
+@on(jobs)
+async def test_a_slice_of_a_gpu_is_leased_by_a_name_that_is_no_name_of_a_file(make):
+    slices = ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]
+    assert make(1, slices).want(1).visible == slices[:1]
+    assert make(0, slices).want(1).visible == slices[1:]
+
+
 @pytest.mark.parametrize(("script", "why"), [("exit 9", "exit status 9"), ("exec sleep 600", "timed out")])
-def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(tmp_path, monkeypatch, caplog, script, why):
+def test_a_driver_that_does_not_answer_counts_as_none_and_is_told(driver, monkeypatch, caplog, script, why):
     with monkeypatch.context() as without:
         without.setenv("PATH", "/nowhere")
         assert (find_gpus({}), caplog.records) == ([], []), "a machine without a driver has none"
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    driver(script)
     monkeypatch.setattr(slots, "QUERY_SECONDS", 0.5)
     assert find_gpus({}) == []
     assert why in caplog.text

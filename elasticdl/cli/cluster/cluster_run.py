@@ -74,7 +74,8 @@ def run_job(spec: JobSpec, *, yaml: str, dry_run: bool, detach: bool) -> int:
     signals = SignalLog()
     with caught(signals.add_or_raise):
         submission.make(signals.raise_first)
-    handle = NamespaceJob(client, parts.spec.job_name, place)
+    # Commands without a place mean a job of this machine that has the same name.
+    handle = NamespaceJob(client, parts.spec.job_name, ClusterTarget(client.namespace, spec.kube_context))
     see = f"`elasticdl status {handle.name}{handle.flags}`{insists(parts.spec, handle.name, handle.flags)}"
     tell(f"job {handle.name} submitted to {handle.whereabouts}; see {see}")
     signals.raise_first()

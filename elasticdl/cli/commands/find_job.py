@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -57,8 +56,9 @@ def cluster_module(name: str) -> Any:
 
 
 def find(name: str | None, given: Given) -> JobHandle:
-    """The job that is meant: of this machine unless a place on a cluster is given, or a cluster runs a job of that name and this machine
-    does not.
+    """The job that is meant: of this machine, unless a place on a cluster is given or there is none of that name here.
+
+    No cluster is asked where one is: it might be waited for.
 
     Raises:
         UserError: there is none, or which one is meant is not clear.
@@ -68,7 +68,7 @@ def find(name: str | None, given: Given) -> JobHandle:
         job: JobHandle = cluster_module("namespace_job").find(name, place)
         return job
     try:
-        here = _find_here(name)
+        return _find_here(name)
     except UserError as not_here:
         try:
             elsewhere = _find_on_cluster(name)
@@ -77,17 +77,6 @@ def find(name: str | None, given: Given) -> JobHandle:
         if elsewhere is None:
             raise
         return elsewhere
-    if not here.over():
-        return here
-    with suppress(ElasticDLError):  # a cluster that does not answer hides no job of this machine
-        namesake = _find_on_cluster(name)
-        if namesake is not None and not namesake.over():
-            tell(
-                f"this is the job {name} in {namesake.whereabouts}, as it goes on; the one of this machine is over: "
-                f"{here.whereabouts}"
-            )
-            return namesake
-    return here
 
 
 def _find_here(name: str | None) -> JobHandle:
