@@ -112,7 +112,7 @@ def test_tried_out_with_the_token_of_the_masters_own_pod(master, place, parts):
     assert refused(core.list_namespaced_secret, namespace)
     assert refused(core.read_namespaced_config_map, "digits-spec", namespace)
     assert refused(core.connect_get_namespaced_pod_exec, *worker, command=["true"])
-    assert refused(core.patch_namespaced_pod, *worker, {})
+    assert refused(core.patch_namespaced_pod_status, *worker, {})
     assert refused(batch.delete_namespaced_job, MASTER, namespace)
     assert refused(client.RbacAuthorizationV1Api(master.api).patch_namespaced_role, MASTER, namespace, {"rules": []})
 

@@ -1,9 +1,12 @@
 """Submitting a job to a real API server: all of its objects, or none."""
 
+import asyncio
 import os
 import shutil
 import subprocess
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,8 +18,10 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import connect
 from elasticdl.kube.kubeconfig import ClusterTarget
 from elasticdl.kube.manifests import job_objects
+from elasticdl.kube.manifests.names import JOB_LABEL
+from elasticdl.master.shell.cluster_master import set_counted
 from tests.cluster.build import CLUSTER
-from tests.cluster.kit import until
+from tests.cluster.kit import is_running, until
 
 pytest_plugins = ["tests.cluster.fixtures"]
 
@@ -161,3 +166,52 @@ def test_what_was_made_is_deleted_when_something_fails_half_way(place):
     with pytest.raises(UserError, match="there is a Service digits-master in namespace"):
         submission(place, said).make()
     assert (names_there(place), said) == ({("Service", "digits-master")}, [])
+
+
+GONE = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}]
+
+
+def lose(core, name, namespace, how):
+    if how == "evicted":
+        core.create_namespaced_pod_eviction(name, namespace, {"metadata": {"name": name}})
+    elif how == "node lost":  # as the garbage collector of pods does it
+        core.patch_namespaced_pod_status(name, namespace, {"status": {"phase": "Failed", "conditions": GONE}})
+        core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
+    else:
+        core.delete_namespaced_pod(name, namespace)
+
+
+def test_ten_masters_lost_in_a_row_are_followed_without_a_back_off_and_the_end_of_the_last_is_counted(place, cluster):
+    core, batch = client.CoreV1Api(cluster.client()), client.BatchV1Api(cluster.client())
+    made = job_objects.make_job(make_parts(job(), place.namespace, datetime.now(UTC)))
+    script = "trap 'exit 143' TERM; while [ -z \"$(ls $0 2>/dev/null)\" ]; do sleep 0.1; done"
+    end = f"/tmp/{place.namespace}-end"
+    container = {"name": "elasticdl", "image": "local/host", "command": ["sh", "-c", script, end]}
+    made["spec"]["template"]["spec"] = {"restartPolicy": "Never", "containers": [container]}
+    place.create(made)
+    before: set[str] = set()
+
+    def another(seen, *, runs):
+        found = [pod for name, pod in seen.items() if name not in before and (is_running(pod) or not runs)]
+        return found[0].metadata if found else None
+
+    pods = (core.list_namespaced_pod, place.namespace)
+    for number in range(10):
+        found = until(partial(another, runs=True), "a master", *pods)
+        asyncio.run(set_counted(place, found.labels[JOB_LABEL], found.uid, counted=False))
+        before.add(found.name)
+        lose(core, found.name, place.namespace, ("deleted", "evicted", "node lost")[number % 3])
+        until(partial(another, runs=False), "the next one", *pods)  # a back-off would be of minutes
+    last = until(partial(another, runs=True), "a master", *pods)
+    asyncio.run(set_counted(place, last.labels[JOB_LABEL], last.uid, counted=False))
+    asyncio.run(set_counted(place, last.labels[JOB_LABEL], last.uid, counted=True))
+    Path(end).touch()
+    try:
+        jobs = (batch.list_namespaced_job, place.namespace)
+        done = until(
+            lambda seen: next((each for each in seen.values() if each.status.succeeded), None), "the end", *jobs
+        )
+    finally:
+        Path(end).unlink()
+    assert [each.type for each in done.status.conditions][-1] == "Complete"
+    assert not done.status.failed

@@ -15,9 +15,11 @@ from elasticdl.places.pods.judge import (
     Ended,
     Running,
     Waiting,
+    counting,
     crash_loop,
     judge,
     judge_end,
+    last_crashes,
 )
 from elasticdl.places.pods.worker_pods import Owner, WorkerPods, index_of, number_of
 
@@ -288,11 +290,11 @@ def masters(count=MOST_CRASHES, **more):
 
 
 def test_masters_that_crash_again_and_again_are_enough():
-    assert crash_loop(reversed(masters()), "job") == (
+    assert crash_loop(last_crashes(reversed(masters()), "job")) == (
         f"its master crashed {MOST_CRASHES} times in a row: RuntimeError: out of luck, exit code 1; "
         f"its log: kubectl logs -n lab m-{MOST_CRASHES - 1}"
     )
-    assert crash_loop(masters(reason="OOMKilled", code=137), "job")
+    assert crash_loop(last_crashes(masters(reason="OOMKilled", code=137), "job"))
 
 
 LOST = {"metadata": {"name": "lost", "ownerReferences": [{"uid": "job"}]}, "spec": {}, "status": {"phase": "Failed"}}
@@ -317,4 +319,11 @@ MASTER_RUNS = {**LOST, "status": AT_WORK}
     ids=["none", "few", "left", "killed", "late", "another job", "one at work", "one that left", "lost", "running"],
 )
 def test_anything_else_has_another_master_started(seen):
-    assert crash_loop(seen, "job") == ""
+    assert crash_loop(last_crashes(seen, "job")) == ""
+
+
+def test_a_pod_is_counted_or_not_and_other_finalizers_stay():
+    own = {"metadata": {"resourceVersion": "7", "finalizers": ["mine", "batch.kubernetes.io/job-tracking"]}}
+    change = counting(own, counted=False)
+    assert change == {"metadata": {"resourceVersion": "7", "finalizers": ["mine"]}}
+    assert counting(change, counted=True)["metadata"]["finalizers"] == own["metadata"]["finalizers"]

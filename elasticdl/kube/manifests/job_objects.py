@@ -13,23 +13,15 @@ from dataclasses import dataclass
 from elasticdl.common.credentials import Role, TlsFiles
 from elasticdl.job.quantities import parse_envs
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.manifests import kueue_group, names
+from elasticdl.kube.manifests import names
 from elasticdl.kube.manifests.merge import Manifest
 from elasticdl.kube.manifests.pod import SPEC_FILE, TEMPLATE_FILE, volcano_group
 
-# Masters that may fail; by the policy below one that is lost with its node does not count. A crash is tried again after up
-# to six minutes. A master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for
-# those that never get so far, as in an image without this package.
+# Masters that may fail. One that works is not counted (`judge.TRACKING`). A crash is tried again after up to six minutes. A
+# master that crashes again and again, or whose job is over, sets this to 0 itself; so the bound is for those that never get
+# so far, as in an image without this package.
 BACKOFF_LIMIT = 100
-EXIT_LEFT = 143  # of a master that was told to leave
-_POD_VERBS = ("create", "delete", "deletecollection", "get", "list", "watch")
-_FAILURE_POLICY = {
-    "rules": [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # The empty list says nothing; the schemas up to 1.28 ask for it, and so do tools that check a file by them.
-        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_LEFT]}, "onPodConditions": []},
-    ]
-}
+_POD_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "watch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,6 @@ def make_job(parts: ManifestInputs, *, submitted: bool = False) -> Manifest:
         **ttl,
         "completions": 1,
         "backoffLimit": BACKOFF_LIMIT,
-        "podFailurePolicy": _FAILURE_POLICY,
         "template": parts.master,
     }
     return {**_head(parts, "Job", names.master_name(parts.spec.job_name), "batch/v1"), "spec": spec}
@@ -126,13 +117,10 @@ def pod_of(parts: ManifestInputs, pod: Manifest, role: Role) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
 
 
-def rules(job: str, *, announces: bool = True, grouped: bool = False) -> list[Manifest]:
-    """All that the master may do. Workers' pods can't be listed by name, as their names are not known beforehand.
-
-    ``grouped``: its pods are a group of Kueue's, which it ends.
-    """
+def rules(job: str, *, announces: bool = True) -> list[Manifest]:
+    """All that the master may do. Pods can't be listed by name, as their names are not known beforehand."""
     return [
-        _rule("", "pods", [*_POD_VERBS, *(["patch"] if grouped else [])]),
+        _rule("", "pods", list(_POD_VERBS)),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
@@ -146,7 +134,7 @@ def _rule(group: str, resource: str, verbs: list[str], *only: str) -> Manifest:
 
 def _account(parts: ManifestInputs) -> list[Manifest]:
     name, group = names.master_name(parts.spec.job_name), "rbac.authorization.k8s.io"
-    allowed = rules(parts.spec.job_name, announces=parts.announces, grouped=kueue_group.has_group(parts.spec))
+    allowed = rules(parts.spec.job_name, announces=parts.announces)
     role = {**_head(parts, "Role", name, f"{group}/v1"), "rules": allowed}
     binding = {
         **_head(parts, "RoleBinding", name, f"{group}/v1"),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.job import quantities
-from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests.names import KUEUE_GROUP_LABEL
 
 SIZE = "kueue.x-k8s.io/pod-group-total-count"
@@ -20,11 +18,6 @@ _RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 _FINALIZER = "kueue.x-k8s.io/managed"
 # A change of a pod, by which its group is over when none of its pods runs any more.
 OVER: Mapping[str, Any] = {"metadata": {"annotations": {_RETRIABLE: "false"}}}
-
-
-def has_group(spec: JobSpec) -> bool:
-    queue = quantities.parse_queue(spec.queue)
-    return bool(spec.gang and queue and queue.scheduler == quantities.KUEUE)
 
 
 def size_of(pod: Mapping[str, Any]) -> int | None:

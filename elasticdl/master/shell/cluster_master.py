@@ -19,7 +19,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,10 +34,10 @@ from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
+from elasticdl.kube.api_error import CONFLICT, NotDoneError
 from elasticdl.kube.budget import WriteBudget
 from elasticdl.kube.client import Client, connect
 from elasticdl.kube.kubeconfig import ClusterTarget
-from elasticdl.kube.manifests.job_objects import EXIT_LEFT
 from elasticdl.kube.manifests.names import MASTER_PORT, METRICS_PORT, master_name, selector, state_name
 from elasticdl.kube.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.shell.access import TlsAccess
@@ -61,11 +61,12 @@ from elasticdl.master.shell.state_config_map import ClusterState, request
 from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.places.base import Limits, PlaceReport, Report
 from elasticdl.places.launcher import PlaceLauncher, Seconds
-from elasticdl.places.pods.judge import crash_loop
+from elasticdl.places.pods.judge import SOON_SECONDS, counting, crash_loop, last_crashes
 from elasticdl.places.pods.pod_places import KILL_GRACE, PodPlaces, PodTimeouts
 from elasticdl.places.pods.worker_pods import Owner, WorkerPodApi, WorkerPods
 from elasticdl.proto import elasticdl_pb2 as pb
 
+EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
 LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
 STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
@@ -138,11 +139,13 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
         async with announcer.announcing():
             try:
                 masters = partial(client.list, "Pod", label_selector=selector(name, Role.MASTER))
-                if why := crash_loop(await request(masters, "list the masters before this one"), owner.uid):
+                crashes = last_crashes(await request(masters, "list the masters before this one"), owner.uid)
+                if why := crash_loop(crashes):
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
                 log_as(name, spec)
-                end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
+                async with _uncounted(client, name, pod.uid, SOON_SECONDS if crashes else 0.0):
+                    end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
             except (UserError, JobFailedError) as error:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
@@ -153,6 +156,50 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 raise
         await state.finish(status, end.phase)
     return exit_code(end.phase)
+
+
+async def set_counted(client: Client, job: str, uid: str, *, counted: bool) -> None:
+    """Whether the Job counts how this master's pod ends: see `elasticdl.places.pods.judge`.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+    """
+
+    def attempt() -> None:
+        try:
+            for pod in client.list("Pod", label_selector=selector(job, Role.MASTER)):
+                if pod["metadata"]["uid"] == uid:
+                    client.patch("Pod", pod["metadata"]["name"], counting(pod, counted=counted))
+        except NotDoneError as error:
+            if error.status == CONFLICT:
+                raise
+            # A pod that is being deleted gets no finalizer: the next master finds that the job is over.
+            _log.warning("can't tell the Job whether it counts this master: %s", error)
+
+    await request(attempt, "tell the Job whether it counts this master")
+
+
+@contextlib.asynccontextmanager
+async def _uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIterator[None]:
+    """A master that is lost in the block is not counted; ``after`` so many seconds, in which it may still crash."""
+
+    async def begin() -> None:
+        await asyncio.sleep(after)
+        with contextlib.suppress(UnreachableError):
+            await set_counted(client, job, uid, counted=False)
+
+    beginning = asyncio.create_task(begin())
+    try:
+        yield
+    except (RelievedError, UnreachableError):
+        raise
+    except Exception:
+        await set_counted(client, job, uid, counted=True)
+        raise
+    else:
+        await set_counted(client, job, uid, counted=True)
+    finally:
+        beginning.cancel()
 
 
 async def end_workers(api: WorkerPodApi) -> None:

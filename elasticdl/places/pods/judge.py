@@ -16,7 +16,9 @@ events about it and what its node last told. The first line that fits decides:
 | anything else | as its exit code says |
 
 A Job starts another master whatever became of the last one, as it may have been lost with its node. One that starts looks
-at its predecessors, and ends a job whose masters crash again and again (`crash_loop`).
+at its predecessors, and ends a job whose masters crash again and again (`crash_loop`). The Job's controller waits longer
+after each pod that failed, and counts those that were lost, too. It counts no pod without its finalizer (`TRACKING`). So a
+master takes the finalizer off its own pod, unless the one before it crashed, and puts it back when the job is over.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ Object = Mapping[str, Any]
 MOST_CRASHES = 5
 # A master that ran for longer than this was able to work; the next one starts the count anew.
 SOON_SECONDS = 600.0
+TRACKING = "batch.kubernetes.io/job-tracking"
 _NO_CODE = -int(signal.SIGKILL)  # for one of which nobody saw the end
 _DISRUPTIONS = {
     "PreemptionByScheduler": ExitCause.PREEMPTED,
@@ -165,16 +168,28 @@ def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) 
     return _by_code(pod, end, code, output)
 
 
-def crash_loop(pods: Iterable[Object], job_uid: str) -> str:
-    """Why no other master should be started; empty if one should. ``pods``: those of masters, also of other jobs."""
-    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
-    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
-    crashes = list(itertools.takewhile(_crashed_soon, ended))
+def crash_loop(crashes: Sequence[Object]) -> str:
+    """Why no other master should be started after these; empty if one should."""
     if len(crashes) < MOST_CRASHES:
         return ""
     verdict = judge_end(crashes[0], (), told=False, gone=False)
     said = verdict.output.strip().splitlines()[-1:]
     return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
+
+
+def last_crashes(pods: Iterable[Object], job_uid: str) -> list[Object]:
+    """The masters of this job that crashed in a row, the last first. ``pods``: those of masters, also of other jobs."""
+    ours = (pod for pod in pods if any(o["uid"] == job_uid for o in pod["metadata"].get("ownerReferences") or ()))
+    ended = sorted(filter(_end, ours), key=_finished, reverse=True)
+    return list(itertools.takewhile(_crashed_soon, ended))
+
+
+def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
+    """The change of a pod by which its Job counts its end, or does not. It fails if the pod has changed meanwhile."""
+    metadata = pod["metadata"]
+    others = [each for each in metadata.get("finalizers") or () if each != TRACKING]
+    kept = [*others, *([TRACKING] if counted else [])]
+    return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
 
 
 def _crashed_soon(pod: Object) -> bool:
