@@ -116,6 +116,8 @@ def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, 
     assert elasticdl("stop", "digits", "--now").stdout.startswith("job digits stopped at step ")
     jobs = client.BatchV1Api(own_cluster.client()).list_namespaced_job
     until(lambda seen: seen["digits-master"].status.succeeded, "complete", jobs, namespace)
+    (job,) = jobs(namespace).items
+    assert not job.status.failed, "a master that was deleted is counted, so the next one would wait"
     delete(elasticdl, core, namespace)
 
 

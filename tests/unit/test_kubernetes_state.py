@@ -1,6 +1,7 @@
 """What a master keeps in its job's ConfigMaps: whole, fenced, and seldom enough."""
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import json
@@ -17,11 +18,14 @@ from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.fenced import NotWrittenError
 from elasticdl.kube.manifests.packed_state import HEAD, HOLDER, JOURNAL, MEMORY, STATUS, pack, unpack_state
 from elasticdl.master.shell import state_config_map as state_module
+from elasticdl.master.shell.cluster_master import uncounted
+from elasticdl.master.shell.serve import RelievedError
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot, TrainingSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Member, World
+from elasticdl.places.pods.judge import SOON_SECONDS, TRACKING
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
@@ -345,3 +349,48 @@ async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(benc
     assert Snapshot.from_json(api.state.memory) == snapshot
     assert len(json_format.Parse(api.state.status, pb.JobStatus()).workers) == MOST_WORKERS
     assert api.state.journal.endswith(entries(99))
+
+
+class OnePod:
+    """Whether the Job counts the end of a master's pod, as it was set."""
+
+    def __init__(self):
+        self.set = []
+        self.changed = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def list(self, kind, **selection):
+        return [{"metadata": {"name": "m", "uid": "7", "resourceVersion": "1", "finalizers": [TRACKING]}}]
+
+    def patch(self, kind, name, change):
+        self.set.append(TRACKING in change["metadata"]["finalizers"])
+        self.loop.call_soon_threadsafe(self.changed.set)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(None, [False, True]), (RelievedError("drained"), [False]), (ValueError("a fault of ours"), [False, True])],
+    ids=["the job is over", "it is told to leave", "it crashes"],
+)
+def test_a_master_at_work_is_not_counted_until_the_job_is_over_or_it_crashes(end, told):
+    async def live():
+        pod = OnePod()
+        with contextlib.suppress(RelievedError, ValueError):
+            async with uncounted(pod, "digits", "7", 0.0):
+                await pod.changed.wait()
+                if end:
+                    raise end
+        return pod.set
+
+    assert asyncio.run(live()) == told
+
+
+def test_a_master_after_one_that_crashed_is_counted():
+    async def live():
+        pod = OnePod()
+        with contextlib.suppress(RelievedError):
+            async with uncounted(pod, "digits", "7", SOON_SECONDS):
+                raise RelievedError("drained")
+        return pod.set
+
+    assert asyncio.run(live()) == []

@@ -144,7 +144,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                     raise JobFailedError(why)
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
                 log_as(name, spec)
-                async with _uncounted(client, name, pod.uid, SOON_SECONDS if crashes else 0.0):
+                async with uncounted(client, name, pod.uid, SOON_SECONDS if crashes else 0.0):
                     end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
                 status = job_dir.status.read_text()
             except (UserError, JobFailedError) as error:
@@ -180,7 +180,7 @@ async def set_counted(client: Client, job: str, uid: str, *, counted: bool) -> N
 
 
 @contextlib.asynccontextmanager
-async def _uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIterator[None]:
+async def uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIterator[None]:
     """A master that is lost in the block is not counted; ``after`` so many seconds, in which it may still crash."""
 
     async def begin() -> None:
@@ -189,17 +189,16 @@ async def _uncounted(client: Client, job: str, uid: str, after: float) -> AsyncI
             await set_counted(client, job, uid, counted=False)
 
     beginning = asyncio.create_task(begin())
+    counts = True
     try:
         yield
-    except (RelievedError, UnreachableError):
+    except (RelievedError, UnreachableError, asyncio.CancelledError):
+        counts = False
         raise
-    except Exception:
-        await set_counted(client, job, uid, counted=True)
-        raise
-    else:
-        await set_counted(client, job, uid, counted=True)
     finally:
         beginning.cancel()
+        if counts:
+            await set_counted(client, job, uid, counted=True)
 
 
 async def end_workers(api: WorkerPodApi) -> None:
