@@ -31,10 +31,7 @@ OPTIONS = {
     ("job_type",): "the command says it: `elasticdl train` or `elasticdl run`",
     ("worker_image",): "`--image`, for all pods",
     ("base_image", "local_pkg_dir", "extra_pypi_index"): OTHER_IMAGE,
-    (
-        "cluster_spec",
-        "cluster_spec_json",
-    ): "`--pod_template FILE`, with `--master_pod_template` and `--worker_pod_template`",
+    ("cluster_spec", "cluster_spec_json"): "`--pod_template FILE`",
     ("populate_env_names",): "`--envs NAME=VALUE`",
     ("force_use_kube_config_file",): "`--kube_context NAME`, or leave it out",
     ("log_file_path",): "`elasticdl logs`",

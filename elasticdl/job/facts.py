@@ -63,9 +63,8 @@ class Facts:
         self._lost = False  # a member of the present world
         self._reported = 0.0  # when steps were told last
         self._told = (0, 0)  # world and step of that
-        self._worlds_before = (
-            0  # of the runs of this training before the present one, whose worlds are counted from 1 again
-        )
+        # Of the runs of this training before the present one, whose worlds are counted from 1 again.
+        self._worlds_before = 0
         self.counts: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()

@@ -47,9 +47,7 @@ def sentence(history: History) -> str:
     whole = sum(wall.values())
     if whole <= 0:
         return "Its journal tells nothing." if history.over else "Nothing has happened yet."
-    lost = sorted(
-        (each for each in TimeUse if each is not TimeUse.PRODUCTIVE), key=lambda each: wall[each], reverse=True
-    )
+    lost = sorted((each for each in TimeUse if each is not TimeUse.PRODUCTIVE), key=wall.__getitem__, reverse=True)
     named = [each for each in lost if wall[each] >= _LEAST_SHARE * whole][:_MOST_NAMED]
     parts = [f"{percent(history.spent.productive)} of the {duration(whole)} was training"]
     parts += [f"{percent(wall[each] / whole)} went to {_what(each, history)}" for each in named]

@@ -33,13 +33,19 @@ def check_job(job: Job) -> None:
             raise InvariantError(f"{sentence}: not so of {wrong}")
 
 
+def _rank_of(record: WorkerRecord, job: Workers) -> int:
+    """In the present world; -1 if it was never in it."""
+    world = job.rendezvous.world
+    return world.worker_ids.index(record.worker_id) if world and record.world_version == world.version else -1
+
+
 OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Workers], bool]] = {
     "a record lies under its worker's id, which is below the next id": lambda r, job: (
         job.records[r.worker_id] is r and r.worker_id < job.fleet.next_id
     ),
     "a worker whose process is gone has no record unless it has finished": lambda r, job: r.state is not _S.GONE,
     "who is in the world, or left it for the next, has its rank there": lambda r, job: (
-        r.state not in IN_WORLD or job.rendezvous.rank_of(r) == r.rank
+        r.state not in IN_WORLD or _rank_of(r, job) == r.rank
     ),
     "who waits for a world has asked for one": lambda r, job: r.ready or r.state not in (_S.STANDBY, _S.REJOINING),
     "who has to leave has a time to do so": lambda r, job: (

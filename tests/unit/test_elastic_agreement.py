@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -315,3 +317,34 @@ def test_data_are_compared_in_a_worlds_first_step_however_often_it_is_made():
 )
 def test_who_has_never_made_a_step_and_alone_differs_is_refused(members, differing, refused):
     assert newcomers_alone(members, differing) == refused
+
+
+@pytest.mark.parametrize(
+    ("data", "batch", "shape", "said"),
+    [
+        (range(24), 8, "(2, 3)", None),
+        (
+            range(1, 25),
+            8,
+            "(2, 3)",
+            "in its training data sample 1 is 1 (row), the job's 0: every worker must read the same",
+        ),
+        (range(25), 8, "(2, 3)", "its training data have 25 samples, the job's 24: every worker must read the same"),
+        (range(24), 12, "(2, 3)", "its loader of training data has the batch size 12, the job's 8: every worker must"),
+        (
+            range(24),
+            8,
+            "(2, 4)",
+            "its model's parameter w is (2, 4), the job's (2, 3): every worker must make the same model",
+        ),
+    ],
+)
+def test_who_has_other_data_or_another_model_than_the_job_is_refused_before_a_world(data, batch, shape, said):
+    def facts(worker, data, batch, shape):
+        source = replace(Source.of(TRAINING, data), batch=batch)
+        return DataFacts.of(worker, BatchPolicy(8, None), None, [source], {"w": shape})
+
+    told, mine = facts(0, range(24), 8, "(2, 3)").to_bytes(), facts(3, data, batch, shape)
+    mine.require_same(b"")  # nobody has trained yet
+    with contextlib.nullcontext() if said is None else pytest.raises(UserError, match=re.escape(f"refused: {said}")):
+        mine.require_same(told)

@@ -156,6 +156,29 @@ def test_who_has_made_no_step_and_alone_differs_is_refused_alone(kit, plant, ste
     assert [member.state.step for member in members] == [step + 1] * 3
 
 
+@pytest.mark.parametrize("epochs", [1, 3], ids=["too early", "too late"])
+@KITS
+def test_who_has_made_no_step_and_ends_apart_from_the_rest_is_refused_alone(kit, epochs):
+    members = members_of(kit)
+    (newcomer,) = (member for member in members if member.context.rank == 2)
+
+    def work(member):
+        """Of the second epoch, the newcomer makes no step, or too many."""
+        forget = as_newcomer(lambda _: None) if member is newcomer else lambda _: None
+        (said,) = train([member], epochs=epochs if member is newcomer else 2, each=forget)
+        return said
+
+    for rank, member in enumerate(members):
+        member.context._core.worker_id = rank
+    with ThreadPoolExecutor(len(members)) as pool:
+        torn, other, refused = pool.map(work, members, timeout=200)
+    ended, step = (1, STEPS) if epochs == 1 else (2, 2 * STEPS)
+    assert refused.startswith(
+        f"refused: {ended} of 3 workers ended their training after step {step} and the others go on: "
+    )
+    assert torn == other == f"torn: workers [2] are {refused}"
+
+
 @KITS
 def test_a_piece_that_differs_ends_the_job_before_the_second_step_of_its_epoch(kit):
     members = members_of(kit)

@@ -11,16 +11,15 @@ from elasticdl.elastic.torch.replay import NotedBatch
 from elasticdl.elastic.torch_kit.participant.participant import Participant
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext, sum_of_all
 
-OF_BEFORE = "is of the samples before a worker was lost: give it a tensor that was computed before loss.backward()"
+OF_BEFORE = "is of the samples before a worker was lost if it is of that batch: give it one from before loss.backward()"
 
 
 class Means:
     """All workers ask for the same ones, in the same order."""
 
     def __init__(self, job: ElasticContext) -> None:
-        self.steps_loss: ReferenceType[torch.Tensor] | None = (
-            None  # the script's, of the last step, if that was made of one
-        )
+        # The script's, of the last step, if that was made of one.
+        self.steps_loss: ReferenceType[torch.Tensor] | None = None
         self._job = job
 
     def of(self, value: Any, own: float, participant: Participant, given: NotedBatch | None) -> float:

@@ -51,11 +51,8 @@ class BatchCheck:
         mine = BatchFacts.of(facts.worker, epoch, step, samples, trained=position.made > 0)
         told = self._collective.gather(_packed((mine, facts)), "elasticdl.batches")
         every = [pickle.loads(each.tobytes()) for each in told]  # of other members of the same job
-        judged = (
-            Disagreement.of([batch for batch, _ in every], [data.differs(every[0][1]) for _, data in every])
-            if every
-            else None
-        )
+        data = [theirs.differs(every[0][1]) for _, theirs in every]
+        judged = Disagreement.of([batch for batch, _ in every], data) if every else None
         said = self._collective.broadcast_bytes(pickle.dumps(judged), "elasticdl.difference")
         found: Disagreement = pickle.loads(said)
         found.refuse(mine.worker)
@@ -63,24 +60,33 @@ class BatchCheck:
 
 
 def require_one(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> None:
-    """All members come here with what has to be the same.
-
-    ``line``: what is to be said if it differs. ``trained``: this worker has made a step of the job before.
+    """As `judge`; who is not refused does not go on either if it differs.
 
     Raises:
-        UserError: it differs, or this worker is refused, as it came later and has another than the rest.
+        UserError: it differs.
+        WorldBroken: another worker is refused.
+    """
+    if judge(collective, worker, mine, line, trained=trained):
+        raise UserError(line)
+
+
+def judge(collective: Collective, worker: int, mine: str, line: str, *, trained: bool) -> bool:
+    """Whether it differs, where nobody is refused. All members come here with what has to be the same.
+
+    ``line``: what is to be said of who is refused. ``trained``: this worker has made a step of the job before.
+
+    Raises:
+        UserError: this worker is refused, as it came later and has another than the rest.
         WorldBroken: another worker is.
     """
-    told = [
-        pickle.loads(each.tobytes()) for each in collective.gather(_packed((worker, trained, mine)), "elasticdl.others")
-    ]
+    every = collective.gather(_packed((worker, trained, mine)), "elasticdl.others")
+    told = [pickle.loads(each.tobytes()) for each in every]
     others = {number for number, _, text in told if text != told[0][2]}
     refused = newcomers_alone([each[:2] for each in told], others) if others else ()
     said = collective.broadcast_bytes(pickle.dumps((bool(others), refused)), "elasticdl.refused")
     differ, refused = pickle.loads(said)
     Disagreement(line, refused).refuse(worker)
-    if differ:
-        raise UserError(line)
+    return bool(differ)
 
 
 def _packed(value: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -16,6 +16,7 @@ import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +37,7 @@ _COLUMNS = 16
 _DEPTH = 4  # of data sets within one another
 _TEXT = 80  # characters
 _REMEDY = "every worker must read the same data in the same order, whenever it starts"
+_PARAMETER = "its model's parameter "
 _ROUNDING = 1e-3  # part of a column's largest value
 
 
@@ -56,20 +58,19 @@ class Column:
         for place, mine, theirs in zip(_places(samples, _ROWS), self.rows, job.rows, strict=False):
             if not _are_near(mine, theirs, scale):
                 return f"sample {place + 1} is {_shown(mine)} ({self.name}), the job's {_shown(theirs)}"
-        return (
-            ""
-            if self.checksum == job.checksum
-            else f"there are other samples, or they are in another order ({self.name})"
-        )
+        if self.checksum != job.checksum:
+            return f"there are other samples, or they are in another order ({self.name})"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set of a worker's. ``samples``: -1 if it can't tell."""
+    """A data set of a worker's. ``samples``: -1 if it can't tell. ``batch``: samples of one; None if its loader does not say."""
 
     role: str
     samples: int
     columns: tuple[Column, ...] = ()
+    batch: int | None = None
 
     @classmethod
     def of(cls, role: str, data: Any) -> Self:
@@ -79,9 +80,7 @@ class Source:
         except (TypeError, NotImplementedError):
             return cls(role, -1)
         found = (_column(*each) for each in _held(data, samples, ""))
-        return cls(
-            role, samples, tuple(column for column, _ in zip(filter(None, found), range(_COLUMNS), strict=False))
-        )
+        return cls(role, samples, tuple(islice(filter(None, found), _COLUMNS)))
 
     def moved_since(self, begin: Self) -> Self:
         """What training has put into it in the place of something else: labels that a model has made, and not a cache that fills."""
@@ -93,6 +92,8 @@ class Source:
         """In words; empty if it does not, as far as these facts go. ``job``: of a worker that has trained, or of rank 0."""
         if self.samples != job.samples:
             return f"its {self.role} have {self.samples} samples, the job's {job.samples}"
+        if self.batch != job.batch:
+            return f"its loader of {self.role} has the batch size {self.batch}, the job's {job.batch}"
         theirs = {column.name: column for column in job.columns}
         pairs = ((column, theirs[column.name]) for column in self.columns if column.name in theirs)
         found = next(filter(None, (mine.differs(other, self.samples) for mine, other in pairs)), "")
@@ -139,9 +140,7 @@ class DataFacts:
         if found := next(filter(None, (mine.differs(other) for mine, other in pairs)), ""):
             return found
         settings = ((f"its {name} is", mine, job.settings.get(name)) for name, mine in self.settings.items())
-        shapes = (
-            (f"its model's parameter {name} is", mine, job.shapes.get(name, mine)) for name, mine in self.shapes.items()
-        )
+        shapes = ((f"{_PARAMETER}{name} is", mine, job.shapes.get(name, mine)) for name, mine in self.shapes.items())
         other = (f"{what} {mine}, the job's {theirs}" for what, mine, theirs in (*settings, *shapes) if mine != theirs)
         return next(other, "")
 
@@ -155,7 +154,7 @@ class DataFacts:
             UserError: it has other data, or another model.
         """
         if told and (found := self.differs(pickle.loads(told))):  # of another worker of the same job
-            raise UserError(f"refused: {found}: {_REMEDY}")
+            raise UserError(f"refused: {found}: {_remedy(found)}")
 
 
 def require_same(mine: DataFacts, collective: Collective) -> None:
@@ -170,7 +169,11 @@ def require_same(mine: DataFacts, collective: Collective) -> None:
     if found := mine.differs(roots):
         both = f"worker {roots.worker} and worker {mine.worker} have different data"
         who = both if world.is_first else "refused"
-        raise UserError(f"{who}: {found}: {_REMEDY}")
+        raise UserError(f"{who}: {found}: {_remedy(found)}")
+
+
+def _remedy(found: str) -> str:
+    return "every worker must make the same model" if found.startswith(_PARAMETER) else _REMEDY
 
 
 def _held(data: Any, samples: int, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any, int]]:

@@ -19,7 +19,7 @@ from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
-from elasticdl.elastic.training.batch_check import BatchCheck, require_one
+from elasticdl.elastic.training.batch_check import BatchCheck, judge, require_one
 from elasticdl.elastic.training.cursor import Ordered
 from elasticdl.elastic.training.data_facts import DataFacts, require_same
 from elasticdl.elastic.training.job import JobContext
@@ -343,6 +343,8 @@ class TrainingState(ABC):
         vote = self._cast_end_vote(self._check.last_ballot(self.step))
         if vote.ended == self._job.world.size:
             self._check.ended(one_state=vote.one_state)
+        else:
+            self._refuse_who_ends_apart(vote, "has ended")
         return vote
 
     # -- a step --
@@ -359,6 +361,17 @@ class TrainingState(ABC):
         """See `require_one`."""
         require_one(self._job.collective, self._job.worker_id, mine, line, trained=self._has_trained())
 
+    def _refuse_who_ends_apart(self, vote: Vote, mine: str) -> None:
+        """Some members make this step and others none; all come here. It returns where nobody is refused.
+
+        Raises:
+            UserError: this worker is refused.
+            WorldBroken: another worker is.
+        """
+        self._position.voted(vote)
+        why = self._position.disagreement(self._job.world.size)
+        judge(self._job.collective, self._job.worker_id, mine, why, trained=self._has_trained())
+
     @property
     def _wants_to_stop(self) -> bool:
         return self.stopping and self._job.world.rank == 0
@@ -372,6 +385,8 @@ class TrainingState(ABC):
             WorldBroken: a worker that came later is refused.
         """
         difference = ""
+        if vote.ended:
+            self._refuse_who_ends_apart(vote, "goes on")
         if not vote.one_batch and not vote.ended:
             difference = self._batch_check.difference(self._position)
             vote = replace(vote, one_batch=not difference)

@@ -117,14 +117,8 @@ class Rendezvous:
 
     def recovering_from_break(self, now: float) -> bool:
         """Members of a broken world are yet to ask for the next, which takes moments: nothing else is as urgent."""
-        change = self.change
-        return bool(
-            change and change.broken and now - change.since < RECOVERY_FROM_BREAK and self._records.count(_S.MEMBER)
-        )
-
-    def rank_of(self, record: WorkerRecord) -> int:
-        """In the present world; -1 if it was never in it."""
-        return self.world.worker_ids.index(record.worker_id) if self.world and self._was_in(record) else -1
+        is_recent = self.change and self.change.broken and now - self.change.since < RECOVERY_FROM_BREAK
+        return bool(is_recent and self._records.count(_S.MEMBER))
 
     def alone(self, record: WorkerRecord) -> bool:
         """Nobody else holds the state who is to stay."""

@@ -182,9 +182,7 @@ class Ledger:
     def missing(self, pods: Iterable[Object]) -> list[int]:
         """Those that were seen and are not among these; they may have come after the list was made."""
         there = {number_of(pod) for pod in pods}
-        return [
-            number for number, entry in self._entries.items() if entry.pod and not entry.gone and number not in there
-        ]
+        return [number for number, each in self._entries.items() if each.pod and not each.gone and number not in there]
 
     def happened(self, number: int, event: Object) -> Reports:
         """An event about the pod; it may tell why an end came, or what a pod waits for."""

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 from typing import Any
 
@@ -58,7 +58,7 @@ class OwnLoader:
         refuse(who, of_loader(loader))
         self.loader = loader
         self.draws = Draws(loader)
-        self.source = self.draws.data
+        self.source = replace(self.draws.data, batch=loader.batch_size)
         self._guarded = False
 
     @property

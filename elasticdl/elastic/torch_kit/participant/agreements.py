@@ -30,9 +30,8 @@ class Answers:
         self._step = 0  # its number; 0 between two steps
         self._known: list[Any] = []
         self.asked = 0  # by this worker's script
-        self.has_own = (
-            False  # the script was given an answer of this worker's own, as the world has broken between two steps
-        )
+        # The script was given an answer of this worker's own, as the world has broken between two steps.
+        self.has_own = False
 
     def begin_step(self, step: int) -> None:
         """This worker's script is given the first batch of this step; perhaps once more, or after others."""

@@ -48,11 +48,8 @@ class LoopState(TorchState):
         self.sources += [batches.source] if batches is not None else []
         made = self._reducer  # of the step in hand
         self.backward, self.begin_launched, self.withdraw = made.backward, made.begin_launched, made.withdraw
-        self.reset_buffers, self.drop_gradients, self.moved_by_passes = (
-            made.reset_buffers,
-            made.drop_gradients,
-            made.moved,
-        )
+        self.reset_buffers, self.drop_gradients = made.reset_buffers, made.drop_gradients
+        self.moved_by_passes = made.moved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

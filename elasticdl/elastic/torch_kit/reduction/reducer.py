@@ -87,9 +87,8 @@ class GradientReducer:
         self._buckets: Buckets | None = None
         self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
         self._before = self._expected = 0  # passes of the last step; of this one, if it is like the last two
-        self._overlaps = self._is_trusted = (
-            True  # in this world: sums begin within passes; a pass that is called the last is it
-        )
+        # In this world: sums begin within passes; a pass that is called the last is it.
+        self._overlaps = self._is_trusted = True
 
     @property
     def followers(self) -> Followers:
