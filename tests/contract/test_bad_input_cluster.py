@@ -80,7 +80,7 @@ def left(place):
         ),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
         (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
-        (["--pod_template", {"containers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
+        (["--pod_template", {"initContainers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
     ],
 )
 def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, options, line):

@@ -285,6 +285,20 @@ def test_a_wrong_template_is_one_line(template, content, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_container_beside_the_masters_is_refused_unless_kubernetes_ends_it(tmp_path):
+    beside = "[{name: elasticdl}, {name: mesh, image: m}]"
+    (tmp_path / "beside").write_text(f"spec: {{containers: {beside}}}")
+    (tmp_path / "native").write_text(f"spec: {{initContainers: {beside}}}")
+    made = {"spec": {"containers": [{"name": "elasticdl"}]}}
+    both = job(pod_template=str(tmp_path / "beside"))
+    assert len(with_pod_templates(made, both, Role.WORKER)["spec"]["containers"]) == 2
+    with pytest.raises(
+        UserError, match=r"beside: a container beside the master's would keep the Job from ending: make it"
+    ):
+        with_pod_templates(made, both, Role.MASTER)
+    with_pod_templates(made, job(pod_template=str(tmp_path / "native")), Role.MASTER)
+
+
 def test_a_template_is_a_file_and_the_masters_account_is_not_named_in_it(tmp_path):
     assert with_pod_templates({"spec": {}}, job(), Role.WORKER) == {"spec": {}}
     with pytest.raises(UserError, match="--pod_template /no/such: No such file or directory"):

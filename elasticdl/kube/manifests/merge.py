@@ -105,6 +105,9 @@ def with_pod_templates(pod: Manifest, spec: JobSpec, role: Role) -> Manifest:
             pod = merge(pod, template)
         except ValueError as error:
             raise UserError(f"{source}: {error}") from None
+        if path and role is Role.MASTER and len(pod["spec"].get("containers", ())) > 1:
+            beside = "a container beside the master's would keep the Job from ending: make it an init container with"
+            raise UserError(f"{source}: {beside} restartPolicy: Always, or give it with --worker_pod_template")
     return pod
 
 

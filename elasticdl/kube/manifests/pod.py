@@ -204,9 +204,7 @@ def _container(
 def _given_variables(spec: JobSpec) -> list[Manifest]:
     """The user's. Whoever may look at pods and config maps does not see the values: they are in Secrets."""
     kept = [(name, names.environment_name(spec.job_name), name) for name in quantities.parse_envs(spec.envs)]
-    kept += [
-        (each.name, each.secret, each.key) for each in quantities.parse_secret_envs(spec.env_from_secret) if each.key
-    ]
+    kept += [(one.name, one.secret, one.key) for one in quantities.parse_secret_envs(spec.env_from_secret) if one.key]
     return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, secret, key in kept]
 
 
