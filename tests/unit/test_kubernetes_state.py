@@ -5,6 +5,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -394,3 +395,25 @@ def test_a_master_after_one_that_crashed_is_counted():
         return pod.set
 
     assert asyncio.run(live()) == []
+
+
+def test_a_pod_that_is_slow_to_be_left_uncounted_is_counted_when_the_job_is_over():
+    class SlowAtFirst(OnePod):
+        asked, release = False, threading.Event()
+
+        def list(self, kind, **selection):
+            first, self.asked = not self.asked, True
+            if first:
+                self.loop.call_soon_threadsafe(self.changed.set)
+                self.release.wait(60)
+            return super().list(kind, **selection)
+
+    async def live():
+        pod = SlowAtFirst()
+        async with uncounted(pod, "digits", "7", 0.0):
+            await pod.changed.wait()
+            pod.loop.call_later(0.05, pod.release.set)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return pod.set
+
+    assert asyncio.run(live()) == [False, True]

@@ -31,6 +31,7 @@ from elasticdl.common import environment as variables
 from elasticdl.common.channel import identify
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
+from elasticdl.common.retry import until
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.quantities import parse_priority
 from elasticdl.job.spec import JobSpec
@@ -183,10 +184,13 @@ async def set_counted(client: Client, job: str, uid: str, *, counted: bool) -> N
 async def uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIterator[None]:
     """A master that is lost in the block is not counted; ``after`` so many seconds, in which it may still crash."""
 
+    over = asyncio.Event()
+
     async def begin() -> None:
-        await asyncio.sleep(after)
-        with contextlib.suppress(UnreachableError):
-            await set_counted(client, job, uid, counted=False)
+        await until(over.is_set, over, after)
+        if not over.is_set():
+            with contextlib.suppress(UnreachableError):
+                await set_counted(client, job, uid, counted=False)
 
     beginning = asyncio.create_task(begin())
     counts = True
@@ -196,9 +200,11 @@ async def uncounted(client: Client, job: str, uid: str, after: float) -> AsyncIt
         counts = False
         raise
     finally:
-        beginning.cancel()
+        over.set()
         if counts:
+            await beginning  # what is under way can't be called back, and must not come after the next change
             await set_counted(client, job, uid, counted=True)
+        beginning.cancel()
 
 
 async def end_workers(api: WorkerPodApi) -> None:
