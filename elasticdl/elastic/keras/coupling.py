@@ -99,9 +99,7 @@ def _of_variables(model: keras.Model, inputs: Any) -> Iterator[str]:
 
 
 def _after(model: keras.Model, variables: Sequence[Any], inputs: Any, draw: int) -> list[Any]:
-    begun = [
-        (each, each.value + tf.cast(draw, each.dtype) if _is_seed(each) else each.value) for each in model.variables
-    ]
+    begun = [(one, one.value + tf.cast(draw, one.dtype) if _is_seed(one) else one.value) for one in model.variables]
     with keras.StatelessScope(begun, collect_losses=True) as scope:
         model(inputs, training=True)
     return [np.asarray(scope.get_current_value(each)) for each in variables]

@@ -110,9 +110,7 @@ class TorchState(state.TrainingState):
     def _warn_of_strangers(self) -> None:
         """What trains and is no part of the state, as far as it shows."""
         # A scheduler leaves that mark.
-        scheduled = [
-            each for each in each_of(self.optimizer) if any("initial_lr" in group for group in each.param_groups)
-        ]
+        scheduled = [one for one in each_of(self.optimizer) if any("initial_lr" in group for group in one.param_groups)]
         optimizers = [getattr(value, "optimizer", None) for value in self.values.values()]
         # They may be wrapped, as by accelerate.
         held = [*optimizers, *(getattr(each, "optimizer", None) for each in optimizers)]

@@ -42,9 +42,7 @@ class _BufferGroup:
         self.delta = torch.zeros_like(self.before, dtype=torch.float32 if self.is_counters else None)
         places = [*zip(named, self._before, self._views, strict=True)]
         # Of which there is no mean: what observers of quantization keep; and what begins infinite, if the first pass moves it.
-        self._ranges = [
-            each for each in places if any(kind.__name__ == OBSERVER for kind in type(each[0].module).__mro__)
-        ]
+        self._ranges = [one for one in places if any(kind.__name__ == OBSERVER for kind in type(one[0].module).__mro__)]
         offsets = [view.storage_offset() for view in self._before]
         deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
         every = zip(named, self._before, self._views, deltas, strict=True)
