@@ -187,9 +187,7 @@ class Client:
     ) -> urllib3.BaseHTTPResponse:
         """The answer, of which nothing has been read yet. ``query``: names as Python has them, such as label_selector."""
         content_type = {"Content-Type": MERGE if method == "PATCH" else JSON} if body else {}
-        sent = [
-            (re.sub(r"_(\w)", lambda found: found[1].upper(), name), value) for name, value in (query or {}).items()
-        ]
+        sent = [(re.sub(r"_(\w)", lambda one: one[1].upper(), name), value) for name, value in (query or {}).items()]
         texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
         url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
         if self.budget and method != "GET":

@@ -182,6 +182,11 @@ class FitCall:
     options: FitOptions
 
 
+class FitState(KerasState):
+    def require_jobs_facts(self) -> None:
+        """In which of the script's calls of `fit` the job is, and which epochs it makes, is known in a world only."""
+
+
 class Fit(EpochDriver[FitLedger]):
     """One call of ``fit``."""
 
@@ -205,7 +210,7 @@ class Fit(EpochDriver[FitLedger]):
         )
         ledger = FitLedger()
         start = replace(stages.progress, epoch=options.initial_epoch, position=0)
-        state = KerasState(context, self._step, loader, {"ledger": ledger}, start=start, has_state=stages.has_state)
+        state = FitState(context, self._step, loader, {"ledger": ledger}, start=start, has_state=stages.has_state)
         if validation is not None:
             state.sources.append(Source.of(EVALUATION, validation.dataset))
         super().__init__(context, loader, state, ledger, epochs=options.epochs)

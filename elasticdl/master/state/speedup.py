@@ -71,9 +71,7 @@ class Curve:
     def published(self) -> list[dict[str, Any]]:
         """For the journal and for other programs."""
         numbers = ("speedup", "low", "high", "gain")
-        return [
-            {"workers": point.workers, **{name: round(getattr(point, name), 3) for name in numbers}} for point in self
-        ]
+        return [{"workers": each.workers, **{name: round(getattr(each, name), 3) for name in numbers}} for each in self]
 
     def differs(self, other: Curve, share: float) -> bool:
         """Whether the two know other numbers of workers, or one of them has another speedup by more than this share."""

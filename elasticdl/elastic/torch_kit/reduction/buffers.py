@@ -47,9 +47,7 @@ class _BufferGroup:
         deltas = [self.delta[start : start + each.numel()] for start, each in zip(offsets, self._before, strict=True)]
         every = zip(named, self._before, self._views, deltas, strict=True)
         # Of those that may count samples what each was, what it is, and by how much it moves.
-        self._counters = [
-            (before, now, delta) for each, before, now, delta in every if _may_count_samples(each, before)
-        ]
+        self._counters = [(before, now, delta) for one, before, now, delta in every if _may_count_samples(one, before)]
         sizes = [before.numel() for before, *_ in self._counters]
         # Sums over the micro-batches: of the moves of these; of the samples of those in which each fits; and of all that tell anything.
         self.counted = torch.zeros(sum(sizes) + len(sizes) + 1 if sizes else 0, device=self.before.device)
