@@ -141,7 +141,9 @@ def test_a_newcomer_gets_through_what_the_others_do(make_model, loss_of):
 
 
 def test_a_newcomer_may_look_at_the_gradients_of_all_parameters():
-    make_model = lambda: torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 3))  # noqa: E731
+    def make_model():
+        return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 3))
+
     member = Member(make_model)
     train(member)
     late = late_of(member, make_model=make_model)

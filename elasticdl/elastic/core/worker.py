@@ -387,9 +387,8 @@ class WorkerCore:
 
     def _leave_job(self, event: p.Event, before: WorkerState, now: float) -> list[p.Instruction]:
         self.request = None
-        if (
-            self.lost and self._generation >= 0
-        ):  # no fault of its own: what it has trained is kept, as where the job is stopped
+        # No fault of its own: what it has trained is kept, as where the job is stopped.
+        if self.lost and self._generation >= 0:
             return [self.stopping or p.LeaveJob(self.lost, checkpoint=True, drained=False)]
         return [self.stopping or p.Fail(UnreachableError, self.lost or "this worker has left its job")]
 
