@@ -122,9 +122,12 @@ def full_cluster(request: pytest.FixtureRequest) -> Iterator[FullCluster]:
         yield own
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def own_cluster(cluster: Cluster | OutsideCluster) -> Cluster:
-    """A cluster whose machines the test may do anything to, and whose nodes are ``tests.cluster.node``."""
+    """A cluster whose machines the test may do anything to, and whose nodes are ``tests.cluster.node``.
+
+    Not kept for the session: the next module may have another ``cluster``.
+    """
     if isinstance(cluster, OutsideCluster):
         pytest.skip("ELASTICDL_TEST_KUBECONFIG gives a cluster whose nodes are not the tests' own")
     return cluster
