@@ -1,20 +1,19 @@
-"""A bound on the requests of a job that change something in the cluster: creations, deletions, patches, together.
+"""A bound on the requests of a job that change its pods: creations, deletions, patches, together.
 
-Reading and watching are not bounded: they cost the server little, and are tried again after delays of their own.
+Reading and watching are not bounded: they cost the server little, and are tried again after delays of their own. Nor are
+saves of the job's state: they are few, and nothing goes on without them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 
-from elasticdl.common.backoff import TokenBucket
-
 # A second in the long run. At once: so many, and a few for each worker, as all of them may come and go together.
 RATE = 10.0
 BURST, BURST_PER_WORKER = 20, 2
-SHORTEST_SLEEP = 0.001  # a clock may not show less
 
 
 class WriteBudget:
@@ -28,16 +27,19 @@ class WriteBudget:
     ) -> None:
         """``workers``: how many there may be at present."""
         self._workers = workers
-        self._most = -1  # workers for which the bucket is
-        self._bucket = TokenBucket(RATE, BURST)
+        self._most = 0  # workers so far
+        self._reserved = -math.inf  # up to when turns are taken; a turn is as long as one request at that rate
         self._clock = clock
         self._sleep = sleep
-        self._turn = threading.Lock()
+        self._reserving = threading.Lock()
 
     def wait(self) -> None:
-        """One after another, so that nobody waits for long: a save comes after the requests that are under way."""
-        with self._turn:
-            if (workers := self._workers()) > self._most:  # at the start, or the job was scaled
-                self._most, self._bucket = workers, TokenBucket(RATE, BURST + BURST_PER_WORKER * workers)
-            while seconds := self._bucket.take(self._clock()):
-                self._sleep(max(seconds, SHORTEST_SLEEP))
+        """Take the next turn and sleep until it comes. Turns of the past may be taken later, up to a burst of them."""
+        with self._reserving:
+            if (workers := self._workers()) > self._most:  # at the start, or the job was scaled: a whole burst is free
+                self._most, self._reserved = workers, -math.inf
+            turn = self._clock() * RATE
+            self._reserved = max(self._reserved, turn - BURST - BURST_PER_WORKER * self._most) + 1
+            seconds = (self._reserved - turn) / RATE
+        if seconds > 0:
+            self._sleep(seconds)

@@ -69,10 +69,15 @@ def namespace_path(namespace: str, api: str = _CORE) -> str:
 class Client:
     """Every method raises `NotDoneError` for what the cluster refuses, `NoAnswerError` if it does not answer."""
 
-    def __init__(self, api: ApiClient, namespace: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, budget: WriteBudget | None = None) -> None:
+        """Without ``budget`` requests are not bounded: a command of a person makes a few."""
         self.api = api
         self.namespace = namespace
-        self.budget: WriteBudget | None = None  # none: a command of a person makes a few requests
+        self._budget = budget
+
+    def bounded(self, budget: WriteBudget) -> Client:
+        """The same cluster for requests that share this bound."""
+        return Client(self.api, self.namespace, budget)
 
     @property
     def server(self) -> str:
@@ -190,8 +195,8 @@ class Client:
         sent = [(re.sub(r"_(\w)", lambda one: one[1].upper(), name), value) for name, value in (query or {}).items()]
         texts = [(name, str(value).lower() if isinstance(value, bool) else str(value)) for name, value in sent]
         url, headers = self.signed(method, path, texts, {"Accept": f"{JSON}, */*", **content_type})
-        if self.budget and method != "GET":
-            self.budget.wait()
+        if self._budget and method != "GET":
+            self._budget.wait()
         with self.translated(what):
             answer = self.api.call_api(method, url, headers, body, _request_timeout=timeout)
             if not 200 <= answer.status <= 299:

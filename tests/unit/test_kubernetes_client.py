@@ -101,18 +101,18 @@ def test_what_is_not_there_is_no_failure(asked, lab):
 
 def test_what_changes_something_is_bounded_together_and_reading_is_not(asked, lab):
     slept = []
-    lab.budget = WriteBudget(lambda: 4, lambda: sum(slept), slept.append)
+    bounded = lab.bounded(WriteBudget(lambda: 4, lambda: sum(slept), slept.append))
     at_once, more = budget.BURST + 4 * budget.BURST_PER_WORKER, 300
     changes = (
-        lambda: lab.create({"kind": "Pod"}),
-        lambda: lab.patch("ConfigMap", "x", {}),
-        lambda: lab.delete("Pod", "x"),
+        lambda: bounded.create({"kind": "Pod"}),
+        lambda: bounded.patch("Pod", "x", {}),
+        lambda: bounded.delete("Pod", "x"),
     )
     for number in range(at_once + more):
         asked[1].extend([(403, b'{"message": "exceeded quota"}') if number % 2 else (200, b"{}"), (200, b"{}")])
         with pytest.raises(NotDoneError) if number % 2 else nullcontext():
             changes[number % 3]()
-        lab.read("Pod", "x")
+        bounded.read("Pod", "x")
     assert sum(slept) == pytest.approx(more / budget.RATE, rel=0.05)
 
 

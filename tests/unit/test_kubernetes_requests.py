@@ -199,3 +199,17 @@ def test_a_job_that_was_scaled_may_change_as_much_at_once_as_one_that_began_so()
         for _ in range(budget.BURST + workers * budget.BURST_PER_WORKER):
             it.wait()
         assert not slept
+
+
+def test_whoever_waits_has_its_turn_and_keeps_nobody_from_taking_the_next():
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 1:
+            it.wait()
+
+    it = WriteBudget(lambda: 1, clock=lambda: 0.0, sleep=sleep)
+    for _ in range(budget.BURST + budget.BURST_PER_WORKER + 1):
+        it.wait()
+    assert slept == pytest.approx([1 / budget.RATE, 2 / budget.RATE])

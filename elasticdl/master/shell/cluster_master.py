@@ -251,12 +251,12 @@ class Master:
         priority = parse_priority(self.spec.worker_pod_priority)
 
         def make_launcher(report: Report, limits: Limits) -> PlaceLauncher:
-            client.budget = WriteBudget(lambda: limits().maximum)
+            api = WorkerPodApi(client.bounded(WriteBudget(lambda: limits().maximum)), job)
             pods = WorkerPods(job, self.pod.namespace, self.owner, self.template, limits, priority)
 
             def make_places(report: PlaceReport) -> PodPlaces:
                 # There were no more pods than workers, so no earlier one has the number, of which nothing may be left.
-                return PodPlaces(WorkerPodApi(client, job), pods, report, timeouts, random.Random(), state.next_worker)
+                return PodPlaces(api, pods, report, timeouts, random.Random(), state.next_worker)
 
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
             return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
