@@ -6,7 +6,6 @@ last status.
 
 from __future__ import annotations
 
-import collections
 import math
 import queue
 import threading
@@ -17,7 +16,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from elasticdl.cli.master_client import MasterClient
 from elasticdl.common.errors import ElasticDLError, UnreachableError
-from elasticdl.job.journal import parse_entry
+from elasticdl.job.journal import number_of
 from elasticdl.proto import elasticdl_pb2 as pb
 
 POLL = 0.05
@@ -150,49 +149,43 @@ class StreamReader(Generic[T]):
             self._inbox.put(told)
 
 
-class SeenLines:
-    """The lines of a journal that have been seen: each master tells them all, from the first, and joins some that are old.
+class NewLines:
+    """Which lines of a journal are new to somebody who is told it more than once: by each master, and from what is kept.
 
-    Entries have no numbers: a master that dies has told some that it had not saved, and the next one goes on without them. What names
-    an entry is its time and its event. Only the last are kept. An entry older than those was told long ago: entries are in the
-    order of time, but for the clocks of masters, which differ by less than so many entries take.
+    An older master gives its entries no numbers, and tells all of them: such lines are known by their places in the journal.
     """
 
-    def __init__(self, kept: int = 5000) -> None:
-        self._order: collections.deque[tuple[float, str]] = collections.deque(maxlen=kept)
-        self._known: set[tuple[float, str]] = set()
+    def __init__(self) -> None:
+        self.number = 0  # of the newest entry
+        self._place = self._most = 0
+
+    def of(self, journal: Iterable[str]) -> Iterator[str]:
+        """``journal``: told from its beginning, or from after that newest entry."""
+        self._place = 0
+        return filter(self.is_new, journal)
 
     def is_new(self, line: str) -> bool:
-        """Whether it is seen for the first time; from now on it is seen."""
-        entry = parse_entry(line)
-        name = (float(entry["time"]), str(entry["event"])) if entry else (0.0, line)
-        is_full = len(self._order) == self._order.maxlen
-        if name in self._known or (is_full and name[0] < self._order[0][0]):
-            return False
-        if is_full:
-            self._known.discard(self._order[0])
-        self._order.append(name)
-        self._known.add(name)
-        return True
-
-    def new_of(self, take: Callable[[], list[str]]) -> list[str]:
-        """What ``take`` gets and is new. None: nothing is left, however much came that is known."""
-        while lines := take():
-            if new := [line for line in lines if self.is_new(line)]:
-                return new
-        return []
+        """Of the next line."""
+        self._place += 1
+        if number := number_of(line):
+            is_new, self.number = number > self.number, max(number, self.number)
+        else:
+            is_new, self._most = self._place > self._most, max(self._place, self._most)
+        return is_new
 
 
 class StreamFeed(StreamReader[str]):
     """A `JournalFeed` of masters that are reached over a network. ``kept``: the journal that an ended job has left."""
 
     def __init__(self, master: Open, has_ended: Callable[[], object], kept: Callable[[], Iterable[str]]) -> None:
-        self._seen = SeenLines()
-        super().__init__(master, lambda client: client.events(follow=True), has_ended, kept)
+        new = NewLines()
+        super().__init__(
+            master, lambda client: new.of(client.events(new.number, follow=True)), has_ended, lambda: new.of(kept())
+        )
 
     def read(self) -> tuple[bool, list[str]]:
-        """The journal never begins anew: each master tells it from its first line, and what is told once more is left out."""
-        return False, self._seen.new_of(self.take)
+        """The journal never begins anew."""
+        return False, self.take()
 
 
 class Following:

@@ -59,11 +59,12 @@ class MasterClient:
         with self._translated():
             yield from self._stub.Watch(pb.StatusRequest(), metadata=self._metadata)
 
-    def events(self, *, follow: bool) -> Iterator[str]:
-        """The lines of the journal so far and, when following, those to come until the job has ended."""
+    def events(self, after: int = 0, *, follow: bool) -> Iterator[str]:
+        """The lines of the journal so far and, when following, those to come until the job has ended; ``after``: of greater numbers."""
         timeout = None if follow else CALL_TIMEOUT
+        request = pb.EventsRequest(follow=follow, after=after)
         with self._translated():
-            for entry in self._stub.Events(pb.EventsRequest(follow=follow), metadata=self._metadata, timeout=timeout):
+            for entry in self._stub.Events(request, metadata=self._metadata, timeout=timeout):
                 yield entry.json
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ def why(worker: pb.WorkerStatus) -> str:
     return "; ".join(filter(None, (worker.remark, worker.reason)))
 
 
-_NOT_SHOWN = ("time", "event", "stack", "curve")  # the curve is long, and for programs
+_NOT_SHOWN = ("number", "time", "event", "stack", "curve")  # the curve is long, and for programs
 
 
 def event_line(entry: Entry, once: Once) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 Entry = Mapping[str, Any]
 # The version of the journal's format, which the first entry, `job_started`, tells. A reader takes older versions, and the next minor one.
-FORMAT = "1.1"
+FORMAT = "1.2"
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
 _NUMBER = (int, float)

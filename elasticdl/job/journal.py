@@ -1,7 +1,10 @@
 """The journal of a job: what happened, one JSON object a line, appended and never changed.
 
-Each entry has ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. An entry that a worker
-has told also has ``worker``, the worker in whose session it came. Status pages, plots, summaries and benchmarks are all made from the journal.
+Each entry has ``number``, ``time`` (seconds since the epoch) and ``event``; `elasticdl.job.event_catalogue` says what else. An entry
+that a worker has told also has ``worker``, the worker in whose session it came. Numbers grow, but not by one: a master that takes over
+begins beyond all that the last one may have told and not saved. Before format 1.2 there were none.
+
+Status pages, plots, summaries and benchmarks are all made from the journal.
 """
 
 from __future__ import annotations
@@ -48,6 +51,12 @@ def parse_entry(line: str) -> Entry | None:
     if not isinstance(time, int | float) or isinstance(time, bool):
         return None
     return entry if 0 <= time < LATEST else None
+
+
+def number_of(line: str) -> int:
+    """0 if the line is no entry, or of a format without numbers."""
+    number = (parse_entry(line) or {}).get("number")
+    return number if type(number) is int else 0
 
 
 def read_journal(path: Path) -> Iterator[Entry]:

@@ -598,10 +598,12 @@ class JobStatus(_message.Message):
     def __init__(self, job_name: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., traceback: _Optional[str] = ..., world_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., last_change: _Optional[str] = ..., epoch: _Optional[int] = ..., total_epochs: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., time_left: _Optional[float] = ..., elapsed: _Optional[float] = ..., min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., samples: _Optional[int] = ..., collective: _Optional[str] = ..., advice: _Optional[str] = ..., decision: _Optional[str] = ..., compared_step: _Optional[int] = ..., compared_workers: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
-    __slots__ = ("follow",)
+    __slots__ = ("follow", "after")
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     follow: bool
-    def __init__(self, follow: _Optional[bool] = ...) -> None: ...
+    after: int
+    def __init__(self, follow: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("json",)

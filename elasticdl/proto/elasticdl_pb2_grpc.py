@@ -106,7 +106,7 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """The journal so far and, when following, what comes, until the job has ended.
+        """The journal so far, after an entry, and, when following, what comes, until the job has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

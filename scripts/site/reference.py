@@ -241,8 +241,8 @@ def _members(kind: type[Enum]) -> list[tuple[str, str]]:
 def events() -> Iterator[str]:
     yield "# Events of the journal"
     yield ""
-    yield "`elasticdl events JOB --json` prints the journal, one JSON object a line. Each has the fields `event`, its kind, and `time`, in"
-    yield f"seconds since 1970. Format {event_catalogue.FORMAT}. An entry has those fields that are known."
+    yield "`elasticdl events JOB --json` prints the journal, one JSON object a line. Each has the fields `number`, which grows, `event`, its"
+    yield f"kind, and `time`, in seconds since 1970. Format {event_catalogue.FORMAT}. An entry has those fields that are known."
     yield ""
     yield "The level is that of the line in the master's log. *Words* are what somebody who watches the job is told of it."
     for kind in event_catalogue.KINDS.values():

@@ -12,10 +12,13 @@ from elasticdl.cli import follow
 from elasticdl.cli.cluster.cluster_run import MasterWatch
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.job_handle import JobHandle
+from elasticdl.cli.local.folder_job import MastersFeed
 from elasticdl.common.errors import UnreachableError
+from elasticdl.job.jobdir import write_aside
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
 from elasticdl.master.shell.cluster_master import exit_code
+from elasticdl.master.shell.journal_file import NUMBERS
 from elasticdl.master.state.values import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -104,21 +107,40 @@ def test_the_job_of_a_master_that_was_told_to_stop_is_complete(phase, code):
     assert exit_code(phase) == code
 
 
-def entry(time, **fields):
-    return json.dumps({"time": time, "event": "warning", **fields})
+def entry(number, **fields):
+    return json.dumps({"number": number, "time": 1e9, "event": "warning", **fields})
 
 
-def test_what_another_master_tells_of_the_journal_is_told_once_and_little_of_it_is_kept():
-    told = follow.SeenLines(kept=3)
-    first = [entry(number) for number in range(8)]
-    assert all(told.is_new(line) for line in first)
-    # The next master's clock is late, and it has not heard of the last entry.
-    second = [*first[:-1], entry(6.5, message="of the next master"), entry(9)]
-    assert [line for line in second if told.is_new(line)] == second[-2:]
-    assert len(told._known) == len(told._order) == 3
-    told = follow.SeenLines()
-    assert all(told.is_new(json.dumps({"time": n, "event": "steps", "step": n, "steps": 1})) for n in (1.0, 2.0))
-    assert not told.is_new(json.dumps({"time": 2.0, "event": "steps", "step": 2, "steps": 2})), "joined by the next"
+def test_what_another_master_tells_of_the_journal_is_told_once():
+    """The first has told an entry that it had not saved, and its successor has others in its place."""
+    new = follow.NewLines()
+    first = [entry(number) for number in (1, 2, 3)]
+    assert list(new.of(first)) == first
+    second = [*first[:-1], entry(NUMBERS + 1), "damaged", entry(NUMBERS + 2)]
+    assert list(new.of(second)) == second[2:]
+    assert list(new.of(second)) == []
+    assert new.number == NUMBERS + 2
+
+
+def test_of_a_journal_without_numbers_each_line_is_told_once():
+    """As masters before format 1.2 wrote it, who tell all of it each time."""
+    new = follow.NewLines()
+    lines = [json.dumps({"time": 1e9, "event": "warning", "message": "the same"})] * 5
+    assert [list(new.of(lines[:told])) for told in (2, 4, 3, 5)] == [lines[:2], lines[:2], [], lines[:1]]
+
+
+def test_the_journal_of_masters_in_a_folder_is_told_once_after_those_of_earlier_jobs(tmp_path):
+    earlier, own = tmp_path / "earlier.jsonl", tmp_path / "journal.jsonl"
+    earlier.write_text(f"{entry(7, message='of another job')}\n")
+    own.write_text("".join(f"{entry(number)}\n" for number in (1, 2, 3)))
+    feed = MastersFeed(own, earlier)
+    assert feed.read() == (False, [entry(7, message="of another job")])
+    assert feed.read() == (False, [entry(number) for number in (1, 2, 3)])
+    write_aside(own, "".join(f"{entry(number)}\n" for number in (1, 2)))
+    assert feed.read() == (False, [])
+    with own.open("a") as file:
+        file.write(f"{entry(NUMBERS + 1)}\n")
+    assert feed.read() == (False, [entry(NUMBERS + 1)])
 
 
 class Masters(JobHandle):
@@ -150,7 +172,7 @@ class Masters(JobHandle):
         def master():
             if (told := next(masters, None)) is None:
                 raise UnreachableError("there is none")
-            yield SimpleNamespace(events=lambda follow: told, close=lambda: None)
+            yield SimpleNamespace(events=lambda after, follow: told, close=lambda: None)
 
         return follow.StreamFeed(master, self.over, lambda: [*lines, entry(99)])
 
@@ -222,7 +244,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
         def found(self):
             yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
 
-        def tell_nothing(self, **_):
+        def tell_nothing(self, *_, **__):
             begun.set()
             hung_up.wait()
             return ()

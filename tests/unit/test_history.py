@@ -289,7 +289,8 @@ def test_training_that_goes_on_after_all_is_training():
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(None, 0), ("1.0", 0), (FORMAT, 0), ("1.2", 0), ("1.3", 1), ("2.0", 1), ("odd", 1)]
+    ("version", "told"),
+    [(None, 0), ("1.0", 0), ("1.1", 0), (FORMAT, 0), ("1.3", 0), ("1.4", 1), ("2.0", 1), ("odd", 1)],
 )
 def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark(version, told):
     history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])

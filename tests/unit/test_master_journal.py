@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.stream import Kept
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.journal import read_journal
+from elasticdl.job.journal import number_of, read_journal
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell import journal_file
@@ -80,7 +81,7 @@ class Town:
 
     def __init__(self, folder):
         self.folder, self.object = Path(folder), FakeApi()
-        self.launched, self.said = [], []
+        self.launched, self.said, self.told = [], [], []
         self.masters = self.step = 0
         self.reporting, self.kept = Reporting(), Kept()
         self.reporting.enter(World.of(1, (Member(0, "h", 0, False),), 0, ""))
@@ -94,7 +95,7 @@ class Town:
             await asyncio.sleep(0.001)
 
     async def rise(self):
-        self.masters += 1
+        self.masters, self.rose_at = self.masters + 1, time.time()
         self.job_dir = JobDir(self.folder / str(self.masters) / "digits")
         self.job_dir.path.mkdir(parents=True)
         self.api = Api(self.object)
@@ -120,9 +121,21 @@ class Town:
         self.serving.cancel()
         with suppress(asyncio.CancelledError):
             await self.serving
+        self.note_told()
         await self.rise()
         back = e.WorkerConnected(0, "h", 7, 1, self.step, rank=0, size=1)
         await self.post(back, *self.reporting.again(), *self.kept.unsaved())
+
+    def note_told(self):
+        """What the master that has just gone told, as somebody has seen it who asked after the last entry that it knew."""
+        last = max(self.told, default=0)
+        self.told += [entry["number"] for entry in read_journal(self.job_dir.journal) if entry["number"] > last]
+        lost = [
+            entry["time"]
+            for entry in read_journal(self.job_dir.journal)
+            if entry["time"] >= self.rose_at and entry["number"] <= last
+        ]
+        assert not lost, "an entry of its own that nobody would be told"
 
     async def post(self, *said):
         for each in said:
@@ -160,6 +173,7 @@ class Town:
         self.report(e.WorkerFinished(0, self.step, 1, {}))
         self.report(e.WorkerExited(0, e.ExitCause.CLEAN, 0, ""))
         await asyncio.wait_for(self.serving, 30)
+        self.note_told()
         return list(read_journal(self.job_dir.journal))
 
 
@@ -198,6 +212,9 @@ def test_each_step_and_each_word_is_in_the_journal_once_whenever_its_masters_die
     sums = [sum(entry[name] for entry in steps) for name in ("steps", "again", "samples")]
     assert sums == [town.step, 0, 8 * town.step]
     assert [entry["path"] for entry in entries if entry["event"] == "checkpoint"] == town.said
+    numbers = [entry["number"] for entry in entries]
+    assert numbers == sorted(set(numbers)), "whatever a master has told and not saved"
+    assert len(town.told) == len(set(town.told))
     epochs = [entry["epoch"] for entry in entries if entry["event"] == "epoch_finished"]
     assert len(epochs) == len(set(epochs))
     ends = (entries[0]["event"], entries[-1]["event"], entries[-1]["steps"])
@@ -255,9 +272,7 @@ def test_the_status_is_made_once_for_all_who_watch():
     assert shown.look()[1].step == 1
 
 
-def test_a_follower_that_does_not_read_is_ended_and_finds_all_of_it_when_it_asks_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal_file, "MOST_UNREAD", 3)
-
+def test_a_follower_that_reads_late_is_told_all_of_it_and_after_an_entry_what_follows(tmp_path):
     async def run():
         journal = Journal(tmp_path / "journal.jsonl")
         journal.append("warning", {"message": "0"})
@@ -265,13 +280,12 @@ def test_a_follower_that_does_not_read_is_ended_and_finds_all_of_it_when_it_asks
         read = [await anext(lines)]
         for number in range(1, 10):
             journal.append("warning", {"message": str(number)})
-        read += [line async for line in lines]
-        assert len(read) <= 4
-        again = journal.entries(follow=True)
-        assert [json.loads(await anext(again))["message"] for _ in range(10)] == [str(number) for number in range(10)]
-        for _ in range(3):
-            journal.append("warning", {"message": "more"})
         journal.close()
-        assert len([line async for line in again]) <= 3
+        read += [line async for line in lines]
+        assert [json.loads(line)["message"] for line in read] == [str(number) for number in range(10)]
+        assert [number_of(line) for line in read] == [*range(1, 11)]
+        for follow in (True, False):
+            assert [line async for line in journal.entries(7, follow=follow)] == read[7:]
+            assert [line async for line in journal.entries(10, follow=follow)] == []
 
     asyncio.run(asyncio.wait_for(run(), 30))

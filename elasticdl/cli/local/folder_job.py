@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from google.protobuf import json_format
 
-from elasticdl.cli.follow import JournalFeed, SeenLines
+from elasticdl.cli.follow import JournalFeed, NewLines
 from elasticdl.cli.job_handle import JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
@@ -174,7 +174,7 @@ class SlurmJob(FolderJob):
     look_seconds: ClassVar = 3.0
 
     def feed(self, *, earlier: bool) -> JournalFeed:
-        return SeenFileFeed(self.folder.journal, self.folder.earlier if earlier else None)
+        return MastersFeed(self.folder.journal, self.folder.earlier if earlier else None)
 
     def stop_without_master(self, *, now: bool) -> str:
         life, number = self.life(), self.folder.batch.read_text()
@@ -232,12 +232,11 @@ class FileFeed:
         self.is_complete = False
 
     def read(self) -> tuple[bool, list[str]]:
-        begun, lines = self._tail.begun, list[str]()
         with suppress(OSError):
             if self._earlier and (lines := self._earlier.lines(FEED_BYTES)):
                 return False, lines
-            lines = self._tail.lines(FEED_BYTES)
-        return self._tail.begun != begun, lines  # anew: another job has taken its name
+            return self._read_own()
+        return False, []
 
     def finish(self) -> None:
         self.is_complete = True
@@ -245,13 +244,24 @@ class FileFeed:
     def close(self) -> None:
         """Nothing is open."""
 
+    def _read_own(self) -> tuple[bool, list[str]]:
+        begun = self._tail.begun
+        lines = self._tail.lines(FEED_BYTES)
+        return self._tail.begun != begun, lines  # anew: another job has taken its name
 
-class SeenFileFeed(FileFeed):
+
+class MastersFeed(FileFeed):
     """Of masters one after another: the next goes on with the journal from where the last one has saved it."""
 
     def __init__(self, path: Path, earlier: Path | None = None) -> None:
         super().__init__(path, earlier)
-        self._seen = SeenLines()
+        self._new = NewLines()
 
-    def read(self) -> tuple[bool, list[str]]:
-        return False, self._seen.new_of(lambda: FileFeed.read(self)[1])
+    def _read_own(self) -> tuple[bool, list[str]]:
+        new: list[str] = []
+        while not new:
+            anew, lines = super()._read_own()
+            new = list(self._new.of(lines) if anew else filter(self._new.is_new, lines))
+            if not lines:
+                break
+        return False, new

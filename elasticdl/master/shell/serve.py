@@ -158,7 +158,7 @@ async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
     scaling = ScalingObserver(spec, limits, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
     # The log of steps is the last to hear, as it adds to what the others hear.
     observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
-    journal, ended = Journal(job_dir.journal, observers.recorded), asyncio.Event()
+    journal, ended = Journal(job_dir.journal, observers.recorded, generation), asyncio.Event()
     launcher = platform.make_launcher(mailbox.post, limits)
     ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
     heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)

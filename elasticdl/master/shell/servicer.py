@@ -159,7 +159,7 @@ class Servicer(pb_grpc.MasterServicer):
         await context.write(self.status())
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:
-        async for line in self.journal.entries(follow=request.follow):
+        async for line in self.journal.entries(request.after, follow=request.follow):
             await context.write(pb.JournalEntry(json=line))
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.ScaleReply:
