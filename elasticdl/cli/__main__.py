@@ -62,10 +62,11 @@ def dispatch(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code.
 
     Raises:
-        ElasticDLError: whatever the command raises; UserError for an unknown command.
+        ElasticDLError: whatever the command raises.
+        UsageError: there is no such command or option, or one has not the values that it takes.
     """
     if asked := os.environ.get(COMPLETE):
-        with contextlib.suppress(UserError):  # of what makes no sense there is nothing to complete
+        with contextlib.suppress(UserError, click.UsageError):  # of what makes no sense there is nothing to complete
             shell_complete(COMMANDS, {}, "elasticdl", COMPLETE, asked)
         return 0
     try:
@@ -84,6 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with caught(interrupt):  # SIGTERM, too: a command may hold keys in a folder, which goes with it
             code = dispatch(argv)
             sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.UsageError as error:
+        print(f"{who}: {error.format_message()} See `{who} --help`.", file=sys.stderr)
+        return 2
     except ElasticDLError as error:
         print(f"{who}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticdl.cli.parsing import Option, Switch, did_you_mean
-from elasticdl.cli.retired_options import instead_of
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import flat
 from elasticdl.job.spec import JobSpec, WorkerRange, aliases_of, fields_of
@@ -109,8 +108,7 @@ def _read_config(path: Path, known: Mapping[str, str]) -> dict[str, object]:
         raise UserError(f"--config {path} must be a mapping of options, as in `num_workers: 2-4`")
     for key in content:
         if key not in known:
-            near = instead_of(str(key)) or did_you_mean(str(key), known)
-            raise UserError(f"{path}: unknown option {key}: {near or 'remove it'}")
+            raise UserError(f"{path}: unknown option {key}: {did_you_mean(str(key), known) or 'remove it'}")
     return {known[key]: value for key, value in content.items()}
 
 

@@ -152,7 +152,6 @@ def _start_commands(parent: click.Context) -> Iterator[str]:
 
 def _option(option: Option) -> tuple[str, str, str, str]:
     """Its flags, its value, what it means, its default."""
-    flags = [*option.opts, *([option.opposite] if isinstance(option, Switch) else [])]
     text, default = option.help or "", option.default
     if option.name in JobSpec.model_fields:
         field = JobSpec.model_fields[option.name]
@@ -168,7 +167,7 @@ def _option(option: Option) -> tuple[str, str, str, str]:
         and "Sentinel" not in type(default).__name__
     )
     return (
-        "<br>".join(map(_code, flags)),
+        "<br>".join(map(_code, option.flags())),
         _code(value) if value else "",
         _markdown(text),
         _code(default) if is_set else "",

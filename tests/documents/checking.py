@@ -82,8 +82,8 @@ def check_mention(text: str) -> None:
     _require("command", name, TABLE)
     known = options_of(name)
     for word in words:
-        flag = underscored(word.partition("=")[0])
-        if flag.startswith("--") and flag not in known:
+        flag = f"--{underscored(word.partition('=')[0][2:])}"
+        if word.startswith("--") and flag not in known:
             raise Wrong(f"`elasticdl {name}` has no option {flag}: {did_you_mean(flag, known)}")
 
 
@@ -117,6 +117,8 @@ def _check_elasticdl(words: list[str]) -> None:
             make_spec(given, context.params.get("program", ()))
     except click.exceptions.Exit:  # it asked for help
         return
+    except click.UsageError as error:
+        raise Wrong(error.format_message()) from None
     except UserError as error:
         raise Wrong(str(error)) from None
 

@@ -83,7 +83,7 @@ def environment(wheel, tmp_path_factory):
 def test_the_command_runs(environment):
     version = run(str(environment / "bin/elasticdl"), "--version")
     assert version.startswith(f"elasticdl {elasticdl.__version__}, Python 3.")
-    assert run(str(environment / "bin/elasticdl"), "--help").startswith("usage: elasticdl COMMAND")
+    assert run(str(environment / "bin/elasticdl"), "--help").startswith("Usage: elasticdl [OPTIONS] COMMAND")
     assert "--num_workers" in run(str(environment / "bin/elasticdl"), "train", "--help")
 
 

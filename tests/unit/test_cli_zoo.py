@@ -216,7 +216,6 @@ def test_a_failure_of_the_program_is_told(programs, capsys):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["build", ".", "--image", "--push"], "expected one argument"),
         (["build", "docs", "--image=a"], "elasticdl zoo init docs"),
         (["build", ".", "--image=-x"], "is no name of an image"),
         (["build", "nowhere", "--image=a"], "PATH nowhere is not a folder"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 import click
 from pydantic import BaseModel
@@ -12,8 +12,7 @@ from elasticdl.cli.commands.find_job import cluster_module
 from elasticdl.cli.local import slurm_run
 from elasticdl.cli.local.local_run import run_job
 from elasticdl.cli.options import make_spec, read_options, spec_options
-from elasticdl.cli.parsing import SEPARATOR, Command, Option, command, underscored
-from elasticdl.cli.retired_options import refuse_starters
+from elasticdl.cli.parsing import Command, Option, command
 from elasticdl.common.errors import UserError
 from elasticdl.job.spec import (
     OPTION_GROUPS,
@@ -39,42 +38,30 @@ SCRIPT_GROUPS: tuple[type[BaseModel], ...] = (
 OF_MODULES = (
     "`elasticdl train` has it; with `elasticdl run` that is the script's own business, so put it into the script"
 )
-_ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0")  # to a switch
-
-
-class _ModuleCommand(Command):
-    def superfluous(self, ctx: click.Context, word: str) -> str:
-        if word.endswith(".py") or os.path.basename(word).startswith("python"):
-            return f"{word!r} is no option of a module: for a script of your own it is `elasticdl run [OPTIONS] -- python train.py`"
-        return super().superfluous(ctx, word)
+# Programs, and modules for `python -m`, that start workers of their own, which can't come and go.
+STARTERS = (
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "horovodrun", "mpirun", "mpiexec", "deepspeed", "accelerate",
+)  # fmt: skip
 
 
 class _ScriptCommand(Command):
     """What follows ``--`` is the user's program, handed over as it was typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        split = args.index(SEPARATOR) if SEPARATOR in args else len(args)
-        if split == len(args):
-            self._require_separator(args)
-        rest = super().parse_args(ctx, args[:split])
-        ctx.params["program"] = tuple(args[split + 1 :])
+        words = list(args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in train.flags():
+                raise UserError(f"{error.option_name}: {OF_MODULES}") from None
+            raise
+        program = ctx.params["program"]
+        before = words[: len(words) - len(program)]
+        if program and before[-1:] != ["--"] and not ctx.resilient_parsing:
+            python = ["python"] if program[0].endswith(".py") else []
+            right = " ".join(["elasticdl run", *before, "--", *python, *program])
+            raise UserError(f"the program goes after --: `{right}`")
         return rest
-
-    def _instead(self, ctx: click.Context, flag: str) -> str:
-        return OF_MODULES if flag in train.flags() else super()._instead(ctx, flag)
-
-    def _require_separator(self, args: list[str]) -> None:
-        """The first word that is neither an option nor the value of one begins the program."""
-        known, needy, before = self.flags(), self.needy_flags(), ""
-        for number, word in enumerate(args):
-            is_value = before in needy or (before in known and word in _ANSWERS)
-            before = underscored(word)
-            if word.startswith("-") and not is_value and before.partition("=")[0] not in known:
-                return  # it is told as an unknown option
-            if not word.startswith("-") and not is_value:
-                python = ["python"] if word.endswith(".py") else []
-                right = " ".join(["elasticdl run", *args[:number], SEPARATOR, *python, *args[number:]])
-                raise UserError(f"the program goes after {SEPARATOR}: `{right}`")
 
 
 def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
@@ -91,10 +78,9 @@ def _options(groups: tuple[type[BaseModel], ...]) -> list[Option]:
 
 @command(
     *_options(OPTION_GROUPS),
-    kind=_ModuleCommand,
     options_metavar="--model_def MODULE[.FUNCTION] [OPTIONS]",
     help="Train a model-zoo module, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. "
-    f"As in: {EXAMPLE}",
+    f"As in: {EXAMPLE}. A script of your own is for `elasticdl run`.",
 )
 def train(**given: object) -> int:
     spec = make_spec(read_options(given, OPTION_GROUPS))
@@ -104,9 +90,10 @@ def train(**given: object) -> int:
 
 
 @command(
+    click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGUMENTS]"),
     *_options(SCRIPT_GROUPS),
     kind=_ScriptCommand,
-    options_metavar="[OPTIONS] -- PROGRAM [ARGUMENTS]",
+    context_settings={"allow_interspersed_args": False},
     help="Run a training script, on this machine, a Kubernetes cluster or Slurm, on workers that may come and go. It uses "
     "elasticdl.elastic (a plain loop with prepare(), the library's loop, Lightning, Hugging Face's Trainer, Keras's fit, or what Run:AI's "
     "library has), or was written for Horovod's elastic mode, which needs no change.",
@@ -115,8 +102,22 @@ def run(program: Sequence[str], **given: object) -> int:
     read = read_options(given, SCRIPT_GROUPS)
     if not program:
         raise UserError("the program is missing: put it after --, as in `elasticdl run -- python train.py`")
-    refuse_starters(program)
+    _refuse_starters(program)
     return _run_anywhere(make_spec(read, tuple(program)), given)
+
+
+def _refuse_starters(program: Sequence[str]) -> None:
+    """
+    Raises:
+        UserError: the program starts workers itself.
+    """
+    words = [PurePath(word).name for word in program]
+    named = words[2] if words[1:2] == ["-m"] and len(words) > 2 else words[0]
+    if named in STARTERS:
+        raise UserError(
+            f"{named} starts workers of its own, which can't come and go: give the script alone, as in `elasticdl run -- python "
+            "train.py`, and see docs/migration.md for what changes in it"
+        )
 
 
 def _run_anywhere(spec: JobSpec, given: Mapping[str, object]) -> int:
