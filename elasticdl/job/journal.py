@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,6 @@ from typing import Any, Self
 Entry = dict[str, Any]
 
 STEPS = "steps"
-MOST_BETWEEN = 100  # entries between two on steps that are made one
 _DIGITS = 6  # of a number of `Steps`: a person reads no more, and there are many entries
 LATEST = 2.5e11  # seconds since the epoch: the year 9892
 
@@ -117,39 +116,3 @@ _UNKNOWN = ("loss", "learning_rate")
 
 def _short(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def thinned(lines: Iterable[str], bunch: int) -> Iterator[str]:
-    """The lines of a journal, with up to ``bunch`` entries on steps of one world made one, in the place of the last."""
-    joined: Steps | None = None
-    last = ""  # the line of the last of the entries that ``joined`` tells
-    told = (0, 0)  # the world and the step that came last
-    size, after = 0, list[str]()  # how many they are, and the lines that follow them
-
-    def kept() -> Iterator[str]:
-        if joined:
-            yield last if size == 1 else dump_entry({**json.loads(last), **joined.fields()}) + "\n"
-        yield from after
-
-    for line in lines:
-        entry = parse_entry(line)
-        is_steps = entry is not None and entry["event"] == STEPS
-        steps = Steps.of(entry) if entry and is_steps else None
-        # The first of a world stand by themselves, as they end a change of workers. So does what another master was told once
-        # more: whoever counts leaves it out.
-        follows = steps is not None and told < (steps.world, steps.step) and steps.world == told[0]
-        told = max(told, (steps.world, steps.step)) if steps else told
-        if joined and steps and follows and size < bunch:
-            yield from after
-            last, joined, size, after = line, joined + steps, size + 1, []
-            continue
-        if entry is None or is_steps or "world" in entry["event"] or len(after) >= MOST_BETWEEN:
-            yield from kept()
-            joined, after = None, []
-        if steps and follows:
-            last, joined, size = line, steps, 1
-        elif joined:
-            after.append(line)
-        else:
-            yield line
-    yield from kept()

@@ -26,7 +26,7 @@ pytest_plugins = ["tests.cluster.fixtures"]
 
 KINDS = ("Job", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "NetworkPolicy", "Pod")
 MINE = "elasticdl.org/job=digits"
-WHOLE = 14  # objects of a job, but for its pods
+WHOLE = 13  # objects of a job, but for its pods
 # That it takes to make them, and to let the master go.
 REQUESTS = WHOLE + 1
 

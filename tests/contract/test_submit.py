@@ -60,7 +60,7 @@ def test_everything_is_made_and_goes_with_the_job(place, cluster, namespace):
     assert names_there(place) == {
         *((kind, "digits-master") for kind in master),
         *(("Secret", f"digits-{role}-tls") for role in ("master", "worker", "owner", "metrics")),
-        *(("ConfigMap", f"digits-{name}") for name in ("spec", "state", "journal")),
+        *(("ConfigMap", f"digits-{name}") for name in ("spec", "state")),
         *(("NetworkPolicy", name) for name in ("digits", "digits.metrics")),
     }
     uid = place.read("Job", "digits-master")["metadata"]["uid"]

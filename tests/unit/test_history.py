@@ -6,13 +6,10 @@ import json
 
 import pytest
 from history_kit import STARTED, formed, launched, line, pause, steps
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elasticdl.job.event_catalogue import FORMAT
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse, WorkerPhase
-from elasticdl.job.journal import thinned
 
 
 def read(lines, until=0.0):
@@ -260,7 +257,7 @@ def test_steps_that_are_told_twice_count_once():
     assert twice.points == read(once).points
     assert twice.spent.wall[TimeUse.AGAIN] == read(once).spent.wall[TimeUse.AGAIN] > 0
     again = [*start(), TRAINED, steps(11, 50, 49, seconds=5), steps(12, 60, 10, seconds=1)]
-    assert read(thinned([text + "\n" for text in again], 9)).steps_made == read(again).steps_made == 60
+    assert read(again).steps_made == 60
 
 
 @pytest.mark.parametrize(
@@ -295,43 +292,6 @@ def test_training_that_goes_on_after_all_is_training():
 def test_a_journal_of_a_version_that_can_not_be_known_is_read_with_a_remark(version, told):
     history = read([line(0, "job_started", job="j", workers="1", **({"format": version} if version else {}))])
     assert sum("newer version" in remark for remark in history.remarks) == told
-
-
-@st.composite
-def courses(draw):
-    """Lines of jobs with steps, evaluations and changes of workers, as a master writes them."""
-    now, step, world, lines = 5.0, 1, 1, [*start()]
-    for kind in draw(st.lists(st.sampled_from(["steps"] * 3 + ["evaluation", "checkpoint", "change", "slow"]))):
-        now += draw(st.integers(1, 8)) / 4
-        if kind == "steps":
-            made = draw(st.integers(1, 9))
-            step += made
-            more = {"seconds": made / 32, "again": draw(st.integers(0, 1)), "slowest": 0.01}
-            lines.append(steps(now, step, made, world=world, **more))
-        elif kind == "change":
-            world, step = world + 1, step + 1
-            change = draw(st.sampled_from(["grow", "shrink"]))
-            lines += [formed(now, world, [0, 1], step - 1, seconds=0.1), pause(now + 0.25, world, change, 0.3)]
-            now += 0.3
-            lines.append(steps(now, step, 1, world=world, seconds=0))
-        elif kind == "evaluation":
-            lines.append(line(now, kind, step=step, seconds=0.125, metrics={"accuracy": now}, worker=0))
-        elif kind == "checkpoint":
-            lines.append(line(now, kind, step=step, path=f"/{step}", seconds=0.1, held=0.0625, worker=0))
-        else:
-            lines.append(line(now, "worker_slow", worker=1, host="h", phase="data", factor=2.0, seconds=0.1))
-    return [text + "\n" for text in (*lines, *end(now + 1))]
-
-
-@settings(max_examples=50, deadline=None)
-@given(courses(), st.integers(2, 9))
-def test_a_thinned_journal_tells_the_facts_of_the_whole(lines, bunch):
-    whole, thin = read(lines), read(thinned(lines, bunch))
-    for name in ("phase", "step", "steps_made", "samples_made", "metrics", "checkpoint", "wanted", "over", "slow", "lanes", "worlds",
-                 "pauses", "marks", "causes", "changes", "remarks"):  # fmt: skip
-        assert getattr(whole, name) == getattr(thin, name), name
-    assert {**whole.counts, "steps": 0} == {**thin.counts, "steps": 0}
-    assert spent(thin) == pytest.approx(spent(whole), abs=1e-3)
 
 
 # ---- lanes, worlds, curves ----

@@ -1,4 +1,4 @@
-"""What a master keeps in its job's ConfigMaps: whole, fenced, and seldom enough."""
+"""What a master keeps in its job's ConfigMap: whole, fenced, and seldom enough."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,18 @@ from elasticdl.job.journal import dump_entry
 from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.fenced import NotWrittenError
-from elasticdl.kube.manifests.packed_state import HEAD, HOLDER, JOURNAL, MEMORY, STATUS, pack, unpack_state
+from elasticdl.kube.manifests import packed_state
+from elasticdl.kube.manifests.packed_state import (
+    HEAD,
+    HOLDER,
+    JOURNAL,
+    MEMORY,
+    PIECE_BYTES,
+    STATUS,
+    pack,
+    packed_piece,
+    unpack_state,
+)
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.cluster_master import uncounted
 from elasticdl.master.shell.serve import RelievedError
@@ -30,18 +41,17 @@ from elasticdl.places.pods.judge import SOON_SECONDS, TRACKING
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.stories import on
 
-STATE, OLDER = "digits-state", "digits-journal"
+STATE = "digits-state"
 MIB = 1 << 20
 
 
 class FakeApi:
-    """The job's ConfigMaps with optimistic locking; the next requests may fail as told."""
+    """The job's ConfigMap with optimistic locking; the next requests may fail as told."""
 
     def __init__(self):
-        self.objects = {name: {"metadata": {"resourceVersion": "1"}} for name in (STATE, OLDER)}
+        self.objects = {STATE: {"metadata": {"resourceVersion": "1"}}}
         self.failures = []  # (status, whether it was done all the same)
-        self.refused = {}  # by name: the same, for the next requests about that ConfigMap
-        self.written = []  # (name, bytes that are stored anew)
+        self.written = []  # bytes that are stored anew
 
     def read(self, kind, name):
         if name not in self.objects:
@@ -49,8 +59,7 @@ class FakeApi:
         return copy.deepcopy(self.objects[name])
 
     def patch(self, kind, name, change):
-        failures = self.refused.get(name) or self.failures
-        status, done = failures.pop(0) if failures else (0, True)
+        status, done = self.failures.pop(0) if self.failures else (0, True)
         if status and not done:
             raise ApiError(status, "no")
         there = self.objects[name]
@@ -58,7 +67,7 @@ class FakeApi:
         if wanted != there["metadata"]["resourceVersion"]:
             raise ApiError(409, "conflict")
         _merge(there, copy.deepcopy(change))
-        self.written.append((name, len(json.dumps(there))))
+        self.written.append(len(json.dumps(there)))
         there["metadata"]["resourceVersion"] = str(int(wanted) + 1)
         if status:
             raise ApiError(status, "the answer was lost")
@@ -66,7 +75,7 @@ class FakeApi:
 
     @property
     def state(self):
-        return unpack_state(self.objects[STATE], self.objects.get(OLDER))
+        return unpack_state(self.objects[STATE])
 
 
 def _merge(target, change):
@@ -89,8 +98,8 @@ def api():
 
 
 @pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(state_module, "PART_BYTES", 300)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(packed_state, "PIECE_BYTES", 300)
 
 
 class Bench:
@@ -228,7 +237,7 @@ async def test_a_write_that_fails_is_done_when_it_is_tried_again(bench, api, fai
         {"binaryData": {MEMORY: pack("{}")}},
         {"binaryData": {JOURNAL: "AAAA"}},
         {"data": {HEAD: "[]"}},
-        {"data": {HEAD: '{"format": 2, "number": 0}'}},
+        {"data": {HEAD: '{"format": 3}'}},
     ],
     ids=["memory", "journal", "head", "of a later format"],
 )
@@ -259,24 +268,22 @@ def hash_of(number):
 
 
 @on(loaded)
-async def test_a_long_journal_is_not_written_anew_with_each_save(bench, api):
+async def test_no_piece_of_a_long_journal_is_packed_twice(bench, api, monkeypatch):
+    packed = []
+    monkeypatch.setattr(state_module, "packed_piece", lambda piece: packed.append(len(piece)) or packed_piece(piece))
     for number in range(100):
         await bench.save(number, entries(number))
-    assert bench.journal.read_text().endswith(api.state.journal)
-    assert len(api.state.journal) > 400_000
-    small, large = ([size for name, size in api.written if name == kind] for kind in (STATE, OLDER))
-    assert (len(small), max(small) < 30_000) == (100, True)
-    assert (len(large) < 25, max(large) < 700_000) == (True, True)
+    assert bench.journal.read_text() == api.state.journal
+    assert len(packed) < 110
+    assert max(packed) < 2 * PIECE_BYTES
 
 
-@pytest.mark.parametrize("failure", [(500, True), (503, False), (404, False)])
+@pytest.mark.parametrize("failure", [(500, True), (503, False)])
 @on(loaded)
-async def test_whatever_becomes_of_the_older_part_no_line_is_lost_or_doubled(
-    bench, api, tmp_path, small_parts, failure
-):
+async def test_whatever_becomes_of_a_write_no_line_is_lost_or_doubled(bench, api, tmp_path, small_pieces, failure):
     for number in range(12):
         if number in (3, 4, 7):
-            api.refused[OLDER] = [failure]
+            api.failures = [failure]
         with suppress(OSError):
             await bench.save(number, entries(number))
             assert api.state.journal == bench.journal.read_text()
@@ -289,38 +296,28 @@ async def test_whatever_becomes_of_the_older_part_no_line_is_lost_or_doubled(
     assert api.state.journal == another.journal.read_text()
 
 
-@on(loaded)
-async def test_a_job_without_a_config_map_for_the_journal_keeps_what_fits(first, api, tmp_path, monkeypatch):
-    monkeypatch.setattr(state_module, "MOST_STATE_BYTES", 10_000)
-    del api.objects[OLDER]
-    bench = Bench(api, tmp_path, "two")
-    await bench.store.load()
-    for number in range(20):
-        await bench.save(number, entries(number))
-    assert bench.journal.read_text().endswith(api.state.journal)
-    assert len(api.state.journal) > 4_000
-
-
 @pytest.mark.parametrize("each", [1, 100])
 @on(loaded)
 async def test_of_a_journal_that_is_too_long_the_newest_is_kept_however_often(
-    bench, api, small_parts, monkeypatch, each
+    bench, api, tmp_path, small_pieces, monkeypatch, each
 ):
-    monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
+    monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 4000)
     for number in range(1000):
         bench.write(f"entry {number * 7919 % 10007}\n")
+        if number == 500:
+            bench = Bench(api, tmp_path, "two")
+            await bench.store.load()
         if number % each == each - 1:
             await bench.save(number)
-            assert len(api.objects[OLDER].get("binaryData", {}).get(JOURNAL, "")) <= 2000
+            assert len(api.objects[STATE]["binaryData"][JOURNAL]) <= 4000
             kept = api.state.journal.splitlines()
             assert kept == bench.journal.read_text().splitlines()[-len(kept) :]
             assert len(kept) > min(number, 200)
 
 
 @on(loaded)
-async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, monkeypatch):
-    monkeypatch.setattr(state_module, "MOST_STATE_BYTES", 2500)
-    monkeypatch.setattr(state_module, "MOST_BYTES", 2000)
+async def test_a_line_that_is_too_long_by_itself_is_left_out(bench, api, small_pieces, monkeypatch):
+    monkeypatch.setattr(state_module, "MOST_JOURNAL_BYTES", 2000)
     await bench.save(1, "first\n" + " ".join(str(number * 7919 % 10007) for number in range(3000)) + "\n")
     assert api.state.journal == ""
     await bench.save(2, "last\n")
@@ -343,13 +340,12 @@ async def test_ten_thousand_workers_and_their_journal_fit_into_a_config_map(benc
     bench.store.status = lambda: json_format.MessageToJson(status, indent=None)
     for number in most:
         bench.write(dump_entry({"time": 1e9 + number, "event": "worker_launched", "worker": number}) + "\n")
-    bench.write("".join(entries(number) for number in range(100)))
+    bench.write("".join(entries(number) for number in range(500)))
     await bench.store.save(snapshot)
-    for stored in api.objects.values():
-        assert len(json.dumps(stored)) < MIB
+    assert len(json.dumps(api.objects[STATE])) < MIB
     assert Snapshot.from_json(api.state.memory) == snapshot
     assert len(json_format.Parse(api.state.status, pb.JobStatus()).workers) == MOST_WORKERS
-    assert api.state.journal.endswith(entries(99))
+    assert api.state.journal.endswith(entries(499))
 
 
 class OnePod:

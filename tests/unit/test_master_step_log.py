@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from elasticdl.job.journal import STEPS, Steps, thinned
+from elasticdl.job.journal import STEPS, Steps
 from elasticdl.kube.manifests import packed_state
+from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.events import StepReport
 from elasticdl.master.state.snapshot import TrainingSnapshot
 from elasticdl.master.state.values import Pace
 
-LONG = 10_000  # bytes, instead of what takes weeks to come together
 PACE = Pace(busy=0.04, waited=0.01, least_waited=0.004)
 ONE = StepReport(1, 0, 2.0, 32, 0.1, 0.05, 1, 32, False)
 
@@ -91,30 +91,6 @@ def test_a_loss_that_is_no_number_is_null():
     assert (book.entries[-1]["loss"], book.entries[-1]["learning_rate"]) == (None, None)
 
 
-# ---- joined: that a thinned journal tells the same sums, its history says ----
-
-
-ENTRY = {
-    "step": 1,
-    "world": 1,
-    "steps": 1,
-    "samples": 1,
-    "loss": 1.0,
-    "seconds": 1,
-    "again": 0,
-    "waited": 0,
-    "slowest": 0,
-}
-
-
-@pytest.mark.parametrize("damaged", ["{nonsense", "", '{"event": "steps", "time": 1}', '["steps"]', '{"event": "steps", "time": 1, "steps": 2, "world": 1, "loss": "x"}'])  # fmt: skip
-def test_a_damaged_line_of_a_journal_that_is_thinned_stays_as_it_is(damaged):
-    """It raised, within the saving of the job's state: such a master died again and again."""
-    entry = {**ENTRY, "event": STEPS, "time": 1}
-    lines = [json.dumps(entry) + "\n", damaged + "\n", json.dumps({**entry, "time": 2, "step": 2}) + "\n"]
-    assert list(thinned(lines, 8)) == lines
-
-
 def test_the_loss_of_two_is_their_mean_over_samples():
     first = Steps(1, 1, 1, 10, 1.0, 0.1, 1, 0, 0, 0)
     joined = first + dataclasses.replace(first, step=2, samples=30, loss=3.0)
@@ -126,21 +102,14 @@ def test_the_loss_of_two_is_their_mean_over_samples():
 # ---- in the ConfigMap ----
 
 
-def test_steps_push_nothing_out_of_the_config_map(monkeypatch):
-    monkeypatch.setattr(packed_state, "LONG_BYTES", LONG)
+def test_in_a_week_steps_push_nothing_out_of_the_config_map():
     book = Book()
-    lines, told = [json.dumps({"time": 0.0, "event": "job_started", "job": "j"}) + "\n"], 0
-    for hour in range(24 * 14):
-        for tick in range(40):
-            book.now = hour * 3600.0 + tick * 90
-            book.train(hour * 40 + tick + 1, loss=1 / (1 + book.now) + tick * 1e-3, seconds=0.0123 * (tick + 1))
-        book.log.recorded("phase", {})
-        lines += [json.dumps({"time": book.now, "event": STEPS, **entry}) + "\n" for entry in book.entries[told:]]
-        told = len(book.entries)
-    assert told > 3000
-    assert len(packed_state.pack("".join(lines))) > 2.5 * LONG
-    packed = packed_state.pack_journal("".join(lines), 10 * LONG)
-    assert len(packed) < 2.5 * LONG
-    kept = packed_state.unpack_state({"binaryData": {packed_state.JOURNAL: packed}}).journal.splitlines(keepends=True)
-    assert kept[0] == lines[0]
-    assert len(kept) < told / 2, "so much had to be joined"
+    for tick in range(24 * 7 * 120):
+        book.now = tick * 30.0
+        book.train(tick + 1, loss=1 / (1 + book.now) + tick % 40 * 1e-3, seconds=0.0123 * (tick % 40 + 1))
+        if tick % 120 == 0:
+            book.log.recorded("phase", {})
+    lines = [
+        json.dumps({"time": 1.7e9 + entry["step"] * 30.0, "event": STEPS, **entry}) + "\n" for entry in book.entries
+    ]
+    assert len(packed_state.pack("".join(lines))) < MOST_JOURNAL_BYTES

@@ -57,12 +57,10 @@ class NamespaceJob(JobHandle):
     def status_text(self) -> str | None:
         return self.state().status or None
 
-    def state(self, *, with_journal: bool = False) -> State:
-        """``with_journal``: all of it, else the newest part, as the rest may be large."""
+    def state(self) -> State:
         found = self.client.find("ConfigMap", names.state_name(self.name))
-        older = self.client.find("ConfigMap", names.journal_name(self.name)) if found and with_journal else None
         try:
-            return unpack_state(found, older) if found else State()
+            return unpack_state(found) if found else State()
         except ValueError as error:
             raise UserError(f"job {self.name}: {error}") from None
 
@@ -127,7 +125,7 @@ class NamespaceJob(JobHandle):
         return StreamFeed(self.found, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
-        return self.state(with_journal=True).journal.splitlines()
+        return self.state().journal.splitlines()
 
     def logs(self, worker: int | None, *, follow: bool) -> Lines:
         pod = "" if worker is None else self._pod_of(worker)

@@ -87,7 +87,7 @@ def companions(parts: ManifestInputs) -> list[Manifest]:
     without_envs = spec.model_copy(update={"envs": ""})
     data = {SPEC_FILE: without_envs.to_json(), TEMPLATE_FILE: json.dumps(parts.worker, indent=1)}
     made.append({**_head(parts, "ConfigMap", names.spec_name(job)), "immutable": True, "data": data})
-    made += [_head(parts, "ConfigMap", name(job)) for name in (names.state_name, names.journal_name)]
+    made.append(_head(parts, "ConfigMap", names.state_name(job)))
     if parts.groups and (group := volcano_group(spec, parts.worker)):
         head = _head(parts, "PodGroup", names.group_name(job), "scheduling.volcano.sh/v1beta1")
         made.append({**head, "spec": group})
@@ -122,7 +122,7 @@ def rules(job: str, *, announces: bool = True) -> list[Manifest]:
     return [
         _rule("", "pods", list(_POD_VERBS)),
         _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
-        _rule("", "configmaps", ["get", "patch"], names.state_name(job), names.journal_name(job)),
+        _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]
 

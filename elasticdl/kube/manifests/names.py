@@ -53,12 +53,8 @@ def environment_name(job: str) -> str:
 
 
 def state_name(job: str) -> str:
+    """Of the ConfigMap that the master writes."""
     return f"{job}-state"
-
-
-def journal_name(job: str) -> str:
-    """Of the ConfigMap with the older part of the journal."""
-    return f"{job}-journal"
 
 
 def group_name(job: str) -> str:

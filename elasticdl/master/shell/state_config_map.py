@@ -1,7 +1,6 @@
-"""A job's snapshot, journal and last status in its two ConfigMaps, where the next master and the command line find them.
+"""A job's snapshot, journal and last status in its ConfigMap, where the next master and the command line find them.
 
-Their format is in `elasticdl.kube.manifests.packed_state`. One write takes a snapshot and the newest part of the journal, both of
-the same moment. When that part has grown, it moves to the other ConfigMap, of the journal's older part.
+Their format is in `elasticdl.kube.manifests.packed_state`. One write takes a snapshot and the journal, both of the same moment.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -18,32 +18,31 @@ from typing import TypeVar
 from elasticdl.common.backoff import Backoff
 from elasticdl.common.errors import UserError
 from elasticdl.common.retry import retry
-from elasticdl.kube.api_error import ABSENT, FORBIDDEN
 from elasticdl.kube.client import Client
-from elasticdl.kube.fenced import FencedConfigMap, Manifest, NotWrittenError
-from elasticdl.kube.manifests.names import journal_name, master_name, state_name
+from elasticdl.kube.fenced import FencedConfigMap, Manifest
+from elasticdl.kube.manifests.names import master_name, state_name
 from elasticdl.kube.manifests.packed_state import (
     JOURNAL,
     MEMORY,
     STATUS,
+    encoded,
     head,
     pack,
-    pack_journal,
+    packed_piece,
     unpack_state,
+    whole_pieces,
 )
 from elasticdl.master.state.instructions import Phase
 from elasticdl.master.state.snapshot import Snapshot
 
 # If only the journal has grown, at least so long after the last write is the next; longer, the more there is to write.
 NEWS_SECONDS = 1.0
-BYTES_PER_SECOND = 10_000
+BYTES_PER_SECOND = 40_000
 # A state that does not change is written so often.
 IDLE_SECONDS = 60.0
-# The newest part of the journal moves to the older one when it has so many bytes, packed.
-PART_BYTES = 16_000
-# A ConfigMap may have 1 MiB. Of a longer journal, packed, the oldest entries are dropped.
-MOST_BYTES = 600_000
-MOST_STATE_BYTES = 1_000_000
+# A ConfigMap may have 1 MiB. Of a journal that is longer, packed, the oldest pieces are dropped.
+MOST_BYTES = 1_000_000
+MOST_JOURNAL_BYTES = 400_000
 # So long the cluster may take to answer at the beginning, and to take the last status at the end.
 TIMEOUT = 120.0
 
@@ -71,37 +70,25 @@ class ClusterState:
         self._journal = journal
         self._clock = clock
         self._state = FencedConfigMap(client, state_name(job), holder, replaced)
-        self._older = FencedConfigMap(client, journal_name(job), holder, replaced)
         self._writing = asyncio.Lock()
-        self._number = 0  # of the older part
-        self._newest_from = 0  # the journal's first byte that is not in the older part
-        self._part_bytes = PART_BYTES
-        self._unsure_to: int | None = None  # up to there the older part may have been written, without an answer
+        self._pieces: deque[bytes] = deque()  # of the journal, packed, the oldest first
+        self._packed_to = 0  # the journal's first byte that is in none of them
         self._saved: object = None
         self._saved_at = 0.0
         self._size = 0  # of what was written last
         self.next_worker = 0  # number of the first worker that no master before this one has launched
         self.status: Callable[[], str] = str  # what is saved of it with each snapshot, unless it is empty
 
-    async def claim(self) -> tuple[Manifest, Manifest]:
+    async def claim(self) -> Manifest:
         """Make this the job's master. Returns what is there; from then on an earlier master can't write any more.
 
         Raises:
             UnreachableError: the cluster does not answer.
         """
         async with self._writing:
-            return await self._retried(self._state.claim), await self._retried(self._claim_older)
+            return await self._retried(self._state.claim, "read the job's state")
 
-    async def _claim_older(self) -> Manifest:
-        try:
-            return await self._older.claim()
-        except NotWrittenError as error:
-            if error.status not in (ABSENT, FORBIDDEN):
-                raise
-            _log.warning("of a long journal only the end will be kept: %s", error)
-            return {}
-
-    async def _retried(self, ask: Callable[[], Awaitable[T]], what: str = "read the job's state") -> T:
+    async def _retried(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         return await retry(ask, what, Backoff(random.Random()), TIMEOUT)
 
     async def load(self) -> Snapshot | None:
@@ -113,13 +100,12 @@ class ClusterState:
         """
         found = await self.claim()
         try:
-            state = unpack_state(*found)
+            state = unpack_state(found)
             snapshot = Snapshot.from_json(state.memory) if state.memory else None
         except ValueError as error:
             raise UserError(f"what an earlier master has left can't be read: {error}") from None
         whole, newline, _ = state.journal.rpartition("\n")  # so that the next entry begins a line
         self._journal.write_text(whole + newline)
-        self._number, self._newest_from = state.number, state.older_bytes
         self.next_worker = snapshot.job.next_id if snapshot else 0
         return snapshot
 
@@ -151,42 +137,24 @@ class ClusterState:
     async def _write(self, texts: dict[str, str], end: int | None = None) -> None:
         """Write these with the journal up to this byte. Whatever else is there stays."""
         async with self._writing:
-            if self._unsure_to is not None:
-                await self._move_to_older(self._unsure_to)
-            # In a thread, as compressing takes a tenth of a second or more.
-            packed, reached = await asyncio.to_thread(self._pack, texts, end)
-            await self._state.patch({"data": head(self._number) if JOURNAL in packed else {}, "binaryData": packed})
+            packed = await asyncio.to_thread(self._pack, texts, end)  # in a thread, as it may take a tenth of a second
+            await self._state.patch({"data": head() if JOURNAL in packed else {}, "binaryData": packed})
             self._size = sum(map(len, packed.values()))
-            if len(packed.get(JOURNAL, "")) > self._part_bytes:
-                await self._move_to_older(reached)
 
-    def _pack(self, texts: dict[str, str], end: int | None) -> tuple[dict[str, str], int]:
-        """Also returns the byte up to which the journal is packed."""
+    def _pack(self, texts: dict[str, str], end: int | None) -> dict[str, str]:
         packed = {name: pack(text) for name, text in texts.items()}
         if not self._journal.exists():
-            return packed, 0
-        lines = self._lines(self._newest_from, end)
-        room = MOST_STATE_BYTES - sum(map(len, packed.values()))
-        return {**packed, JOURNAL: _packed_lines(lines, max(room, 0))}, self._newest_from + len(lines)
-
-    async def _move_to_older(self, end: int) -> None:
-        """Make the journal up to this byte, which is written, its older part.
-
-        Raises:
-            NotWrittenError: for the second time it is unknown whether it was written.
-        """
-        packed = await asyncio.to_thread(lambda: _packed_lines(self._lines(0, end), MOST_BYTES))
-        again, self._unsure_to = self._unsure_to is not None, None
-        try:
-            await self._older.patch({"data": head(self._number + 1), "binaryData": {JOURNAL: packed}})
-        except NotWrittenError as error:
-            if error.uncertain:
-                self._unsure_to = end
-                if again:
-                    raise
-            self._part_bytes += PART_BYTES
-            return
-        self._number, self._newest_from, self._part_bytes = self._number + 1, end, PART_BYTES
+            return packed
+        lines = self._lines(self._packed_to, end)
+        for piece in whole_pieces(lines):
+            self._pieces.append(packed_piece(piece))
+            self._packed_to += len(piece)
+            lines = lines[len(piece) :]
+        newest = packed_piece(lines)
+        room = min(MOST_JOURNAL_BYTES, MOST_BYTES - sum(map(len, packed.values())))
+        while len(journal := encoded([*self._pieces, newest])) > room and self._pieces:
+            self._pieces.popleft()
+        return {**packed, JOURNAL: journal if len(journal) <= room else ""}
 
     def _lines(self, start: int, end: int | None) -> bytes:
         """The whole lines of the journal between two bytes, without one that is still being written."""
@@ -194,10 +162,6 @@ class ClusterState:
             file.seek(start)
             whole, newline, _ = file.read(-1 if end is None else max(end - start, 0)).rpartition(b"\n")
         return whole + newline
-
-
-def _packed_lines(lines: bytes, most: int) -> str:
-    return pack_journal(lines.decode(errors="replace"), most)
 
 
 async def request(ask: Callable[[], T], what: str) -> T:
