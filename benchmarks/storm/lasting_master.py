@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,8 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.saver import SnapshotStore
-from elasticdl.master.shell.serve import EXIT_CODES, Platform, serve
+from elasticdl.master.shell.serve import EXIT_CODES, Master
 from elasticdl.master.shell.servicer import Server
-from elasticdl.master.state.events import Event
 from elasticdl.master.state.instructions import EndJob
 from elasticdl.master.state.snapshot import Snapshot
 from elasticdl.places.base import Launcher, Limits, Place, PlaceState, Report
@@ -149,16 +148,11 @@ async def run(job_dir: JobDir, host: str, port: int) -> EndJob:
     address = replace(own, tls=str(job_dir.tls / Role.OWNER))
     places = partial(PolledPlaces, HostProvider(job_dir, f"{host}:{port}"), seconds=POLL_SECONDS)
 
-    @asynccontextmanager
-    async def lifespan(post: Callable[[Event], None]) -> AsyncIterator[None]:
-        job_dir.write_master(address)
-        yield
-
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(places, agents.reporting_to, report)
 
     store = FileStore(job_dir.path / "memory.json")
-    return await serve(spec, job_dir, Platform(server, make_launcher, store, lifespan, agents=agents))
+    return await Master(spec, job_dir, server, store, make_launcher, agents=agents, address=address).run()
 
 
 def main(job_dir: str, address: str) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,10 +25,9 @@ from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell import journal_file
 from elasticdl.master.shell import loop as loop_module
 from elasticdl.master.shell import saver as saver_module
-from elasticdl.master.shell import serve as serve_module
 from elasticdl.master.shell import state_config_map as state_module
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.serve import Platform, serve
+from elasticdl.master.shell.serve import Master
 from elasticdl.master.shell.servicer import SharedStatus
 from elasticdl.master.shell.state_config_map import ClusterState
 from elasticdl.master.state import events as e
@@ -107,12 +106,8 @@ class Town:
             made.set()
             return Launcher(report, self.launched)
 
-        @asynccontextmanager
-        async def lifespan(post):
-            yield
-
-        platform = Platform(Server(), make_launcher, state, lifespan)
-        self.serving = asyncio.create_task(serve(SPEC, self.job_dir, platform))
+        master = Master(SPEC, self.job_dir, Server(), state, make_launcher)
+        self.serving = asyncio.create_task(master.run())
         await made.wait()
         await self.settle()
 
@@ -183,7 +178,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(state_module, "NEWS_SECONDS", 0.0)
     monkeypatch.setattr(saver_module, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(saver_module, "CLOSE_SECONDS", 0.001)
-    monkeypatch.setattr(serve_module, "_write_summary", lambda *_: None)
+    monkeypatch.setattr(Master, "_write_summary", lambda *_: None)
 
 
 def journal_of(*actions):

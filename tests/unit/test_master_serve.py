@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,7 +12,7 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TokenAccess
 from elasticdl.master.shell.observer import MOST_IN_A_ROW, Observer, Observers
 from elasticdl.master.shell.saver import NoStore
-from elasticdl.master.shell.serve import Platform, serve
+from elasticdl.master.shell.serve import Master, RelievedError
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import Phase
@@ -28,8 +27,10 @@ class NoPlace:
         self.broken = broken
         self.calls = []
         self.closing, self.seen = lambda: None, None
+        self.finding = lambda: None
 
     async def find(self, remembered):
+        self.finding()
         return ()
 
     async def launch(self, worker_id, away_from=()):
@@ -67,13 +68,15 @@ class Ears(Observer):
 
 
 class Run:
-    """A master that is told to stop as soon as it serves; ``broken``: what raises then, a launcher or an observer."""
+    """A master that is told to stop as soon as it serves; ``broken``: what raises then, a launcher or an observer;
+    ``leaves``: when it is told to leave instead."""
 
-    def __init__(self, folder, *, broken="", **options):
+    def __init__(self, folder, *, broken="", leaves="", **options):
         self.ears = Ears(broken == "observer")
         self.second = Ears(broken=False)
         self.launcher = NoPlace(broken == "launcher")
         self.store = NoStore()
+        self._leaves = leaves
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
         self.job_dir = JobDir(folder / "digits")
         self.job_dir.path.mkdir(parents=True)
@@ -84,20 +87,22 @@ class Run:
     async def _serve(self):
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
-        platform = Platform(
-            server, self._make_launcher, self.store, self._attend, lambda status, facts: [self.ears, self.second]
+        ears = [self.ears, self.second]
+        master = Master(
+            self._spec, self.job_dir, server, self.store, self._make_launcher, make_observers=lambda master: ears
         )
-        return await serve(self._spec, self.job_dir, platform)
+        match self._leaves:
+            case "at once":
+                master.leave("it has taken over")
+            case "while it serves":
+                self.launcher.finding = lambda: master.leave("it has taken over")
+            case _ if not self.launcher.broken:
+                master.post(e.StopRequested("enough"))
+        return await master.run()
 
     def _make_launcher(self, report, limits):
         self.launcher.report = report
         return self.launcher
-
-    @asynccontextmanager
-    async def _attend(self, post):
-        if not self.launcher.broken:
-            post(e.StopRequested("enough"))
-        yield
 
 
 def test_a_decided_end_is_told_and_then_takes_the_workers_along(tmp_path):
@@ -124,6 +129,15 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     assert run.launcher.calls[-1] == "detach"
     assert "close" not in run.launcher.calls
     assert run.ears.closed
+
+
+@pytest.mark.parametrize("when", ["at once", "while it serves"])
+def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
+    run = Run(tmp_path, leaves=when)
+    with pytest.raises(RelievedError, match=r"^leaving the job to another master: it has taken over$"):
+        run.to_the_end()
+    assert set(run.launcher.calls) == ({"detach"} if when == "while it serves" else set())
+    assert not run.job_dir.status.exists()
 
 
 def test_an_observer_that_raises_misses_what_it_raised_for(tmp_path, caplog):

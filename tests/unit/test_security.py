@@ -20,6 +20,8 @@ from elasticdl.kube.manifests import job_objects, names
 from elasticdl.master.shell import local_master
 from elasticdl.master.shell.access import ALLOWED
 from elasticdl.master.shell.metrics import READERS
+from elasticdl.master.shell.serve import Master
+from elasticdl.master.state.events import StopRequested
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
@@ -99,31 +101,41 @@ def test_only_the_user_can_read_a_local_jobs_token(job):
     assert stat.S_IMODE(create_job_dir("another").path.stat().st_mode) == 0o700
 
 
-def test_a_local_jobs_token_is_its_own_and_goes_with_it(job, monkeypatch):
+class NoPlace:
+    """A launcher of a job that is stopped as soon as it runs; ``look`` is called then."""
+
+    def __init__(self, report, look):
+        self._report, self._look = report, look
+
+    async def find(self, remembered):
+        self._look()
+        self._report(StopRequested("enough"))
+        return ()
+
+    async def close(self): ...
+
+    async def detach(self): ...
+
+
+def serve_here(job, look):
+    spec = JobSpec(num_workers="1", command=("true",))
+    asyncio.run(local_master.serve_here(spec, job, lambda address: lambda report, limits: NoPlace(report, look)))
+
+
+def test_a_local_jobs_token_is_its_own_and_goes_with_it(job):
     found = []
-
-    async def serve(spec, job_dir, platform):
-        async with platform.lifespan(lambda event: None):
-            found.append(job_dir.read_master())
-            job_dir.status.touch()
-
-    monkeypatch.setattr(local_master, "serve", serve)
     for _ in range(2):
-        asyncio.run(local_master.serve_here(JobSpec(model_def="m"), job, lambda master: None))
+        serve_here(job, lambda: found.append(job.read_master()))
+        assert not job.master.exists()
+        job.status.unlink()
     assert found[0].token != found[1].token
     assert found[0].address.startswith(LOOPBACK)
-    assert not job.master.exists()
 
 
 def test_a_master_that_could_not_write_how_its_job_ended_leaves_where_it_was(job, monkeypatch):
     """Without its address, the job would be taken for one whose master is starting."""
-
-    async def serve(spec, job_dir, platform):
-        async with platform.lifespan(lambda event: None):
-            pass
-
-    monkeypatch.setattr(local_master, "serve", serve)
-    asyncio.run(local_master.serve_here(JobSpec(model_def="m"), job, lambda master: None))
+    monkeypatch.setattr(Master, "_write_status", lambda master: None)
+    serve_here(job, lambda: None)
     assert job.master.exists()
 
 

@@ -19,7 +19,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,18 +44,16 @@ from elasticdl.kube.manifests.pod import TEMPLATE_FILE
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.announcer import Announcer
-from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
     EXIT_USER_ERROR,
-    Platform,
+    Master,
     RelievedError,
     handling,
     log_as,
     read_spec,
-    serve_unless_relieved,
 )
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.state_config_map import ClusterState, request
@@ -146,7 +144,9 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
                 spec, template = read_spec(JobDir(folder)), _read_template(folder / TEMPLATE_FILE)
                 log_as(name, spec)
                 async with uncounted(client, name, pod.uid, SOON_SECONDS if crashes else 0.0):
-                    end = await Master(spec, pod, template, job_dir, owner).serve(client, state, announcer, relieved)
+                    end = await ClusterMaster(spec, pod, template, job_dir, owner).serve(
+                        client, state, announcer, relieved
+                    )
                 status = job_dir.status.read_text()
             except (UserError, JobFailedError) as error:
                 announcer.recorded("job_finished", {"phase": str(Phase.FAILED), "reason": str(error)})
@@ -231,7 +231,7 @@ def _read_template(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class ClusterMaster:
     spec: JobSpec
     pod: Pod
     template: Mapping[str, Any]
@@ -261,14 +261,21 @@ class Master:
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
             return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
 
-        def make_observers(status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
-            state.status = lambda: _unless_over(status())
-            return [announcer, *self._metrics(status, facts)]
+        def make_observers(master: Master) -> list[Observer]:
+            state.status = lambda: _unless_over(master.status())
+            return [announcer, *self._metrics(master)]
 
-        platform = Platform(
-            self._server(), make_launcher, state, lambda post: contextlib.nullcontext(), make_observers, agents
+        master = Master(
+            self.spec,
+            self.job_dir,
+            self._server(),
+            state,
+            make_launcher,
+            make_observers=make_observers,
+            agents=agents,
         )
-        return await serve_unless_relieved(self.spec, self.job_dir, platform, relieved)
+        relieved.add_done_callback(lambda reason: master.leave(reason.result()))
+        return await master.run()
 
     def _server(self) -> Server:
         address = self.pod.address
@@ -280,17 +287,17 @@ class Master:
             _log.warning("port %d of loopback is taken: there is no port-forward to this master", port)
         return server
 
-    def _metrics(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> list[Observer]:
+    def _metrics(self, master: Master) -> list[Observer]:
         """If the port is taken, the job goes on without metrics."""
         loop = asyncio.get_running_loop()
 
         async def answer() -> pb.JobStatus:
-            return status()
+            return master.status()
 
         def ask() -> pb.JobStatus:
             return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
 
-        address, metrics = (self.pod.address, METRICS_PORT), Prometheus(ask, facts)
+        address, metrics = (self.pod.address, METRICS_PORT), Prometheus(ask, master.facts)
         try:
             return [MetricsServer(address, self.pod.tls, metrics.exposition)]
         except OSError as error:

@@ -16,8 +16,8 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,15 @@ from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
 from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.saver import NoStore
-from elasticdl.master.shell.serve import EXIT_CODES, EXIT_USER_ERROR, Platform, handling, log_as, read_spec, serve
+from elasticdl.master.shell.serve import (
+    EXIT_CODES,
+    EXIT_USER_ERROR,
+    LauncherFactory,
+    Master,
+    handling,
+    log_as,
+    read_spec,
+)
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
@@ -47,7 +55,6 @@ PARENT_GONE = signal.SIGUSR1
 
 _log = logging.getLogger(__name__)
 
-LauncherFactory = Callable[[Report, Limits], Launcher]
 # Gets ready to launch workers, which are told how to reach the master.
 Prepare = Callable[[MasterAddress], LauncherFactory]
 
@@ -100,19 +107,10 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
     make_launcher = prepare(address)
     if held and not await asyncio.to_thread(sys.stdin.readline):
         raise UserError("the command that started the job is gone")
-
-    @asynccontextmanager
-    async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-        with stopped_by_signals(post):
-            job_dir.write_master(address)
-            yield
-
-    try:
-        platform = Platform(server, make_launcher, NoStore(), lifespan, lambda status, facts: [LogMarker(job_dir)])
-        return await serve(spec, job_dir, platform)
-    finally:
-        if job_dir.status.exists():  # else the address of a dead master tells that the job is over
-            job_dir.master.unlink(missing_ok=True)
+    marker = LogMarker(job_dir)
+    master = Master(spec, job_dir, server, NoStore(), make_launcher, make_observers=lambda _: [marker], address=address)
+    with stopped_by_signals(master.post):
+        return await master.run()
 
 
 def local_launcher(

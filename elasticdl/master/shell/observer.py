@@ -35,6 +35,10 @@ class Observers(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._raised = dict.fromkeys(observers, 0)  # how often, since a call that did not
 
+    def add(self, observer: Observer) -> None:
+        """It is told after the others."""
+        self._raised[observer] = 0
+
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         self._tell(lambda observer: observer.recorded(event, fields))
 

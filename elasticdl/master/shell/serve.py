@@ -7,8 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.event_catalogue import FORMAT
 from elasticdl.job.folders import require_writable_folders
-from elasticdl.job.jobdir import JobDir, write_aside
+from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.journal import STEPS
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.core.job_core import Job
@@ -38,7 +37,6 @@ from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.training import Training
 from elasticdl.master.state.values import Settings
 from elasticdl.places.base import Launcher, Limits, Report
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -49,28 +47,12 @@ SLOWEST_HEARTBEAT = 5.0
 START_SECONDS = 120.0
 EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
 EXIT_USER_ERROR = 2
+LauncherFactory = Callable[[Report, Limits], Launcher]
 _log = logging.getLogger(__name__)
 
 
 class RelievedError(Exception):
     """Another master has the job, or will soon have it; the job goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """What differs between a master on this machine and one on a cluster.
-
-    ``lifespan`` is entered while the job runs and the master can be called; through what it is given it may post events.
-    """
-
-    server: Server  # its port is taken
-    make_launcher: Callable[[Report, Limits], Launcher]
-    store: SnapshotStore
-    lifespan: Callable[[Callable[[e.Event], None]], AbstractAsyncContextManager[None]]
-    # Observers of the place; what they are given makes the status, on the event loop only.
-    make_observers: Callable[[Callable[[], pb.JobStatus], LiveFacts], Sequence[Observer]] = lambda status, facts: ()
-    # Where workers are started by the agents of their places; the launcher has it, too.
-    agents: Agents | None = None
 
 
 def read_spec(job_dir: JobDir) -> JobSpec:
@@ -105,170 +87,221 @@ def handling(signals: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[N
             loop.remove_signal_handler(number)
 
 
-async def serve(spec: JobSpec, job_dir: JobDir, platform: Platform) -> EndJob:
-    """Run the job to its end. If an earlier master has died, go on where it was. Only files of the job remain.
+class Master:
+    """The master of one job: what earlier masters have left, the job's core, and what carries out its orders.
 
-    Raises:
-        UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
-        UnreachableError: the store does not answer, or does not take the first snapshot.
+    Args:
+        job_dir: Where the files of the job are; only they remain.
+        server: Its port is taken.
+        store: Where the job's state outlives the master.
+        make_launcher: Called once, when the master has the job.
+        make_observers: Of the place. They are made once the job's `status` can be asked for.
+        agents: Those that start workers in their places, if that is how they are started; the launcher has it, too.
+        address: Written into the job's folder while the master can be called.
     """
-    past = await platform.store.load()
-    if past is None:  # a pod may see other folders than the machine on which the job was submitted
-        require_writable_folders(spec)
-    started, generation = (past.started, past.generation + 1) if past else (time.time(), 1)
-    began = time.monotonic() - (time.time() - started)
-    facts = LiveFacts()
-    for journal_file in (job_dir.earlier, *([job_dir.journal] if past else [])):
-        if journal_file.exists():  # in a thread, as reading a long one takes seconds
-            await asyncio.to_thread(_read_journal, facts, journal_file)
-    with facts.now() as (told, _):
-        settings = Settings.from_spec(spec, told.next_worker)
-    job = Job(settings, past.job if past else None)
-    sessions = Sessions(past.taken if past else {})
-    steps = StepLog(
-        lambda event, fields: journal.append(event, fields),
-        lambda event, fields: observers.recorded(event, fields),
-        *(time.time, started, past.steps if past else None, job.training),
-    )
 
-    def wrap(state: JobSnapshot) -> Snapshot:
-        """Together with what the shell knows at the same moment."""
-        there = {worker.worker_id for worker in state.workers}
-        taken = {worker_id: number for worker_id, number in sessions.taken.items() if worker_id in there}
-        length = job_dir.journal.stat().st_size if job_dir.journal.exists() else 0
-        return Snapshot(state, started, generation, taken, steps.unwritten, length)
+    # Known once what an earlier master has left is loaded.
+    _job: Job
+    _sessions: Sessions
+    _journal: Journal
+    _observers: Observers
+    _steps: StepLog
+    _saver: StateSaver
+    _began: float  # of the job, by the monotonic clock
+    _started: float  # the same, in seconds since the epoch
+    _generation: int
 
-    def status() -> pb.JobStatus:
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_dir: JobDir,
+        server: Server,
+        store: SnapshotStore,
+        make_launcher: LauncherFactory,
+        *,
+        make_observers: Callable[[Master], Sequence[Observer]] = lambda master: (),
+        agents: Agents | None = None,
+        address: MasterAddress | None = None,
+    ) -> None:
+        self._spec = spec
+        self._job_dir = job_dir
+        self._server = server
+        self._store = store
+        self._make_launcher = make_launcher
+        self._make_observers = make_observers
+        self._agents = agents
+        self._address = address
+        self._mailbox = Mailbox()
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._relieved: asyncio.Future[str] = self._loop.create_future()
+        self._launcher: Launcher | None = None
+        self.facts = LiveFacts()
+
+    def post(self, event: e.Event) -> None:
+        """Tell the job. Before it has begun, this is the first that it hears. On the event loop only."""
+        self._mailbox.post(event)
+
+    def leave(self, reason: str) -> None:
+        """Another master has the job, or will soon have it: `run` ends, and the workers go on."""
+        if not self._relieved.done():
+            self._relieved.set_result(reason)
+
+    def status(self) -> pb.JobStatus:
+        """On the event loop only."""
         now = time.monotonic()
-        return to_status(job_dir.name, job, now, now - began)
+        return to_status(self._job_dir.name, self._job, now, now - self._began)
 
-    if unwritten := steps.unwritten.joined:
-        facts.recorded(STEPS, unwritten)
-    saver = StateSaver(platform.store)
-    await _save_generation(saver, lambda: wrap(job.snapshot()))
-    mailbox = Mailbox()
-    running = asyncio.get_running_loop()
+    async def run(self) -> EndJob:
+        """Run the job to its end. If an earlier master has died, go on where it was.
 
-    def post_from_thread(event: e.Event) -> None:
-        running.call_soon_threadsafe(mailbox.post, event)
+        Raises:
+            UserError: what an earlier master has left can't be read, or a folder of the job can't be written.
+            UnreachableError: the store does not answer, or does not take the first snapshot.
+            RelievedError: it was told to leave.
+        """
+        serving = asyncio.create_task(self._serve())
+        try:
+            await asyncio.wait((serving, self._relieved), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return serving.result()
+            if self._launcher:
+                await self._launcher.detach()  # before the end of `_serve` could end the workers
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+        raise RelievedError(f"leaving the job to another master: {self._relieved.result()}")
 
-    def limits() -> WorkerRange:
-        return job.limits
+    async def _serve(self) -> EndJob:
+        past = await self._store.load()
+        if past is None:  # a pod may see other folders than the machine on which the job was submitted
+            require_writable_folders(self._spec)
+        job_dir = self._job_dir
+        for journal in (job_dir.earlier, *([job_dir.journal] if past else [])):
+            if journal.exists():  # in a thread, as reading a long one takes seconds
+                await asyncio.to_thread(_read_journal, self.facts, journal)
+        self._take_up(past)
+        try:
+            await self._save_generation()
+            self._launcher = self._make_launcher(self.post, self._limits)
+            return await self._train(self._launcher, new=past is None)
+        finally:
+            if self._launcher:
+                await self._launcher.detach()  # only a decided end takes the workers along
+            self._observers.close()
+            self._ended.set()
+            self._journal.close()
+            await self._server.close()
+            # Without the status, the address of a dead master tells that the job is over.
+            if self._address and job_dir.status.exists():
+                job_dir.master.unlink(missing_ok=True)
 
-    scaling = ScalingObserver(spec, limits, past.job.learnt if past else Learnt(), post_from_thread, time.monotonic)
-    # The log of steps is the last to hear, as it adds to what the others hear.
-    observers = Observers([facts, *_tensorboard(spec), scaling, *platform.make_observers(status, facts), steps])
-    journal, ended = Journal(job_dir.journal, observers.recorded, generation), asyncio.Event()
-    launcher = platform.make_launcher(mailbox.post, limits)
-    ports = Ports(launcher, sessions, journal, saver, observers, time.monotonic, wrap)
-    heartbeat_interval = min(spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT)
+    def _take_up(self, past: Snapshot | None) -> None:
+        """Go on with the job where it was, or begin it."""
+        spec, job_dir = self._spec, self._job_dir
+        self._started, self._generation = (past.started, past.generation + 1) if past else (time.time(), 1)
+        self._began = time.monotonic() - (time.time() - self._started)
+        with self.facts.now() as (told, _):
+            settings = Settings.from_spec(spec, told.next_worker)
+        self._job = Job(settings, past.job if past else None)
+        self._sessions = Sessions(past.taken if past else {})
+        self._saver = StateSaver(self._store)
+        learnt = past.job.learnt if past else Learnt()
+        scaling = ScalingObserver(spec, self._limits, learnt, self._post_from_thread, time.monotonic)
+        tensorboard = [TensorBoard(spec.tensorboard_log_dir)] if spec.tensorboard_log_dir else []
+        self._observers = Observers([self.facts, *tensorboard, scaling, *self._make_observers(self)])
+        self._journal = Journal(job_dir.journal, self._observers.recorded, self._generation)
+        past_steps = past.steps if past else None
+        told_steps = (time.time, self._started, past_steps, self._job.training)
+        self._steps = StepLog(self._journal.append, self._observers.recorded, *told_steps)
+        self._observers.add(self._steps)  # the last to hear, as it adds to what the others hear
+        if unwritten := self._steps.unwritten.joined:
+            self.facts.recorded(STEPS, unwritten)
 
-    def welcome() -> pb.Welcome:
-        stands = ("epoch", "epoch_steps", "marks") if job.phase is Phase.RUNNING else ()
-        return pb.Welcome(
-            job_name=job_dir.name,
-            heartbeat_interval=heartbeat_interval,
-            generation=generation,
-            learnt=job.learnt.to_json(),
-            # Where the job begins anew, its data may be others.
-            facts=sessions.facts if job.phase in (Phase.RUNNING, Phase.WAITING) and job.training.step else b"",
-            **{name: getattr(job.training, name) for name in stands},
-        )
+    async def _save_generation(self) -> None:
+        """From now on no other master will have this one's number.
 
-    try:
-        shown = SharedStatus(status, time.monotonic)
-        refuses = spec.why_not_scaled_to
-        servicer = Servicer(mailbox, sessions, status, shown, ended, journal, welcome, refuses, platform.agents)
-        await platform.server.start(servicer)
-        if past is None:
+        Raises:
+            UnreachableError: it can't be saved.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):  # wait_for of Python 3.11 may lose a cancellation
+                await self._saver.save(lambda: self._wrap(self._job.snapshot()))
+        except TimeoutError:
+            await self._saver.close()
+            problem = self._saver.problem or "it takes long"
+            raise UnreachableError(f"can't save the job's state within {START_SECONDS:g} s: {problem}") from None
+
+    async def _train(self, launcher: Launcher, *, new: bool) -> EndJob:
+        """From the first call that is taken to the end of the job."""
+        job, journal, sessions, job_dir = self._job, self._journal, self._sessions, self._job_dir
+        shown, refuses = SharedStatus(self.status, time.monotonic), self._spec.why_not_scaled_to
+        calls = (self._mailbox, sessions, self.status, shown, self._ended, journal, self._welcome, refuses)
+        await self._server.start(Servicer(*calls, self._agents))
+        if new:
             about = {
                 "job": job_dir.name,
-                "workers": str(spec.num_workers),
+                "workers": str(self._spec.num_workers),
                 "specification": str(job_dir.spec),
                 "format": FORMAT,
             }
             journal.append("job_started", about)
-        async with platform.lifespan(mailbox.post):
-            end = await Loop(job, ports, mailbox).run()
-            # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
-            steps.flush()
-            journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
-            _write_summary(spec, end, job.training, facts, time.monotonic() - began)
-            _write_status(job_dir.status, status())
-            await launcher.close()
+        if self._address:
+            job_dir.write_master(self._address)
+        ports = Ports(launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._wrap)
+        end = await Loop(job, ports, self._mailbox).run()
+        # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
+        self._steps.flush()
+        journal.append("job_finished", {"phase": str(end.phase), **achieved(end, job.training)})
+        self._write_summary(end)
+        self._write_status()
+        await launcher.close()
         return end
-    finally:
-        await launcher.detach()  # only a decided end takes the workers along
-        observers.close()
-        ended.set()
-        journal.close()
-        await platform.server.close()
 
+    def _limits(self) -> WorkerRange:
+        """As they are now."""
+        return self._job.limits
 
-async def serve_unless_relieved(
-    spec: JobSpec, job_dir: JobDir, platform: Platform, relieved: asyncio.Future[str]
-) -> EndJob:
-    """As `serve`, of a master whose job may go on with another one.
+    def _post_from_thread(self, event: e.Event) -> None:
+        self._loop.call_soon_threadsafe(self.post, event)
 
-    Args:
-        relieved: Set, with the reason, when this master is to leave the job.
+    def _wrap(self, state: JobSnapshot) -> Snapshot:
+        """Together with what the shell knows at the same moment."""
+        there = {worker.worker_id for worker in state.workers}
+        taken = {worker_id: number for worker_id, number in self._sessions.taken.items() if worker_id in there}
+        length = self._job_dir.journal.stat().st_size if self._job_dir.journal.exists() else 0
+        return Snapshot(state, self._started, self._generation, taken, self._steps.unwritten, length)
 
-    Raises:
-        RelievedError: it has left the job.
-    """
-    launchers: list[Launcher] = []
+    def _welcome(self) -> pb.Welcome:
+        job, training = self._job, self._job.training
+        stands = ("epoch", "epoch_steps", "marks") if job.phase is Phase.RUNNING else ()
+        return pb.Welcome(
+            job_name=self._job_dir.name,
+            heartbeat_interval=min(self._spec.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT, SLOWEST_HEARTBEAT),
+            generation=self._generation,
+            learnt=job.learnt.to_json(),
+            # Where the job begins anew, its data may be others.
+            facts=self._sessions.facts if job.phase in (Phase.RUNNING, Phase.WAITING) and training.step else b"",
+            **{name: getattr(training, name) for name in stands},
+        )
 
-    def make_launcher(report: Report, limits: Limits) -> Launcher:
-        launchers.append(platform.make_launcher(report, limits))
-        return launchers[0]
+    def _write_summary(self, end: EndJob) -> None:
+        if folder := self._spec.output:
+            try:
+                with self.facts.now() as (facts, _):
+                    wall_time = time.monotonic() - self._began
+                    write_summary(folder, end, self._job.training, facts.result(), wall_time)
+            except OSError as error:
+                _log.error("can't write summary.json to %s: %s", folder, error)
 
-    serving = asyncio.ensure_future(serve(spec, job_dir, replace(platform, make_launcher=make_launcher)))
-    await asyncio.wait((serving, relieved), return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        return serving.result()
-    for launcher in launchers:
-        await launcher.detach()  # before the end of `serve` could end the workers
-    serving.cancel()
-    await asyncio.wait({serving})
-    raise RelievedError(f"leaving the job to another master: {relieved.result()}")
-
-
-async def _save_generation(saver: StateSaver, first: Callable[[], Snapshot]) -> None:
-    """From now on no other master will have this one's number.
-
-    Raises:
-        UnreachableError: it can't be saved.
-    """
-    try:
-        await asyncio.wait_for(saver.save(first), START_SECONDS)
-    except TimeoutError:
-        await saver.close()
-        problem = saver.problem or "it takes long"
-        raise UnreachableError(f"can't save the job's state within {START_SECONDS:g} s: {problem}") from None
-
-
-def _tensorboard(spec: JobSpec) -> list[Observer]:
-    if not spec.tensorboard_log_dir:
-        return []
-    return [TensorBoard(spec.tensorboard_log_dir)]
+    def _write_status(self) -> None:
+        path, status = self._job_dir.status, self.status()
+        try:
+            write_aside(path, json_format.MessageToJson(status, preserving_proto_field_name=True))
+        except OSError as error:
+            _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)
 
 
 def _read_journal(facts: LiveFacts, journal: Path) -> None:
     with journal.open(errors="replace") as lines:
         facts.read(lines)
-
-
-def _write_summary(spec: JobSpec, end: EndJob, training: Training, live: LiveFacts, wall_time: float) -> None:
-    if spec.output:
-        try:
-            with live.now() as (facts, _):
-                write_summary(spec.output, end, training, facts.result(), wall_time)
-        except OSError as error:
-            _log.error("can't write summary.json to %s: %s", spec.output, error)
-
-
-def _write_status(path: Path, status: pb.JobStatus) -> None:
-    try:
-        write_aside(path, json_format.MessageToJson(status, preserving_proto_field_name=True))
-    except OSError as error:
-        _log.error("job %s, and that can't be written to %s: %s", status.phase, path, error.strerror)

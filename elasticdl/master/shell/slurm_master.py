@@ -23,8 +23,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,12 +41,11 @@ from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
     EXIT_USER_ERROR,
-    Platform,
+    Master,
     RelievedError,
     handling,
     log_as,
     read_spec,
-    serve_unless_relieved,
 )
 from elasticdl.master.shell.servicer import Server
 from elasticdl.master.shell.slurm_keeper import EXIT_AGAIN, EXIT_LEFT, new_mark
@@ -99,41 +97,39 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     port = server.bind(spec.port)
     own = MasterAddress.of_this_process(f"{socket.gethostname()}:{port}", "")
     address = replace(own, tls=str(job_dir.tls / Role.OWNER))
-    relieved: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def relieve(reason: str) -> None:
-        if not relieved.done():
-            relieved.set_result(reason)
-
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    state = FileState(job_dir, new_mark(restarts), partial(relieve, "it has taken over"))
     agents = Agents()
     batch = partial(slurm_places, provider(spec, job_dir, os.environ))
 
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
-    @asynccontextmanager
-    async def lifespan(post: Callable[[e.Event], None]) -> AsyncIterator[None]:
-        async def end() -> None:
-            if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
-                relieve("Slurm starts the batch job again")
-            else:
-                post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
+    marker = LogMarker(job_dir)
+    store = FileState(job_dir, new_mark(restarts), lambda: master.leave("it has taken over"))
+    master = Master(
+        spec,
+        job_dir,
+        server,
+        store,
+        make_launcher,
+        make_observers=lambda _: [marker],
+        agents=agents,
+        address=address,
+    )
 
-        def told() -> None:
-            if not ending:  # Slurm may tell the master itself, and `slurm_keeper` passes it on
-                ending.append(asyncio.ensure_future(end()))
+    async def end() -> None:
+        if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
+            master.leave("Slurm starts the batch job again")
+        else:
+            master.post(e.StopRequested("the master's batch job was cancelled", checkpoint=True, now=False))
 
-        ending: list[asyncio.Future[None]] = []
-        with handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), told)):
-            job_dir.write_master(address)
-            yield
+    def told() -> None:
+        if not ending:  # Slurm may tell the master itself, and `slurm_keeper` passes it on
+            ending.append(asyncio.ensure_future(end()))
 
-    platform = Platform(server, make_launcher, state, lifespan, lambda status, facts: [LogMarker(job_dir)], agents)
-    end = await serve_unless_relieved(spec, job_dir, platform, relieved)
-    job_dir.master.unlink(missing_ok=True)
-    return end
+    ending: list[asyncio.Future[None]] = []
+    with handling(dict.fromkeys((signal.SIGTERM, signal.SIGINT), told)):
+        return await master.run()
 
 
 def provider(spec: JobSpec, job_dir: JobDir, environ: Mapping[str, str]) -> SlurmProvider:
