@@ -6,11 +6,12 @@ and turns pydantic's findings into one line.
 
 from __future__ import annotations
 
+import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -59,16 +60,16 @@ def _help(name: str, field: Any) -> str:
 
 
 def _metavar(field: Any) -> str:
-    annotation = field.annotation
     if any(getattr(rule, "le", None) == 1 for rule in field.metadata):
         return "PART"
-    kinds = (annotation,) if typing.get_origin(annotation) is Literal else typing.get_args(annotation) or (annotation,)
-    if typing.get_origin(kinds[0]) is Literal:
-        return "|".join(typing.get_args(kinds[0]))
-    if float in kinds and len(kinds) > 1:  # or a word
-        return "|".join(["SECONDS", *typing.get_args(kinds[1])])
-    names = {int: "N", float: "SECONDS", WorkerRange: "N|MIN-MAX"}
-    return next((names[kind] for kind in kinds if kind in names), "TEXT")
+    names = {int: "N", float: "SECONDS", WorkerRange: "N|MIN-MAX", str: "TEXT"}
+    is_union = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
+    kinds = (
+        [kind for kind in typing.get_args(field.annotation) if kind is not type(None)]
+        if is_union
+        else [field.annotation]
+    )
+    return "|".join(names.get(getattr(kind, "__origin__", kind)) or "|".join(typing.get_args(kind)) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +122,28 @@ def make_spec(given: Given, command: tuple[str, ...] = ()) -> JobSpec:
     try:
         return JobSpec.model_validate({**given.values, "command": command})
     except ValidationError as error:
-        raise UserError(_explain(error.errors()[0], given)) from None
+        raise UserError(_explain(error.errors(), given)) from None
 
 
-def _explain(finding: ErrorDetails, given: Given) -> str:
-    """One line from one of pydantic's findings: the option, its value, and what would be right."""
-    if not finding["loc"]:  # about several options at once; the text names them
-        return str(finding["ctx"]["error"])
-    name = str(finding["loc"][0])
-    if finding["type"] == "value_error":
-        wanted = str(finding["ctx"]["error"])
-    elif finding["type"] in _UNTELLING:
-        wanted = f"does not fit: {JobSpec.model_fields[name].description}"
-    else:
-        wanted = finding["msg"].partition(", unable to")[0]
-        for said, plain in _PLAIN_WORDS.items():
-            wanted = wanted.replace(said, plain)
+def _explain(findings: Sequence[ErrorDetails], given: Given) -> str:
+    """One line from the first of pydantic's findings: the option, its value, and what would be right."""
+    first = findings[0]
+    if not first["loc"]:  # about several options at once; the text names them
+        return str(first["ctx"]["error"])
+    name = str(first["loc"][0])
     value = given.values.get(name)
-    return f"{given.places[name]}: {wanted.removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
+    wanted = dict.fromkeys(
+        _wanted(name, each) for each in findings if each["loc"][:1] == (name,)
+    )  # of each of its types
+    return f"{given.places[name]}: {' or '.join(wanted).removeprefix(f'{value}: ').removeprefix(f'{value!r} ')}"
+
+
+def _wanted(name: str, finding: ErrorDetails) -> str:
+    if finding["type"] == "value_error":
+        return str(finding["ctx"]["error"])
+    if finding["type"] in _UNTELLING:
+        return f"does not fit: {JobSpec.model_fields[name].description}"
+    wanted = finding["msg"].partition(", unable to")[0]
+    for said, plain in _PLAIN_WORDS.items():
+        wanted = wanted.replace(said, plain)
+    return wanted

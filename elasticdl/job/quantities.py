@@ -15,38 +15,21 @@ says what is wrong and what would be right.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, fields
 
 GPU = "nvidia.com/gpu"
 _SHORT = {"gpu": GPU, "disk": "ephemeral-storage"}
-_BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
-_DECIMAL = {
-    suffix: Decimal(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
-}
-_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,2})|([KMGTPE]i|[numkMGTPE]?))", re.ASCII)
-_VOLUME_KEYS = ("claim_name", "host_path", "mount_path", "sub_path", "type", "read_only")
+_NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
+# A thousandth of anything else is a mistake, of which a cluster only warns.
+_PROCESSORS, _QUANTITY = (re.compile(_NUMBER + suffix, re.ASCII) for suffix in ("m?", "([KMGTPE]i|[kMGTPE])?"))
 OWN_VARIABLES = "ELASTICDL_"
-OWN_FOLDER = "/etc/elasticdl"
-ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io"
 HIGH = "high"
 KUEUE, VOLCANO = QUEUES = ("kueue", "volcano")
 
 
-def parse_quantity(text: str) -> Decimal:
-    """The value of a Kubernetes quantity, as in 0.5, 500m, 8Gi or 1e3."""
-    match = _QUANTITY.fullmatch(text)
-    if not match:
-        raise ValueError(f"{text!r} is no quantity: write a number, with a suffix if you like, as in 0.5, 500m or 8Gi")
-    number, exponent, suffix = match.groups()
-    if exponent:
-        return Decimal(number + exponent)
-    return Decimal(number) * (_BINARY.get(suffix) or _DECIMAL[suffix])
-
-
-def is_extended(resource: str) -> bool:
-    """Whether a resource is a device: as much is requested as allowed."""
-    return "/" in resource
+def processors(quantity: str) -> float:
+    """How many these are, as in 4, 0.5 or 500m."""
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
 
 
 def parse_resources(text: str) -> dict[str, str]:
@@ -56,13 +39,8 @@ def parse_resources(text: str) -> dict[str, str]:
         name = _SHORT.get(key, key)
         if name in found:
             raise ValueError(f"{key} is given twice, as {name} is the same: leave one out")
-        try:
-            value = parse_quantity(quantity)
-        except ValueError as error:
-            raise ValueError(f"{key}={quantity}: {error}") from None
-        if name == "memory" and value != value.to_integral_value():  # a cluster only warns of it
-            meant = re.sub(r"[^\d.].*", "", quantity)
-            raise ValueError(f"{key}={quantity} is less than a byte or a part of one: did you mean {meant}Mi?")
+        if not (_PROCESSORS if name == "cpu" else _QUANTITY).fullmatch(quantity):
+            raise ValueError(f"{key}={quantity} is no quantity: write it as in cpu=0.5, cpu=500m or memory=8Gi")
         found[name] = quantity
     return found
 
@@ -71,7 +49,7 @@ def requirements(request: str, limit: str) -> dict[str, dict[str, str]]:
     """The ``resources`` of a container. Devices are requested as limited: a cluster takes them in no other way."""
     requests, limits = parse_resources(request), parse_resources(limit)
     for name, quantity in {**limits, **requests}.items():
-        if is_extended(name):
+        if "/" in name:
             requests.setdefault(name, quantity)
             limits.setdefault(name, quantity)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
@@ -84,7 +62,7 @@ class Volume:
     mount_path: str
     claim_name: str = ""
     host_path: str = ""
-    host_path_type: str = ""
+    type: str = ""  # of the folder of the node
     sub_path: str = ""
     read_only: bool = False
 
@@ -95,47 +73,25 @@ def parse_volumes(text: str) -> tuple[Volume, ...]:
 
 def _parse_volume(text: str) -> Volume:
     given = _pairs(text, "claim_name=data,mount_path=/data")
-    for key in given:
-        if key not in _VOLUME_KEYS:
-            raise ValueError(f"{key} is no part of a volume: use {', '.join(_VOLUME_KEYS)}")
-    read_only = given.get("read_only", "false")
-    if read_only.lower() not in ("true", "false"):
-        raise ValueError(f"read_only={read_only}: must be true or false")
-    # The path in one spelling, so that a cluster finds two that are the same. A path with .. keeps it, and is refused.
-    path = given.get("mount_path", "")
-    plain = "/".join(part for part in path.split("/") if part not in ("", "."))
-    volume = Volume(
-        mount_path=f"/{plain}" if path.startswith("/") else plain,
-        claim_name=given.get("claim_name", ""),
-        host_path=given.get("host_path", ""),
-        host_path_type=given.get("type", ""),
-        sub_path=given.get("sub_path", ""),
-        read_only=read_only.lower() == "true",
-    )
-    _check_volume(text, volume)
-    return volume
-
-
-def _check_volume(text: str, volume: Volume) -> None:
-    """Mistakes that a cluster would accept, or could not be asked about."""
-    mount, host = volume.mount_path, volume.host_path
-    is_taken = f"{mount}/".startswith((f"{OWN_FOLDER}/", f"{ACCOUNT_FOLDER}/")) or mount == "/"
-    either = "give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node"
+    known = [field.name for field in fields(Volume)]
+    read_only = given.pop("read_only", "false").lower()
     findings = (
-        (bool(volume.claim_name) == bool(host), f"{text}: {either}"),
-        (not mount, f"{text}: mount_path is missing: say where in the pods the files are to appear"),
-        (_is_no_place(mount), f"mount_path={mount}: must be an absolute path without .."),
-        (host and _is_no_place(host), f"host_path={host}: must be an absolute path without .."),
-        (is_taken, f"mount_path={mount}: is taken already; choose another"),
-        (volume.host_path_type and not host, f"{text}: type belongs to host_path, not to claim_name; leave it out"),
+        *((key not in known, f"{key} is no part of a volume: use {', '.join(known)}") for key in given),
+        (read_only not in ("true", "false"), f"read_only={read_only}: must be true or false"),
+        (
+            ("claim_name" in given) == ("host_path" in given),
+            f"{text}: give either claim_name, of a PersistentVolumeClaim, or host_path, a folder of the node",
+        ),
+        ("mount_path" not in given, f"{text}: mount_path is missing: say where in the pods the files are to appear"),
+        (
+            "type" in given and "claim_name" in given,
+            f"{text}: type belongs to host_path, not to claim_name; leave it out",
+        ),
     )
     for is_wrong, said in findings:
         if is_wrong:
             raise ValueError(said)
-
-
-def _is_no_place(path: str) -> bool:
-    return not path.startswith("/") or ".." in path.split("/")
+    return Volume(**given, read_only=read_only == "true")
 
 
 def parse_envs(text: str) -> dict[str, str]:

@@ -9,15 +9,79 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from elasticdl.job import quantities
-from elasticdl.job.option_values import AUTO, parse_check, parse_limit, parse_ranks
-from elasticdl.job.worker_range import MOST_WORKERS as MOST_WORKERS
-from elasticdl.job.worker_range import WorkerRange as WorkerRange
-from elasticdl.job.worker_range import Workers, why_not_in_range
+
+AUTO: Final = "auto"  # of --progress_timeout
+CHECK_OFF, CHECK_REPAIR = "off", "repair"  # of --check_state
+RANKS_ALL, RANKS_NONE = "all", "none"  # of --log_ranks
+# Each has a record in the master's memory and a line in every status, whether there is a place for it or not.
+MOST_WORKERS = 10_000
+
+
+class WorkerRange(BaseModel):
+    """How many workers a job may have, both ends included."""
+
+    model_config = ConfigDict(frozen=True)  # a later version's state may say more
+
+    minimum: int = Field(ge=1, le=MOST_WORKERS)
+    maximum: int = Field(ge=1, le=MOST_WORKERS)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError(
+                f"{self.minimum}-{self.maximum}: the minimum is above the maximum; write MIN-MAX, as in 2-4"
+            )
+        return self
+
+    def __str__(self) -> str:
+        return str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
+
+
+def parse_worker_range(value: object) -> object:
+    """Accept ``4``, ``"4"`` and ``"2-4"``; anything else is left for the type check to refuse."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(value))
+    if not match:
+        raise ValueError(f"{value!r} is neither a number nor MIN-MAX, as in 2-4")
+    return WorkerRange(minimum=int(match[1]), maximum=int(match[2] or match[1]))
+
+
+Workers = Annotated[WorkerRange, BeforeValidator(parse_worker_range), PlainSerializer(str)]
+
+
+def _as_text(value: object) -> str:
+    """What a YAML file has for ``off``, for a number and for several with commas between them."""
+    if value is False:
+        return CHECK_OFF
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).replace(" ", "")
+
+
+def _kept(parse: Callable[[str], object]) -> AfterValidator:
+    """A check of a text that is kept as it was written."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"can't be split into words as a shell does: {str(error).lower()}") from None
+
+
+YamlText = Annotated[str, BeforeValidator(_as_text)]
+Words = Annotated[str, _kept(_words)]
+Resources = Annotated[str, _kept(quantities.parse_resources)]
 
 
 class OptionGroup(BaseModel):
@@ -149,7 +213,7 @@ class OutputOptions(OptionGroup):
     """least severe messages in the logs"""
     log_loss_steps: int = Field(100, ge=1)
     """steps between two lines of progress when the output is not a terminal"""
-    log_ranks: Annotated[str, BeforeValidator(parse_ranks)] = "0"
+    log_ranks: YamlText = Field("0", pattern=r"^(all|none|[0-9]{1,5}(,[0-9]{1,5})*)$")
     """ranks whose prints are shown, as in 0,1; all: of all workers; none. Of more than one each line has its worker before it"""
     sample_record: str = ""
     """folder where each worker records the indices of the samples it consumes"""
@@ -176,7 +240,7 @@ class JobOptions(OptionGroup):
     """with --scale_policy efficiency: minimum speedup per worker"""
     collective: Literal["auto", "horovod", "torch"] = "auto"
     """library that sums gradients over workers: Horovod or torch.distributed; auto: Horovod where it can be imported"""
-    check_state: Annotated[str, BeforeValidator(parse_check)] = "epoch"
+    check_state: YamlText = Field("epoch", pattern="^(off|epoch|repair|[1-9][0-9]*)$")
     """how often to compare what workers hold: epoch (and in each new world), each so many steps, or off; repair: as epoch, and what differs becomes rank 0's"""
     slots: int = Field(0, ge=0)
     """workers that this machine can hold at once; 0: one per GPU, or as many as asked for on a machine without GPUs"""
@@ -202,7 +266,7 @@ class TimingOptions(OptionGroup):
     """a worker that is not ready this long after its start is given up and replaced"""
     heartbeat_timeout: float = Field(10.0, gt=0)
     """a worker silent for this long is taken to be frozen or cut off, and replaced"""
-    progress_timeout: Annotated[float | Literal["auto"], BeforeValidator(parse_limit)] = AUTO
+    progress_timeout: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(AUTO, union_mode="left_to_right")
     """a worker that makes no progress for this long is taken to be stuck, and replaced; auto: 300, later by what the job's own steps, evaluations and checkpoints take"""
     replace_slow: bool = False
     """a worker that has been slower than the others for a while, and holds them up, is replaced"""
@@ -210,48 +274,15 @@ class TimingOptions(OptionGroup):
     """time for workers to leave by themselves, and write a last checkpoint, before they are killed"""
 
 
-def _kept(parse: Callable[[str], object]) -> AfterValidator:
-    """A check of a text that is kept as it was written."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return AfterValidator(check)
-
-
-def _matching(pattern: str, wanted: str) -> AfterValidator:
-    def parse(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"must be {wanted}")
-
-    return _kept(parse)
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"can't be split into words as a shell does: {str(error).lower()}") from None
-
-
-Resources = Annotated[str, _kept(quantities.parse_resources)]
-Image = Annotated[str, _matching(r"\S*", "one image without spaces, as in registry.example.com/team/job:1")]
-Label = Annotated[
-    str, _matching(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", "lower-case letters, digits and dashes, as in team-a")
-]
-OnlyNever = Annotated[str, _matching("Never", "Never: the master itself replaces workers that are gone")]
-
-
 class KubernetesOptions(OptionGroup):
     """Kubernetes"""
 
     # What the values mean is in `elasticdl.job.quantities`.
 
-    image: Image = Field("", json_schema_extra={"aliases": ["image_name"]})
-    """container image of the job, which makes it run on a Kubernetes cluster instead of this machine"""
-    namespace: Label = ""
-    """namespace of the job; if not given, that of the kubeconfig context"""
+    image: str = Field("", pattern=r"^\S*$", json_schema_extra={"aliases": ["image_name"]})
+    """container image of the job, as in registry.example.com/team/job:1, which makes it run on a Kubernetes cluster instead of this machine"""
+    namespace: str = Field("", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """namespace of the job, as in team-a; if not given, that of the kubeconfig context"""
     kube_context: str = ""
     """context of the kubeconfig; if not given, the current one"""
     master_resource_request: Resources = "cpu=0.1,memory=1024Mi"
@@ -282,8 +313,8 @@ class KubernetesOptions(OptionGroup):
     """a master that was started again waits so many seconds for the workers to come back, and replaces those who have not"""
     ttl: int = Field(7 * 24 * 3600, ge=0)
     """all of the job is deleted so many seconds after its end; 0: it stays until `elasticdl delete`, as does a job whose master never has a place"""
-    restart_policy: OnlyNever = "Never"
-    """of a worker's pod; only Never, as the master replaces workers that are gone"""
+    restart_policy: Literal["Never"] = "Never"
+    """of a worker's pod: the master replaces workers that are gone"""
     pod_template: str = ""
     """YAML file with parts of a pod that are merged into every pod of the job: node selector, tolerations, affinity, scheduler, image pull secrets ...; a service account is the workers'"""
     master_pod_template: str = ""
@@ -314,9 +345,9 @@ class SlurmOptions(OptionGroup):
 
     launcher: Literal["slurm"] | None = None
     """slurm: the master and each worker are batch jobs of a Slurm cluster; if not given, processes of this machine, or with --image pods"""
-    slurm_args: Annotated[str, _kept(_words)] = ""
+    slurm_args: Words = ""
     """arguments of sbatch for each worker, as in '--partition=gpu --gpus=1 --time=4:00:00'"""
-    slurm_master_args: Annotated[str, _kept(_words)] = ""
+    slurm_master_args: Words = ""
     """arguments of sbatch for the master, which needs one processor and no GPU"""
 
 
@@ -349,15 +380,29 @@ class JobSpec(
 
     @model_validator(mode="after")
     def _fits_a_cluster(self) -> Self:
-        if why := why_not_in_range(self.num_workers, gang=self.gang, queue=self.queue):
+        if why := self.why_not_scaled_to(self.num_workers):
             raise ValueError(f"--num_workers {self.num_workers}: {why}")
         if self.image and self.job_name[:1].isdigit():
             raise ValueError(f"--job_name {self.job_name}: must begin with a letter for a job on a Kubernetes cluster")
         return self
 
     def why_not_scaled_to(self, workers: WorkerRange) -> str:
-        """Why this job, once submitted, may not have so many workers; empty if it may."""
-        return why_not_in_range(workers, gang=self.gang, queue=self.queue, submitted=self.num_workers)
+        """Why this job, once submitted, may not have so many workers, in one line; empty if it may."""
+        if self.gang and self.queue and workers != self.num_workers:
+            # Kueue deletes pods beyond the size that a group was made with, and holds back a group that lacks some.
+            return (
+                f"the gang in --queue {self.queue} was submitted with {self.num_workers} workers, which can't be changed: "
+                "submit another job"
+            )
+        if self.gang and workers.minimum != workers.maximum:
+            return f"--gang trains with all workers or none: give one number of workers, not {workers}"
+        return ""
+
+    def shown_ranks(self) -> tuple[int, ...] | None:
+        """The ranks that --log_ranks names, each once; None for all."""
+        if self.log_ranks == RANKS_ALL:
+            return None
+        return () if self.log_ranks == RANKS_NONE else tuple(dict.fromkeys(map(int, self.log_ranks.split(","))))
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:

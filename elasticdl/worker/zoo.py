@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import inspect
@@ -18,7 +19,6 @@ from elasticdl.callbacks import Callback
 from elasticdl.common.errors import ArgumentError, UserError
 from elasticdl.common.reason import name_of, shown
 from elasticdl.common.triton_first import import_triton
-from elasticdl.job.option_values import parse_params
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.user_code import blame
 
@@ -40,6 +40,7 @@ EXPECTED = {
     "dataset": "{0}(mode, path), or feed(dataset, mode, metadata) over the files of --training_data (docs/data.md)",
 }
 METRIC = ("labels", "outputs")
+PARAMS = "expected NAME=VALUE; NAME=VALUE with Python literals, as in \"units=64; activation='relu'\""
 
 OWN_CALLBACKS: Mapping[str, type] = MappingProxyType({"elasticdl.callbacks.Callback": Callback})
 NONE: Mapping[str, object] = MappingProxyType({})
@@ -321,3 +322,34 @@ def _open(module: ModelModule, mode: str, path: str) -> Any:
         found = f"{type(sample).__name__}{f' of {len(sample)}' if isinstance(sample, tuple | list) else ''}"
         raise UserError(f"{where}[0] is {found}; expected a pair (inputs, label)")
     return dataset
+
+
+def parse_params(option: str, text: str) -> dict[str, object]:
+    """Arguments given in one option, by name, as in ``--model_params "units=64; activation='relu'"``.
+
+    Nothing in the text is evaluated, so only literals can be given.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        statements = ast.parse(text.strip().rstrip(";")).body
+    except SyntaxError as error:
+        raise UserError(f"--{option} {text!r} is not understood ({error.msg}); {PARAMS}") from None
+    params: dict[str, object] = {}
+    for statement in statements:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                params[name] = _literal(option, name, value)
+            case _:
+                raise UserError(f"--{option}: {ast.unparse(statement)!r} is not understood; {PARAMS}")
+    return params
+
+
+def _literal(option: str, name: str, value: ast.expr) -> object:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        raise UserError(
+            f"--{option}: {name}={ast.unparse(value)} is not a literal; put text in quotes, as in {name}='text'"
+        ) from None

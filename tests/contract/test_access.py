@@ -21,7 +21,7 @@ from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
 from elasticdl.elastic.core import messages as m
-from elasticdl.job.worker_range import WorkerRange
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell import servicer
 from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
 from elasticdl.master.state.events import NoticeReported, StopRequested, WorkerFinished

@@ -18,7 +18,6 @@ from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
 from elasticdl.cli.printed import LONGEST_LINE, PrintedLines
 from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
 from elasticdl.job.jobdir import create_job_dir
-from elasticdl.job.option_values import parse_ranks, ranks_of
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.master.shell.log_marking import LogMarker
@@ -61,7 +60,7 @@ class Job:
         files = {OUT: self.dir.worker_log}
         if stdout_apart:
             files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
-        self.prints = LocalPrints(self.dir, files, ranks_of(ranks), self.shown)
+        self.prints = LocalPrints(self.dir, files, JobSpec(log_ranks=ranks).shown_ranks(), self.shown)
 
     def launched(self, *workers):
         for worker in workers:
@@ -188,9 +187,9 @@ def test_all_workers_have_their_names_before_each_line():
 @pytest.mark.parametrize("given", ["", "first", "0-1", -1, True, [], "0,,1"])
 def test_ranks_are_taken_in_any_form_and_nothing_else_is(given):
     for ranks, kept in (("none", "none"), ("0, 1", "0,1"), ([0, 2], "0,2")):
-        assert JobSpec(log_ranks=ranks).log_ranks == parse_ranks(ranks) == kept
-    with pytest.raises(ValueError, match="neither all nor none, nor ranks as in 0,1"):
-        parse_ranks(given)
+        assert JobSpec(log_ranks=ranks).log_ranks == kept
+    with pytest.raises(ValueError, match="String should match pattern"):
+        JobSpec(log_ranks=given)
 
 
 # ---- where it goes ----
@@ -432,7 +431,7 @@ class Pods:
 
 def shown_of(pods, ranks, *worlds):
     shown = Shown()
-    prints = PodPrints(pods, "job", ranks_of(ranks), shown)
+    prints = PodPrints(pods, "job", JobSpec(log_ranks=ranks).shown_ranks(), shown)
     for time, members in worlds:
         prints.hear({"event": "world_formed", "time": time, "members": members})
     with prints.shown(wait=lambda: True):

@@ -9,8 +9,7 @@ from data_kit import text, tfrecord
 from refusal_kit import refused
 from worker_kit import spec_maker
 
-from elasticdl.job.option_values import parse_params
-from elasticdl.worker.zoo import load_module, open_datasets
+from elasticdl.worker.zoo import load_module, open_datasets, parse_params
 
 MODULE = """
 import tensorflow as tf

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 
 from elasticdl.common.errors import UserError
 from elasticdl.job.journal import dump_entry
-from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange
+from elasticdl.job.spec import MOST_WORKERS, WorkerRange
 from elasticdl.kube.api_error import ApiError
 from elasticdl.kube.fenced import NotWrittenError
 from elasticdl.kube.manifests import packed_state

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_kubernetes_state import STATE, Bench, FakeApi
 
-from elasticdl.job.worker_range import WorkerRange
+from elasticdl.job.spec import WorkerRange
 from elasticdl.kube.manifests.packed_state import MEMORY, pack
 from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.learnt import Forgotten, Learnt, Rejection

@@ -22,7 +22,6 @@ from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.wording import insists
 from elasticdl.common.environment import refuse_variables
 from elasticdl.common.errors import JobFailedError, UnreachableError, UserError
-from elasticdl.job.option_values import ranks_of
 from elasticdl.job.quantities import parse_envs, parse_secret_envs
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.client import Client, connect, namespace_of
@@ -119,7 +118,7 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
         Interrupted: by a signal; the job goes on.
     """
     # Of a module's worker the log is its own, from which what the module prints can't be told here.
-    ranks = ranks_of(spec.log_ranks) if spec.command else ()
+    ranks = spec.shown_ranks() if spec.command else ()
 
     def watch(screen: Screen, following: Following) -> Watch:
         masters = MasterWatch(handle, screen, spec.image_timeout, look_at=time.monotonic() + LOOK_SECONDS)

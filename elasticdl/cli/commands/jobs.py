@@ -26,7 +26,7 @@ from elasticdl.job.event_catalogue import metrics_text
 from elasticdl.job.facts import Facts
 from elasticdl.job.jobdir import list_jobs
 from elasticdl.job.journal import STEPS, parse_entry
-from elasticdl.job.worker_range import MOST_WORKERS, WorkerRange, Workers
+from elasticdl.job.spec import MOST_WORKERS, WorkerRange, Workers
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # Seconds that a master closes its places, at the most, once its workers have had their grace, and those that it then kills as much again.

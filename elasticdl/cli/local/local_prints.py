@@ -17,7 +17,6 @@ from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, work
 from elasticdl.cli.screens import Outlet, Screen, Stream
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.log_marks import LogMark
-from elasticdl.job.option_values import ranks_of
 from elasticdl.job.spec import JobSpec
 
 CHUNK = 1 << 18
@@ -154,4 +153,4 @@ def local_prints(job: JobDir, spec: JobSpec, screen: Screen, out: Outlet, err: O
     if is_apart and spec.command:
         files[Stream.ERR] = job.worker_log
     shares_place = out.is_terminal or out.ends_at(err)
-    return LocalPrints(job, files, ranks_of(spec.log_ranks), screen, with_newlines=shares_place)
+    return LocalPrints(job, files, spec.shown_ranks(), screen, with_newlines=shares_place)

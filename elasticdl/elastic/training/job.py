@@ -34,7 +34,7 @@ from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
-from elasticdl.job.option_values import CHECK_OFF
+from elasticdl.job.spec import CHECK_OFF
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from elasticdl.elastic.core.interruptions import WorldBroken
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.training.fingerprint import Survey, distance, leaves, plain_mark, shown
 from elasticdl.elastic.training.pieces import SETTINGS, Piece, Settings, Tensors, survey_of
-from elasticdl.job.option_values import CHECK_OFF, CHECK_REPAIR
+from elasticdl.job.spec import CHECK_OFF, CHECK_REPAIR
 
 # Part of the largest value of a piece by which it may differ for no other reason than other processors.
 ROUNDING = 1e-3

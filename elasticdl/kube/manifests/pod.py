@@ -82,7 +82,7 @@ def worker_pod(spec: JobSpec, namespace: str) -> Manifest:
     ]
     limits = quantities.requirements(spec.worker_resource_request, spec.worker_resource_limit).get("limits", {})
     if processors := limits.get("cpu"):  # else it would start a thread for each of the node's, and be throttled
-        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(quantities.parse_quantity(processors)))))
+        env.append(_variable("OMP_NUM_THREADS", str(math.ceil(quantities.processors(processors)))))
     metadata, pod_spec = _queueing(spec)
     return make_pod(spec, Role.WORKER, AGENT_COMMAND, env, metadata, pod_spec)
 
@@ -230,7 +230,7 @@ def _mounts(spec: JobSpec, role: Role) -> list[tuple[Manifest, Manifest]]:
             made.append(_mount(name, path, {"emptyDir": medium}, read_only=False))
     known: dict[str, str] = {}
     for volume in volumes:
-        kind = {"type": volume.host_path_type} if volume.host_path_type else {}
+        kind = {"type": volume.type} if volume.type else {}
         source: Manifest = {"hostPath": {"path": volume.host_path, **kind}}
         if volume.claim_name:
             source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from elasticdl.common.channel import SERVER_OPTIONS
 from elasticdl.common.errors import UserError
-from elasticdl.job.worker_range import WorkerRange
+from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell.access import Access, Context, Guard
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import connected, to_event

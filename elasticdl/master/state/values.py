@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from elasticdl.job.option_values import AUTO
 from elasticdl.job.shared_values import Member as Member
 from elasticdl.job.shared_values import Pace as Pace
 from elasticdl.job.shared_values import StepReport as StepReport
 from elasticdl.job.shared_values import StepTimes as StepTimes
-from elasticdl.job.spec import JobSpec, WorkerRange
+from elasticdl.job.spec import AUTO, JobSpec, WorkerRange
 
 
 class Phase(StrEnum):
