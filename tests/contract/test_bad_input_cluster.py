@@ -67,6 +67,7 @@ def left(place):
         (["--master_pod_priority", "sky"], "the cluster refuses the master's pod: no PriorityClass with name sky"),
         (["--volume", "claim_name=d,mount_path=/d"], "--volume: there is no PersistentVolumeClaim d in namespace "),
         (["--env_from_secret", "A=hub/token"], "--env_from_secret: there is no Secret hub in namespace "),
+        (["--env_from_secret", "My_Secret"], "--env_from_secret: there is no Secret My_Secret in namespace "),
         # What a cluster says by itself is not said twice.
         *(
             ([flag, value], "the cluster refuses the ")
@@ -75,19 +76,22 @@ def left(place):
                 ("--worker_resource_limit", "memory=1Gi"),
                 ("--volume", "host_path=/a,mount_path=/a;host_path=/b,mount_path=/a/"),
                 ("--volume", "host_path=/a,mount_path=/a,sub_path=../b"),
-                ("--env_from_secret", "My_Secret"),
             )
         ),
         (["--service_account", "me"], "--service_account: there is no ServiceAccount me in namespace "),
-        (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the Job digits-master: "),
-        (["--pod_template", {"initContainers": [{"name": "beside"}]}], "the cluster refuses the Job digits-master: "),
+        (["--pod_template", {"tolerations": [{"operator": "Perhaps"}]}], "the cluster refuses the worker's pod: "),
+        (["--pod_template", {"initContainers": [{"name": "beside"}]}], "the cluster refuses the worker's pod: "),
+        (
+            ["--master_pod_template", {"tolerations": [{"operator": "Perhaps"}]}],
+            "the cluster refuses the master's pod: ",
+        ),
     ],
 )
 def test_what_the_cluster_does_not_take_is_told_before_anything_is_made(elasticdl, place, tmp_path, options, line):
     flag, value = options
     if isinstance(value, dict):
         value = json.dumps({"spec": value})
-    if flag == "--pod_template":
+    if flag.endswith("pod_template"):
         (tmp_path / "file").write_text(value)
         value = str(tmp_path / "file")
     code, out, err = elasticdl(*train(flag, value, "--dry_run"))
@@ -127,12 +131,13 @@ def as_user(cluster, place, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rights", "line"),
     [
-        ({"cluster_role": "view"}, "you may not create jobs in namespace "),
+        ({"cluster_role": "view"}, "you may not delete jobs in namespace "),
         ({"cluster_role": "edit"}, "you may not create roles in namespace .*can be named with --service_account"),
         ({"rules": all_but("rolebindings")}, "you may not create role bindings in namespace .* with --service_account"),
+        ({"rules": jobs_without("create")}, "you may not create jobs in namespace "),
         ({"rules": jobs_without("patch")}, "you may not patch jobs in namespace "),
     ],
-    ids=["view", "edit", "bindings", "patch"],
+    ids=["view", "edit", "bindings", "create", "patch"],
 )
 def test_who_may_make_some_of_it_makes_nothing(elasticdl, place, as_user, rights, line):
     as_user(**rights)
@@ -182,13 +187,25 @@ def test_a_job_that_is_not_there(elasticdl, place, command):
     assert err.startswith(f"elasticdl {command}: there is no namespace nowhere in the cluster at http")
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, None), (6, 9), (REQUESTS, None)])
+def test_a_job_without_a_name_is_submitted_with_twenty_requests_at_most(elasticdl, place, monkeypatch):
+    asked, send = [], Client.open
+
+    def counted(self, method, path, *arguments, **options):
+        asked.append((method, path))
+        return send(self, method, path, *arguments, **options)
+
+    monkeypatch.setattr(Client, "open", counted)
+    code, _, err = elasticdl(*(each for each in train() if each not in ("--job_name", "digits")))
+    assert code == 0, err
+    assert len(asked) <= 20, asked
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, None), (6, 7), (REQUESTS, None)])
 def test_a_signal_at_any_moment_leaves_all_or_nothing(elasticdl, place, monkeypatch, first, second):
     """Before the ``first`` request that changes something, and a second one from somebody impatient."""
     numbers, ask = itertools.count(1), Client._ask
 
     def counted(self, verb, kind, *arguments, **options):
-        # How often the account's pod is tried depends on how fast the cluster is.
         if verb in ("create", "patch", "delete") and "dry_run" not in (options.get("query") or {}):
             number = next(numbers) if making else 0
             if number in (first, second):

@@ -138,7 +138,7 @@ def test_a_quota_that_has_no_room(place, cluster, hard, refused, line):
     until(lambda found: found["small"].status.hard, "quota", core.list_namespaced_resource_quota, place.namespace)
     if refused:
         with pytest.raises(UserError, match=line):
-            submission(place).make()
+            submission(place).check()
         assert names_there(place) == set()
     else:
         submission(place, said).check()

@@ -16,7 +16,6 @@ from elasticdl.common.credentials import Role
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.job.jobdir import create_job_dir, write_aside
 from elasticdl.job.spec import JobSpec
-from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.packed_state import STATUS, pack
@@ -328,28 +327,3 @@ def test_without_the_package_it_is_said_how_to_get_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     said = "elasticdl status: jobs on a cluster need the package kubernetes: pip install '.[kubernetes]' in a checkout of elasticdl, "
     assert (done.returncode, done.stderr) == (2, f"{said}or its wheel with [kubernetes] (docs/install.md)\n")
-
-
-class SlowCluster:
-    """It takes its time to know the master's account, and then to give it a token."""
-
-    def __init__(self):
-        self._answers = [
-            NotDoneError(403, "pods is forbidden: error looking up service account lab/digits-master"),
-            UnreachableError("the cluster failed: No API token found for service account digits-master, retry"),
-        ]
-        self.done = []
-
-    def create(self, manifest, dry_run=False):
-        if manifest["kind"] == "Pod" and self._answers:
-            raise self._answers.pop(0)
-        return {**manifest, "metadata": {**manifest["metadata"], "uid": "u"}}
-
-    def patch(self, kind, name, change):
-        self.done.append(change)
-
-
-def test_the_masters_account_is_waited_for():
-    cluster = SlowCluster()
-    Submission(cluster, parts(), print).make()
-    assert cluster.done == [{"spec": {"parallelism": 1}}]

@@ -1,12 +1,13 @@
-"""Submitting a job: first it is asked whether everything would be taken, then all of it is made, or none.
+"""Submitting a job: first it is asked whether its pods would be taken, then all of it is made, or none.
 
-The Job is made first, as the owner of the rest, but with nothing to start; when all is there its master is let go.
+The Job is made first, as the owner of the rest, but with nothing to start; when all is there its master is let go. If
+anything is refused, the Job is deleted, and with it what it owns.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +15,7 @@ from datetime import datetime
 from elasticdl.cli.signals import Interrupted
 from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role
-from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.job.quantities import KUEUE, VOLCANO, parse_priority, parse_queue, parse_secret_envs, parse_volumes
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import ABSENT, CONFLICT, FORBIDDEN, STRANGER, NotDoneError
@@ -22,7 +23,7 @@ from elasticdl.kube.client import CLUSTER_WIDE, Client, Object
 from elasticdl.kube.manifests import job_objects
 from elasticdl.kube.manifests.job_objects import ManifestInputs
 from elasticdl.kube.manifests.merge import Manifest, merge, with_pod_templates
-from elasticdl.kube.manifests.names import VOLCANO_GROUP, without_name
+from elasticdl.kube.manifests.names import VOLCANO_GROUP, master_name, without_name
 from elasticdl.kube.manifests.pod import (
     as_urgent,
     finish_master_pod,
@@ -32,9 +33,9 @@ from elasticdl.kube.manifests.pod import (
     worker_pod,
 )
 
-# Older clusters take no pod of an account until it has a token, a moment after it was made.
-TOKEN_SECONDS = 10.0
-_RETRY_SECONDS = 0.1
+# What a Job owned is gone a second or two after it.
+GONE_SECONDS = 10.0
+_POLL = 0.1
 # What a cluster serves that has such a scheduler.
 QUEUE_GROUPS = {KUEUE: "kueue.x-k8s.io", VOLCANO: "scheduling.volcano.sh"}
 # What many a user may not make, and need not if there is one of each for them.
@@ -76,21 +77,16 @@ class Submission:
         return replace(self, parts=replace(self.parts, announces=announces, groups=groups))
 
     def check(self) -> None:
-        """Whether the cluster would take it all; nothing is made.
+        """Whether the name is free, and the cluster would take the pods; nothing is made.
 
         Raises:
             UserError: it would not.
         """
         spec = self.parts.spec
-        for manifest in (job_objects.make_job(self.parts, submitted=True), *job_objects.companions(self.parts)):
-            try:
-                self._make(manifest, dry_run=True)
-            except NotDoneError as error:  # what a RoleBinding binds is not there yet, and is looked for last
-                if not (error.status == ABSENT and manifest["kind"] == "RoleBinding"):
-                    raise
-        for verb in ("delete", "patch"):  # there is none yet with which to try it
-            if not self.client.may(verb, "jobs", "batch"):
-                raise UserError(f"you may not {verb} jobs in namespace {self.client.namespace}")
+        if self.client.find("Job", master_name(spec.job_name)) is not None:
+            raise UserError(self._taken("Job", master_name(spec.job_name)))
+        if not self.client.may("delete", "jobs", "batch"):
+            raise UserError(f"you may not delete jobs in namespace {self.client.namespace}")
         for claim in sorted({volume.claim_name for volume in parse_volumes(spec.volume) if volume.claim_name}):
             self._require("PersistentVolumeClaim", claim, "--volume")
         for secret in sorted({each.secret for each in parse_secret_envs(spec.env_from_secret)}):
@@ -114,30 +110,24 @@ class Submission:
         """
         begun: list[Manifest] = []
         try:
-            job = self._make_one(job_objects.make_job(self.parts, submitted=True), begun)
+            job = self._make(job_objects.make_job(self.parts, submitted=True), begun)
             for manifest in job_objects.companions(self.parts):
                 pause()
-                self._make_one(job_objects.owned(manifest, job), begun)
-            self._await_account(pause)
+                self._make(job_objects.owned(manifest, job), begun)
             pause()
             self.client.patch("Job", job["metadata"]["name"], {"spec": {"parallelism": 1}})
         except BaseException:
-            self._unmake(begun)
+            if begun:
+                self._unmake(begun)
             raise
 
-    def _make_one(self, manifest: Manifest, begun: list[Manifest]) -> Object:
+    def _make(self, manifest: Manifest, begun: list[Manifest]) -> Object:
         """If the answer is lost it may have been made, under a name that was free a moment before."""
         begun.append(manifest)
         try:
-            return self._make(manifest)
-        except NotDoneError:
-            begun.pop()
-            raise
-
-    def _make(self, manifest: Manifest, *, dry_run: bool = False) -> Object:
-        try:
-            return self.client.create(manifest, dry_run=dry_run)
+            return self.client.create(manifest)
         except NotDoneError as error:
+            begun.pop()
             kind, name = manifest["kind"], manifest["metadata"]["name"]
             if error.status == CONFLICT:
                 raise NotDoneError(CONFLICT, self._taken(kind, name)) from error
@@ -147,6 +137,26 @@ class Submission:
             if error.status == FORBIDDEN and kind in _ACCOUNT_KINDS and not error.by_quota:
                 text += "; an account that somebody has made for the master can be named with --service_account"
             raise NotDoneError(error.status, text) from error
+
+    def _unmake(self, begun: Sequence[Manifest]) -> None:
+        """Returns when the names are free again."""
+        job, deadline = begun[0]["metadata"]["name"], time.monotonic() + GONE_SECONDS
+        try:
+            while True:
+                with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
+                    self.client.delete("Job", job)
+                    break
+            while begun and time.monotonic() < deadline:
+                begun = [each for each in begun if self._is_there(each)]
+                time.sleep(_POLL if begun else 0)
+        except ElasticDLError as error:
+            self.say(f"warning: Job {job} could not be deleted again: {error}")
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            return self.client.find(manifest["kind"], manifest["metadata"]["name"]) is not None
+        except NotDoneError:  # who may not look can't wait
+            return False
 
     def _taken(self, kind: str, name: str) -> str:
         job, namespace = self.parts.spec.job_name, self.client.namespace
@@ -209,28 +219,8 @@ class Submission:
         except NotDoneError as error:
             if error.by_rights:
                 return
+            if error.status in (ABSENT, STRANGER):
+                raise
             raise NotDoneError(
                 error.status, f"the cluster refuses the {role}'s pod: {without_name(str(error))}"
             ) from error
-
-    def _await_account(self, pause: Callable[[], None]) -> None:
-        """Until the cluster would take the master's pod with the account that was made for it."""
-        deadline = time.monotonic() + TOKEN_SECONDS
-        while True:
-            try:
-                return self._try_pod(self.parts.master, Role.MASTER)
-            except (NotDoneError, UnreachableError) as error:  # without a token yet it is told as a server's failure
-                if "service account" not in str(error) or time.monotonic() > deadline:
-                    raise
-            pause()
-            time.sleep(_RETRY_SECONDS)
-
-    def _unmake(self, begun: list[Manifest]) -> None:
-        while begun:
-            kind, name = begun[-1]["kind"], begun[-1]["metadata"]["name"]
-            with suppress(Interrupted):  # whoever is impatient wants nothing left all the more
-                try:
-                    self.client.delete(kind, name)
-                except ElasticDLError as error:
-                    self.say(f"warning: {kind} {name} could not be deleted again: {error}")
-                begun.pop()
