@@ -9,46 +9,44 @@ from __future__ import annotations
 import functools
 import hmac
 import secrets
+import socketserver
+import threading
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from elasticdl.common.bounded_http import BoundedHTTPServer
 from elasticdl.report.page import LIVE_POLICY, asset, live_page, plotly_script
 from elasticdl.report.page_data import as_json
 
 LOOPBACK = "127.0.0.1"
 SILENCE_SECONDS = 20.0
-CONNECTIONS = 64
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "json": "application/json"}
 _LENGTH = 32  # bytes of the secret
 
 
 class Board(Protocol):
-    """What there is to show; asked in any thread, and answers at once. ``body`` is JSON."""
+    """What there is to show; asked in any thread."""
 
-    def overview(self) -> News | None:
-        """None: not known yet."""
+    def overview(self) -> News: ...
 
-    def job(self, namespace: str, name: str) -> News | None:
-        """None: not read yet.
-
+    def job(self, namespace: str, name: str) -> News:
+        """
         Raises:
             KeyError: there is no such job.
         """
 
 
 class News:
-    """``revision`` is another one whenever ``content``, which is JSON, is."""
+    """``content``: JSON; ``over``: it will not change any more."""
 
-    def __init__(self, content: str, revision: str, *, over: bool = False, notice: str = '""') -> None:
-        self.revision = revision
+    def __init__(self, content: str, *, over: bool = False, notice: str = "") -> None:
+        self.revision = str(hash((content, notice)))
         self.over = over
-        self.body = f'{{"revision":{as_json(revision)},"notice":{notice},"content":{content}}}'.encode()
+        self.body = f'{{"revision":"{self.revision}","notice":{as_json(notice)},"content":{content}}}'.encode()
 
 
-class LiveServer(BoundedHTTPServer):
+class LiveServer(ThreadingHTTPServer):
     """Serves from the moment it is made until it is closed.
 
     Raises:
@@ -58,17 +56,24 @@ class LiveServer(BoundedHTTPServer):
     def __init__(self, board: Board, port: int = 0) -> None:
         self.board = board
         self.secret = secrets.token_urlsafe(_LENGTH)
-        super().__init__((LOOPBACK, port), _Handler, CONNECTIONS)
+        super().__init__((LOOPBACK, port), _Handler)
         self.port: int = self.server_address[1]
         self.hosts = {f"{name}:{self.port}" for name in (LOOPBACK, "localhost")}
-        self.start("dashboard")
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="dashboard", daemon=True)
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # the base class asks for the host's name, which may take long
 
     def url(self, namespace: str = "", name: str = "") -> str:
         """Of a job's page, or of the list of jobs."""
         return f"http://{LOOPBACK}:{self.port}/{self.secret}/{job_path(namespace, name) if name else ''}"
 
     def close(self) -> None:
-        self.stop()
+        """Nothing is served any more, and the port is free."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is nobody's business."""
@@ -122,10 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         except KeyError:
             self._answer(HTTPStatus.NOT_FOUND, "html", b"there is no such job")
 
-    def _tell(self, news: News | None, since: str) -> None:
-        if news is None:
-            self._answer(HTTPStatus.ACCEPTED, "json", b"{}")
-        elif news.revision == since:
+    def _tell(self, news: News, since: str) -> None:
+        if news.revision == since:
             self._answer(HTTPStatus.NO_CONTENT, "json", b"", over=news.over)
         else:
             self._answer(HTTPStatus.OK, "json", news.body, over=news.over)

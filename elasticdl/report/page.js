@@ -232,7 +232,7 @@
     async function ask() {
       let wait = POLL;
       try {
-        const answer = await fetch(`data.json?since=${encodeURIComponent(revision)}`, { cache: "no-store", referrerPolicy: "no-referrer", signal: AbortSignal.timeout(20000) });
+        const answer = await fetch(`data.json?since=${encodeURIComponent(revision)}`, { cache: "no-store", referrerPolicy: "no-referrer", signal: AbortSignal.timeout(60000) });
         if (answer.status === 200) {
           const news = await answer.json();
           revision = news.revision;
@@ -241,9 +241,6 @@
           const began = performance.now();
           if (news.content !== null) show(news.content); // it is null while a page fails that was never drawn
           wait = Math.max(POLL, 5 * (performance.now() - began)); // a large page leaves the browser most of its time
-        } else if (answer.status === 202) {
-          notice("Reading the journal ...");
-          wait = 400;
         } else if (answer.status === 404) {
           notice("This job is not there any more. What is shown is what was told of it last.");
           wait = 10 * POLL;
@@ -265,6 +262,7 @@
       }
       setTimeout(ask, document.hidden ? 4 * wait : wait);
     }
+    notice("Reading the journals ...");
     ask();
   }
 

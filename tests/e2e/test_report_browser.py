@@ -11,7 +11,6 @@ import pytest
 from history_kit import disturbed, formed, launched, line, steps, storm
 
 from elasticdl.cli.live_board import LiveBoard
-from elasticdl.cli.local.folder_job import FileFeed
 from elasticdl.job.facts import Facts
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.report.live_server import LiveServer
@@ -250,8 +249,8 @@ class Growing:
     def __init__(self, path, name):
         self.path, self.name = path, name
 
-    def feed(self, *, earlier):
-        return FileFeed(self.path)
+    def journal(self):
+        yield from self.path.read_text().splitlines()
 
     def status(self):
         return pb.JobStatus(phase="running", reason="", max_workers=2, elapsed=5)
@@ -267,7 +266,7 @@ def path(tmp_path):
 @contextmanager
 def serving(jobs):
     """The dashboard of these jobs, also as they change."""
-    with closing(LiveBoard(lambda warn: list(jobs))) as board, closing(LiveServer(board)) as server:
+    with closing(LiveServer(LiveBoard(lambda warn: list(jobs)))) as server:
         yield server
 
 
@@ -319,14 +318,13 @@ class Failing(Growing):
 
     fails = True
 
-    def feed(self, *, earlier):
+    def journal(self):
         if self.fails:
             raise RuntimeError("there is no room")
-        return super().feed(earlier=earlier)
+        return super().journal()
 
 
-def test_a_page_that_fails_says_why_until_it_is_drawn(browser, path, monkeypatch):
-    monkeypatch.setattr("elasticdl.cli.live_board.AGAIN_SECONDS", 0.5)
+def test_a_page_that_fails_says_why_until_it_is_drawn(browser, path):
     job = Failing(path, "j")
     with serving([job]) as server:
         browser.driver.get("about:blank")

@@ -14,7 +14,7 @@ import pytest
 from history_kit import STARTED, disturbed, formed, line, steps, storm
 
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.live_board import LiveBoard, with_status
+from elasticdl.cli.live_board import with_status
 from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeUse
@@ -199,14 +199,14 @@ def test_ctrl_c_ends_the_dashboard_and_once_more_at_once(home, monkeypatch, caps
     monkeypatch.setattr("elasticdl.cli.commands.look.LiveServer", Pressed)
     assert main(["dashboard", "j"]) == 0
     assert "/job/-/j/\nuntil Ctrl-C" in capsys.readouterr().out
-    close = LiveBoard.close
+    close = LiveServer.close
 
-    def hang(board):
-        close(board)
+    def hang(server):
+        close(server)
         press_ctrl_c()
         time.sleep(PATIENCE)
 
-    monkeypatch.setattr(LiveBoard, "close", hang)
+    monkeypatch.setattr(Pressed, "close", hang)
     began = time.monotonic()
     assert main(["dashboard"]) == 130
     assert time.monotonic() - began < PATIENCE / 2

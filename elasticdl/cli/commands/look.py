@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from elasticdl.cli.commands.find_job import PLACE, all_jobs, find, job_argument, place_of
-from elasticdl.cli.live_board import LiveBoard, with_status
+from elasticdl.cli.live_board import LiveBoard, history_of
 from elasticdl.cli.parsing import Option, command
 from elasticdl.cli.signals import SignalLog, caught
-from elasticdl.common.errors import ElasticDLError, UserError
+from elasticdl.common.errors import UserError
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import History
 from elasticdl.job.jobdir import write_aside
@@ -45,7 +45,8 @@ def report(job: str | None, out: str, **given: Any) -> int:
         path = Path(str(job))
         history, name = _read_file(path), path.stem
     else:
-        history, name = _read_job(job, given)
+        handle = find(job, given)
+        history, name = history_of(handle, time.time()), handle.name
     target = Path(out or f"{name}.html")
     _require_report(target)
     try:
@@ -67,18 +68,6 @@ def _read_file(path: Path) -> History:
             f"{path} has no entry of a journal: give journal.jsonl of a job, or what `elasticdl events --json` prints"
         )
     return found
-
-
-def _read_job(name: str | None, given: Any) -> tuple[History, str]:
-    handle = find(name, given)
-    try:
-        status = handle.status()  # first: of a job that is over by then the journal tells all
-    except (
-        ElasticDLError
-    ):  # the journal may be there without its master, which may just have ended, and without a status
-        status = None
-    with closing(handle.journal()) as lines:
-        return with_status(Facts.of(lines, handle.name), status, time.time()), handle.name
 
 
 def _require_report(target: Path) -> None:
@@ -116,18 +105,14 @@ def dashboard(job: str | None, port: int, **given: Any) -> int:
     if handle is None and place_of(given).flags:
         all_jobs(given)  # a place that there is not is told now
     signals = SignalLog()
-    with caught(signals.add_or_raise):  # the second: whom a master keeps waiting need not wait for it
-        board = LiveBoard(partial(all_jobs, given))
-        try:
-            with closing(_server(board, port)) as server:
-                where = server.url(handle.namespace, handle.name) if handle else server.url()
-                print(
-                    f"{where}\nuntil Ctrl-C; keep the address to yourself, as whoever has it on this machine can look",
-                    flush=True,
-                )
-                signals.wait()
-        finally:
-            board.close()
+    board = LiveBoard(partial(all_jobs, given))
+    with caught(signals.add_or_raise), closing(_server(board, port)) as server:
+        where = server.url(handle.namespace, handle.name) if handle else server.url()
+        print(
+            f"{where}\nuntil Ctrl-C; keep the address to yourself, as whoever has it on this machine can look",
+            flush=True,
+        )
+        signals.wait()
     return 0
 
 
