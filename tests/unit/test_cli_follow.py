@@ -13,7 +13,7 @@ from elasticdl.cli.cluster.cluster_run import MasterWatch
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.job_handle import JobHandle
 from elasticdl.cli.local.folder_job import MastersFeed
-from elasticdl.common.errors import UnreachableError
+from elasticdl.common.errors import JobFailedError, UnreachableError
 from elasticdl.job.jobdir import write_aside
 from elasticdl.kube.job_pods import find_master
 from elasticdl.kube.manifests.pod_status import ImageTrouble, MasterTrouble, trouble_of
@@ -63,6 +63,18 @@ def test_an_image_is_waited_for_as_long_as_told_and_from_the_beginning_after_it_
     assert view.gives_up(MasterTrouble("its master is starting"), 70.0) is False
     assert [view.gives_up(late, now) for now in (71.0, 130.0, 131.0)] == [False, False, True]
     assert watching(None).gives_up(missing("InvalidImageName", lasting=True), 0.0) is True
+
+
+def test_a_job_without_its_image_stays_and_the_command_says_how_to_remove_it():
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    imageless = {**master(), "status": pod(waiting)["status"]}
+    seen, job = [], NamespaceJob(OneJob(master=imageless), "digits")
+    view = watching(job, seen)
+    view.hear(None, "", 5.0)
+    assert seen == ["the image can't be pulled: not found"]
+    line = "job digits: the image can't be pulled: not found; `elasticdl delete digits` removes it"
+    with pytest.raises(JobFailedError, match=f"^{line}$"):
+        view.hear(None, "", 65.0)
 
 
 def test_why_a_master_does_not_run_is_told_once_and_again_when_it_changes():

@@ -178,6 +178,8 @@ class OneJob:
     def find(self, kind, name):
         return self._objects[kind]
 
+    read = find
+
     def list(self, kind, **selection):
         return [self._master] if self._master else []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticdl.cli.cluster.namespace_job import NamespaceJob, wait_until_gone
+from elasticdl.cli.cluster.namespace_job import NamespaceJob
 from elasticdl.cli.cluster.pod_logs import PodPrints
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.course import Follower, Watch, follow
@@ -113,8 +113,7 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
     """Until the job has ended; returns the exit code. What is the matter with its master is shown while that is not heard of.
 
     Raises:
-        UserError: its image can't be had; the job was deleted again.
-        JobFailedError: it failed, was stopped or is lost.
+        JobFailedError: it failed, was stopped or is lost; or its master does not get to work, as without its image.
         Interrupted: by a signal; the job goes on.
     """
     # Of a module's worker the log is its own, from which what the module prints can't be told here.
@@ -159,8 +158,7 @@ class MasterWatch:
         """Of a job that is followed: what has come of it, if anything; and why nothing does at the moment, if its master fails to answer.
 
         Raises:
-            UserError: its image can't be had; the job was deleted again.
-            JobFailedError: its master does not get to work.
+            JobFailedError: its master does not get to work, as without its image.
         """
         if isinstance(heard, pb.JobStatus):
             self.show_contact()
@@ -183,16 +181,10 @@ class MasterWatch:
         except UnreachableError as error:
             trouble, failures, begun = MasterTrouble(str(error)), 0, "unknown"
         self.show_trouble(trouble)
-        if self.gives_up(trouble, now) and not begun:
-            handle.client.delete("Job", master_name(handle.name))
-            wait_until_gone(handle.client, handle.name)
-            raise UserError(f"job {handle.name}: {trouble.reason}; nothing of the job was left behind")
-        if failures >= STARTS and not begun:
-            where = f"{handle.name}{handle.flags}"
-            raise JobFailedError(
-                f"job {handle.name}: {trouble.reason}, {failures} times; see `elasticdl logs {where}`, "
-                f"and remove it with `elasticdl delete {where}`"
-            )
+        crashes, where = failures >= STARTS, f"{handle.name}{handle.flags}"
+        if (crashes or self.gives_up(trouble, now)) and not begun:
+            more = f", {failures} times; see `elasticdl logs {where}`" if crashes else ""
+            raise JobFailedError(f"job {handle.name}: {trouble.reason}{more}; `elasticdl delete {where}` removes it")
         return None
 
     def gives_up(self, trouble: MasterTrouble, now: float) -> bool:
