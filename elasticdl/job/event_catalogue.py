@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 Entry = Mapping[str, Any]
 # The version of the journal's format, which the first entry, `job_started`, tells. A reader takes older versions, and the next minor one.
 FORMAT = "1.2"
 PAUSE_PARTS = ("notice", "drain", "rendezvous", "init", "sync", "first_step")
 PAUSE_TIMES = (*PAUSE_PARTS, "total")
-_NUMBER = (int, float)
-Types = Mapping[str, type | tuple[type, ...]]
+# Of which type a field is that a worker gives. The status takes epochs of 32 bits, and everything else takes 64.
+_COUNT = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_EPOCH = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_SECONDS = _COUNT | float
+_LINES = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)]
+_NUMBER = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float
+_NUMBERS = dict[str, _NUMBER]
+_BY_EPOCH = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _NUMBER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +46,17 @@ class Kind:
     passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
-    # The fields that a worker may give; if there are none, only the master makes such entries. Those that ``said`` names it must give.
-    of_worker: Types = field(default_factory=dict)
+    # The types of the fields that a worker may give; if there are none, only the master makes such entries.
+    of_worker: Mapping[str, Any] = field(default_factory=dict)
     cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
 
-    def missing(self, given: Collection[str]) -> list[str]:
-        """The fields that a worker must give, and has not."""
+    @property
+    def form(self) -> type[BaseModel]:
+        """What a worker has to fill in: it must give what ``said`` names."""
         said = {name for _, name, _, _ in Formatter().parse(self.said)}
-        return [name for name in self.of_worker if name in said and name not in given]
+        fields: dict[str, Any] = {name: (kind, ... if name in said else None) for name, kind in self.of_worker.items()}
+        return create_model(self.name, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
 
 
 # ---- how numbers read ----
@@ -124,9 +134,9 @@ _KINDS = (
     Kind("worker_stuck", {**_WORKER, "host": "", "why": "stuck, not ready, no heartbeat, has not reached the master, ...", "seconds": "",
          "state": "of its process, if it can't run; of the master that it tries", "where": "as in train.py:31 in load",
          "differs": "from the others", "stack": "lines"}, logging.WARNING, "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
-         marked=True, of_worker={"where": str, "stack": list, "moves": bool, "collectives": int, "last_collectives": list}),
+         marked=True, of_worker={"where": str, "stack": _LINES, "moves": bool, "collectives": _COUNT, "last_collectives": _LINES}),
     Kind("worker_waits", {**_WORKER, "where": "its own code takes long at the start, as in train.py:31 in load", "seconds": ""},
-         said="worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}", of_worker={"where": str, "seconds": _NUMBER}),
+         said="worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}", of_worker={"where": str, "seconds": _SECONDS}),
     Kind("worker_left", {**_WORKER, "cause": "", "reason": "", "code": "exit code of its process"},
          said="worker {worker} left: {reason}", cluster=_left),
     Kind("change_announced", {"world": "whose members will leave it after their step", "reason": ""}),
@@ -136,17 +146,17 @@ _KINDS = (
     Kind("pause", {**_WORKER, "world": "new one", "kind": "grow, shrink or failure", **dict.fromkeys(PAUSE_PARTS, "seconds"), "total": "seconds",
          "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry}),
     Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
-         passing=True, marked=True, of_worker={"step": int, "epoch": int, "samples": int, "metrics": dict, "seconds": _NUMBER},
+         passing=True, marked=True, of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "metrics": _NUMBERS, "seconds": _SECONDS},
          scalars=lambda entry: {f"evaluation/{name}": value for name, value in entry.get("metrics", {}).items()}),
     Kind("checkpoint", {**_WORKER, **_STEP, "path": "", "seconds": "to write it", "held": "seconds of these, and of copying, that training stood still"},
-         said="checkpoint at step {step}: {path}", marked=True, of_worker={"step": int, "path": str, "seconds": _NUMBER, "held": _NUMBER}),
+         said="checkpoint at step {step}: {path}", marked=True, of_worker={"step": _COUNT, "path": str, "seconds": _SECONDS, "held": _SECONDS}),
     Kind("checkpoint_failed", {**_WORKER, **_STEP, "path": "", "reason": ""}, logging.WARNING, "warning: no checkpoint at step {step}: {reason}",
-         marked=True, of_worker={"step": int, "path": str, "reason": str}),
+         marked=True, of_worker={"step": _COUNT, "path": str, "reason": str}),
     Kind("collective", {**_WORKER, "engine": "what sums gradients over workers: horovod or torch"}, of_worker={"engine": str}),
     Kind("epoch_began", {**_WORKER, "epoch": "from 0; of a plain loop", "marks": "by epoch, of the model at its beginning: by these a worker that "
-         "comes later knows a checkpoint of the script's own"}, of_worker={"epoch": int, "marks": dict}),
+         "comes later knows a checkpoint of the script's own"}, of_worker={"epoch": _EPOCH, "marks": _BY_EPOCH}),
     Kind("resumed", {**_WORKER, **_STEP, "epoch": "", "samples": "", "path": ""}, said="resumed at step {step} from {path}", marked=True,
-         of_worker={"step": int, "epoch": int, "samples": int, "path": str, "learnt": str}),
+         of_worker={"step": _COUNT, "epoch": _EPOCH, "samples": _COUNT, "path": str, "learnt": str}),
     Kind("exported", {**_WORKER, "path": ""}, said="model written to {path}", marked=True, of_worker={"path": str}),
     Kind("worker_slow", {**_WORKER, "host": "", "phase": "data, compute or update", "factor": "of the median worker's",
          "seconds": "a step, by which the others wait"}, logging.WARNING,
@@ -163,7 +173,7 @@ _KINDS = (
     Kind("stop_requested", {"reason": "", "checkpoint": "whether one is wanted"}, marked=True),
     Kind("phase", {"phase": "", "reason": ""}, marked=True, ends_steps=True, cluster=_waiting),
     Kind("steps_over", {**_WORKER, **_STEP, "seconds": "since its last step, evaluation or checkpoint, in which a script did something else"},
-         ends_steps=True, of_worker={"step": int, "seconds": _NUMBER}),
+         ends_steps=True, of_worker={"step": _COUNT, "seconds": _SECONDS}),
     Kind("steps", {"step": "the last", "world": "", "steps": "how many", "samples": "", "loss": "mean over samples", "learning_rate": "",
          "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
          "slowest": "of these, those for the slowest"}, logging.DEBUG),

@@ -1,4 +1,4 @@
-"""Values that master and worker send each other, and that both cores keep in this form."""
+"""What the messages between master and worker are made of, and what both cores keep in this form."""
 
 from __future__ import annotations
 

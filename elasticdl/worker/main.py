@@ -20,11 +20,11 @@ from typing import NoReturn
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import ElasticDLError, UserError
 from elasticdl.common.reason import one_line, reason
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.link.connection import MasterConnection, prepare_horovod
 from elasticdl.elastic.link.session import Session
+from elasticdl.job import messages as m
 from elasticdl.job.spec import JobSpec
 from elasticdl.worker.batch_sizes import batch_policy
 from elasticdl.worker.frameworks import build_model, framework_of, import_learner, set_defaults

@@ -10,9 +10,14 @@ from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
+from elasticdl.master.state.events import FromWorker
 from elasticdl.proto import elasticdl_pb2 as pb
 
 DEADLINE = 30.0
+
+
+def _told(event):
+    return event.said if isinstance(event, FromWorker) else event
 
 
 class ServedMaster:
@@ -38,9 +43,9 @@ class ServedMaster:
         assert self.port
 
     def wait_for(self, kind, count):
-        """The first so many events of a kind."""
+        """The first so many events of a kind, or messages of workers."""
         deadline = time.monotonic() + DEADLINE
-        while len(found := [event for event in self.events if isinstance(event, kind)]) < count:
+        while len(found := [each for each in map(_told, self.events) if isinstance(each, kind)]) < count:
             assert time.monotonic() < deadline, self.events
             time.sleep(0.01)
         return found[:count]

@@ -20,11 +20,11 @@ from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.credentials import Role, TlsFolder, Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
-from elasticdl.elastic.core import messages as m
+from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell import servicer
 from elasticdl.master.shell.access import ALLOWED, Guard, TlsAccess, TokenAccess
-from elasticdl.master.state.events import NoticeReported, StopRequested, WorkerFinished
+from elasticdl.master.state.events import StopRequested
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -224,7 +224,7 @@ class Listening:
         self.heard = queue.SimpleQueue()
 
     def greet(self, unsent):
-        return [m.Hello(0, 0), *unsent]
+        return [m.Hello(), *unsent]
 
     def receive(self, message):
         self.heard.put(message.WhichOneof("body"))
@@ -309,14 +309,14 @@ def test_what_no_master_has_saved_is_for_the_next(roles, open_stream, tried, ser
         listening = open_stream(first, roles[Role.WORKER])
         assert listening.next() == "welcome"
         listening.say(notice(1))
-        first.wait_for(NoticeReported, 1)
+        first.wait_for(m.Notice, 1)
     for step in (2, 3):
         tried.get(timeout=DEADLINE)  # there was no master, and there still is none
         listening.say(notice(step))
         listening.say(m.Heartbeat(0, 0, 0, waiting=False))
     with serve(first.port) as second:
         listening.say(notice(4))
-        told = second.wait_for(NoticeReported, 4)
+        told = second.wait_for(m.Notice, 4)
     assert [(each.number, each.fields["step"]) for each in told[:4]] == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
@@ -325,16 +325,16 @@ def test_a_last_word_to_a_master_that_leaves_is_for_the_next(roles, open_stream,
         has_last_word = True
 
         def greet(self, unsent):
-            return [m.Hello(0, 0), m.Finished(5, 1, {}, together=True)]
+            return [m.Hello(), m.Finished(5, 1, {}, together=True)]
 
     with serve() as first:
         first.takes = False
         listening = open_stream(first, roles[Role.WORKER], Ending())
-        first.wait_for(WorkerFinished, 1)
+        first.wait_for(m.Finished, 1)
     closing = threading.Thread(target=listening.close)
     closing.start()
     with serve(first.port) as second:
-        second.wait_for(WorkerFinished, 1)
+        second.wait_for(m.Finished, 1)
         closing.join(DEADLINE)
     assert not closing.is_alive()
     heard = [listening.heard.get() for _ in range(listening.heard.qsize())]

@@ -99,7 +99,7 @@ def learnt(draw: random.Random, workers: int) -> e.ScalingLearnt:
 
 
 # Instructions that a person who follows a history need not see.
-QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps, i.TellLearnt)
+QUIET_INSTRUCTIONS = (i.Record, i.SaveState, i.NewSteps)
 
 
 class SaveRequest:

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.agreement import Disagreement
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.progress import StepPlan
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.job import messages as m
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.crashes import CRASHES_AT_START

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.shell.convert import connected, to_event
+from elasticdl.master.shell.convert import to_event
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
+from elasticdl.master.state.values import World
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.adapter import (
     HEARTBEAT_SECONDS,
@@ -206,8 +207,8 @@ class Master:
             elif callable(act):
                 act()
             else:
-                if isinstance(act, i.PublishWorld):
-                    self.site.checks.published(self, act.world)
+                if isinstance(act, i.Tell) and isinstance(act.message, World):
+                    self.site.checks.published(self, act.message)
                 self._loop.act(act)
 
     # ---- to save ----
@@ -261,7 +262,7 @@ class Master:
         if not stream.greeted:
             require_hello(body)
             stream.greeted = True
-            self._open_session(stream, message.hello)
+            self._open_session(stream, message)
         elif body == "kv_put":
             self._relay_entry(worker_id, message.kv_put)
         else:
@@ -273,7 +274,7 @@ class Master:
             del self.streams.open_streams[worker_id]
             self.post(e.WorkerDisconnected(worker_id))
 
-    def _open_session(self, stream: Stream, hello: pb.Hello) -> None:
+    def _open_session(self, stream: Stream, hello: pb.WorkerMessage) -> None:
         worker_id = stream.process.worker_id
         if older := self.streams.open_streams.get(worker_id):
             older.replaced = True
@@ -285,7 +286,7 @@ class Master:
             self.streams.replay(worker_id)
         except _DeadMasterError:
             self.die("killed")
-        self.post(connected(hello))
+        self.post(to_event(worker_id, hello))
 
     def _relay_entry(self, worker_id: int, put: pb.KvPut) -> None:
         try:

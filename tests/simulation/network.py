@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.link.wire import to_event, to_proto
+from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 from tests.simulation.lineage import Violation
 

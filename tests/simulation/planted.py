@@ -13,18 +13,19 @@ from unittest.mock import patch
 
 from elasticdl.common.backoff import TokenBucket
 from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.vote import GradientNoise, Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.job import messages as m
 from elasticdl.master.core.fleet import Fleet
 from elasticdl.master.core.lost_workers import Losses
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot
+from elasticdl.master.state.values import World as MastersWorld
 from tests.simulation.adapter import MasterCore
 from tests.simulation.process import Process
 from tests.simulation.run import Failure, run_seed
@@ -94,9 +95,13 @@ def _unsaid(kind: type) -> Planting:
     return _each(WorkerCore, change)
 
 
+def _tells(each: i.Instruction, kind: type) -> bool:
+    return isinstance(each, i.Tell) and isinstance(each.message, kind)
+
+
 def _without(kind: type) -> Planting:
     """The master's core never wants this."""
-    return _each(MasterCore, lambda event, each: None if isinstance(each, kind) else each)
+    return _each(MasterCore, lambda event, each: None if isinstance(each, kind) or _tells(each, kind) else each)
 
 
 def _method(owner: Any, name: str, new: Any) -> Planting:
@@ -137,15 +142,15 @@ def _by_step_alone(member: Member, root: Member) -> bool:
 
 
 def _claims_no_state(event: p.Event, each: p.Instruction) -> p.Instruction:
-    if isinstance(each, p.Send) and isinstance(each.message, m.JoinRequest):
+    if isinstance(each, p.Send) and isinstance(each.message, m.Ask):
         return p.Send(replace(each.message, has_state=False))
     return each
 
 
 def _last_first(event: e.Event, each: i.Instruction) -> i.Instruction:
-    if not isinstance(each, i.PublishWorld):
-        return each
-    return replace(each, world=replace(each.world, members=each.world.members[::-1]))
+    if isinstance(each, i.Tell) and isinstance(each.message, MastersWorld):
+        return replace(each, message=replace(each.message, members=each.message.members[::-1]))
+    return each
 
 
 def _forgets_world(core: MasterCore) -> JobSnapshot:
@@ -161,7 +166,7 @@ def _finds_nobody(core: MasterCore, event: e.Event, step: Callable[[Any], list[A
 
 
 def _publishes_unsaved(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
-    return sorted(step(event), key=lambda each: not isinstance(each, i.PublishWorld))
+    return sorted(step(event), key=lambda each: not _tells(each, MastersWorld))
 
 
 @contextmanager
@@ -170,9 +175,11 @@ def _drains_are_not_heard() -> Iterator[None]:
     draining: set[tuple[int, int]] = set()
 
     def change(core: MasterCore, event: e.Event, step: Callable[[Any], list[Any]]) -> list[Any]:
-        if isinstance(event, e.WorkerDraining):
-            draining.add((id(core), event.worker_id))
-        ignored = isinstance(event, e.WorkerFinished) and (id(core), event.worker_id) in draining
+        said = event.said if isinstance(event, e.FromWorker) else None
+        who = (id(core), event.worker_id) if isinstance(event, e.FromWorker) else None
+        if who and isinstance(said, m.Draining):
+            draining.add(who)
+        ignored = isinstance(said, m.Finished) and who in draining
         return [] if ignored else step(event)
 
     with _stepping(MasterCore, change)():
@@ -233,7 +240,7 @@ PLANTED = (
         range(750, 1950),
         slow=True,
     ),
-    PlantedFault("a request to join is not said again to another master", _unsaid(m.JoinRequest), range(100)),
+    PlantedFault("a request to join is not said again to another master", _unsaid(m.Ask), range(100)),
     PlantedFault("a last word is not said again to another master", _unsaid(m.Finished), range(1000)),
     PlantedFault("a broken world is not left", _deaf_worker(p.BreakAnnounced), range(500), slow=True),
     PlantedFault("any world is entered, however old", _method(WorkerCore, "_world_trigger", _any_world), range(500)),
@@ -241,10 +248,10 @@ PLANTED = (
     PlantedFault("the finish of a draining worker is ignored", _drains_are_not_heard, range(500)),
     PlantedFault("a world is published before it is saved", _stepping(MasterCore, _publishes_unsaved), range(1000)),
     PlantedFault("the last in a world is first", _each(MasterCore, _last_first), range(50)),
-    PlantedFault("members are not told of a change", _without(i.AnnounceChange), range(50)),
-    PlantedFault("members are not told that their world is broken", _without(i.BreakWorld), range(500)),
+    PlantedFault("members are not told of a change", _without(m.Change), range(50)),
+    PlantedFault("members are not told that their world is broken", _without(m.Broken), range(500)),
     PlantedFault("who is given up is not killed", _without(i.KillWorker), range(500)),
-    PlantedFault("workers are not told that the job ends", _without(i.StopWorkers), range(500), slow=True),
+    PlantedFault("workers are not told that the job ends", _without(m.StopWork), range(500), slow=True),
     PlantedFault(
         "the world is not remembered over a restart", _method(MasterCore, "snapshot", _forgets_world), range(1000)
     ),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.elastic.core import agreement
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.agreement import Disagreement
 from elasticdl.elastic.core.position import Position
@@ -16,6 +15,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.training.data_facts import DataFacts
+from elasticdl.job import messages as m
 from elasticdl.master.state.events import ExitCause
 from tests.simulation.collectives import FAILED
 from tests.simulation.lineage import Model, State, Violation
@@ -94,7 +94,7 @@ def life(process: Process) -> Steps:
 
 def _connect(process: Process, world: World) -> Steps:
     process.advance(Activity.WAIT)
-    process.tell(p.Said(m.StoreEntry(world.version, "simulation", str(world.rank), b"address")))
+    process.tell(p.Said(m.KvPut(world.version, "simulation", str(world.rank), b"address")))
     found = yield from process.entries(world.version, world.size - 1)
     connected = found and (yield from _collective(process, world, "connect", None, lambda inputs: None)) is not FAILED
     process.tell(p.Trigger.CONNECTED if connected else p.CollectiveFailed(BROKEN))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticdl.elastic.core import protocol as p
-from elasticdl.elastic.core.messages import StoreEntry
+from elasticdl.job import messages as m
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from tests.simulation.adapter import QUIET_INSTRUCTIONS
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.masters import Master
     from tests.simulation.process import Process
 
-_QUIET_MASTER = (e.Tick, e.HeartbeatReceived, e.ProgressReported)
+_QUIET_MASTER = (e.Tick, m.Heartbeat, m.Progress)
 _LONGEST = 150
 
 
@@ -31,7 +31,7 @@ class Trace:
 
     def event(self, process: Process, event: p.Event) -> None:
         quiet = isinstance(event, p.Welcomed) or event is p.Trigger.TICK
-        if not (quiet or (isinstance(event, p.Said) and isinstance(event.message, StoreEntry))):
+        if not (quiet or (isinstance(event, p.Said) and isinstance(event.message, m.KvPut))):
             self._tell(process, event)
 
     def step(self, process: Process, what: str) -> None:
@@ -42,7 +42,7 @@ class Trace:
         self._add(f"worker {process.worker_id}", f"  -> {instruction}")
 
     def decision(self, master: Master, event: e.Event, instructions: Sequence[i.Instruction]) -> None:
-        if not isinstance(event, _QUIET_MASTER):
+        if not isinstance(event.said if isinstance(event, e.FromWorker) else event, _QUIET_MASTER):
             self._add(f"master {master.generation}", str(event))
         for instruction in instructions:
             if not isinstance(instruction, QUIET_INSTRUCTIONS):

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import Snapshot
-from elasticdl.master.state.values import Settings
+from elasticdl.master.state.values import Settings, World
 from tests.simulation.job_invariants import check_job
 
 TICK = 0.5
@@ -28,8 +29,13 @@ def step(job, event, now):
     return instructions
 
 
+def is_a(kind, instruction):
+    """Of this kind, or it tells workers something of this kind."""
+    return isinstance(instruction, kind) or (isinstance(instruction, i.Tell) and isinstance(instruction.message, kind))
+
+
 def only(kind, instructions):
-    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+    return [instruction for instruction in instructions if is_a(kind, instruction)]
 
 
 def launched(instructions):
@@ -80,7 +86,7 @@ class Played:
         return self.post(e.WorkerPlaced(worker_id, "h", 1, node))
 
     def finish(self, *ids, together=False):
-        return self.post(*(e.WorkerFinished(worker_id, 9, 1, {}, together) for worker_id in ids))
+        return self.post(*(e.FromWorker(worker_id, m.Finished(9, 1, {}, together)) for worker_id in ids))
 
     def scale(self, minimum, maximum):
         return self.post(e.ScaleRequested(WorkerRange(minimum=minimum, maximum=maximum)))
@@ -106,20 +112,20 @@ class Run(Played):
             for worker_id in list(self.beats):
                 waiting = worker_id in self.waiting
                 self.beats[worker_id] += progress and not waiting
-                self.post(e.HeartbeatReceived(worker_id, 1, 0, self.beats[worker_id], waiting))
+                self.post(e.FromWorker(worker_id, m.Heartbeat(1, 0, self.beats[worker_id], waiting)))
             out += self.post(e.Tick())
         return out
 
     def connect(self, *ids):
         for worker_id in ids:
             self.beats.setdefault(worker_id, 0)
-            self.post(e.WorkerPlaced(worker_id, "h", 1), e.WorkerConnected(worker_id, "h", 1))
+            self.post(e.WorkerPlaced(worker_id, "h", 1), e.FromWorker(worker_id, m.Hello("h", 1)))
 
     def ask(self, *ids):
-        return self.post(*(e.JoinRequested(worker_id, 0, 0, False) for worker_id in ids))
+        return self.post(*(e.FromWorker(worker_id, m.Ask(0, 0, False)) for worker_id in ids))
 
     def ask_again(self, *ids, broken=False):
-        return self.post(*(e.JoinRequested(worker_id, 1, 5, True, broken) for worker_id in ids))
+        return self.post(*(e.FromWorker(worker_id, m.Ask(1, 5, True, broken)) for worker_id in ids))
 
     def train(self):
         """Bring the first world up, of as many as the range allows."""
@@ -140,7 +146,7 @@ class Run(Played):
 class Yard(Played):
     """Its workers are never silent or stuck; it shows what launchers are told."""
 
-    shows = (i.LaunchWorker, i.DrainWorker, i.KillWorker)
+    shows = (i.LaunchWorker, m.Drain, i.KillWorker)
 
     def __init__(self, maximum=3, minimum=1, **more):
         times = {"start_timeout": START, "stop_grace": GRACE, "progress_timeout": LONG, "heartbeat_timeout": LONG}
@@ -155,11 +161,11 @@ class Yard(Played):
         return out
 
     def connect(self, worker_id, version=0):
-        return self.post(e.WorkerConnected(worker_id, "h", 1, version))
+        return self.post(e.FromWorker(worker_id, m.Hello("h", 1, version)))
 
     def ask(self, worker_id, left=0, step=0, broken=False, reason="", **more):
         return self.post(
-            e.JoinRequested(worker_id, left, step, **{"has_state": left > 0, **more}, broken=broken, reason=reason)
+            e.FromWorker(worker_id, m.Ask(left, step, **{"has_state": left > 0, **more}, broken=broken, reason=reason))
         )
 
     def come(self, *ids):
@@ -187,12 +193,12 @@ class Yard(Played):
         return self.exit(worker_id, e.ExitCause.CRASHED, 1)
 
     def leave(self, worker_id):
-        return self.post(e.WorkerDraining(worker_id, "SIGTERM")) + self.exit(worker_id, e.ExitCause.CLEAN, 0)
+        return self.post(e.FromWorker(worker_id, m.Draining("SIGTERM"))) + self.exit(worker_id, e.ExitCause.CLEAN, 0)
 
     def train(self, worker_id, *steps):
         version = self.job.view().world_version
-        reports = tuple(e.StepReport(n, 0, 0.5, 8, 0.1, 0.05, version, 8 * n, False) for n in steps)
-        self.post(e.ProgressReported(worker_id, reports, 1000, 1))
+        reports = tuple(m.StepReport(n, 0, 0.5, 8, 0.1, 0.05, version, 8 * n, False) for n in steps)
+        self.post(e.FromWorker(worker_id, m.Progress(reports, 1000, 1)))
 
     @property
     def end(self):
@@ -252,21 +258,20 @@ class Cluster(Played):
                 self.workers[worker_id] = Worker(worker_id)
             case i.KillWorker(worker_id) if worker_id in self.workers:
                 self.killed.append(worker_id)
-            case i.PublishWorld(world, ids):
+            case i.Tell(ids, World() as world):
                 self.worlds.setdefault(world.version, world)
                 for worker_id in ids:
                     self.enter(world, worker_id)
-            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids):
+            case i.Tell(ids, message):
                 for worker_id in ids:
-                    self.order(worker_id, instruction)
-            case i.DrainWorker(worker_id):
-                self.order(worker_id, instruction)
+                    self.order(worker_id, message)
             case i.EndJob():
                 self.end = instruction
 
-    def order(self, worker_id, instruction):
-        if worker_id in self.workers and self.workers[worker_id].connected:
-            self.workers[worker_id].orders.append(instruction)
+    def order(self, worker_id, message):
+        obeyed = isinstance(message, m.Change | m.Broken | m.StopWork | m.Drain)
+        if obeyed and worker_id in self.workers and self.workers[worker_id].connected:
+            self.workers[worker_id].orders.append(message)
 
     def enter(self, world, worker_id):
         worker = self.workers.get(worker_id)
@@ -297,7 +302,7 @@ class Cluster(Played):
         self.obey(worker, hangs)
         if worker.worker_id in self.workers and worker.connected:
             world = 0 if worker.asked else worker.world
-            self.post(e.HeartbeatReceived(worker.worker_id, world, worker.step, worker.progress, hangs))
+            self.post(e.FromWorker(worker.worker_id, m.Heartbeat(world, worker.step, worker.progress, hangs)))
 
     def hangs(self, worker):
         """It waits in a collective for one that will never come there."""
@@ -310,25 +315,25 @@ class Cluster(Played):
         """With its session a worker says again what is still true."""
         worker.connected, inside = True, not worker.asked and worker.world
         place = worker.place if inside else (0, 0)
-        self.post(e.WorkerConnected(worker.worker_id, "h", 1, worker.world if inside else 0, worker.step, *place))
+        self.post(e.FromWorker(worker.worker_id, m.Hello("h", 1, worker.world if inside else 0, worker.step, *place)))
         if worker.asked:
             self.ask(worker, broken=False)
 
     def obey(self, worker, hangs):
         orders, worker.orders = worker.orders, []
-        if any(isinstance(order, i.DrainWorker | i.StopWorkers) for order in orders):
+        if any(isinstance(order, m.Drain | m.StopWork) for order in orders):
             self.leave(worker.worker_id)
         elif worker.world == 0 and not worker.asked:
             self.ask(worker, broken=False)
         elif any(order.world_version == worker.world for order in orders) and not worker.asked:
-            self.ask(worker, broken=any(isinstance(order, i.BreakWorld) for order in orders))
+            self.ask(worker, broken=any(isinstance(order, m.Broken) for order in orders))
         elif not worker.asked and not hangs:
             worker.step += 1
 
     def ask(self, worker, broken):
         worker.asked = True
         if worker.connected:
-            self.post(e.JoinRequested(worker.worker_id, worker.world, worker.step, worker.has_state, broken))
+            self.post(e.FromWorker(worker.worker_id, m.Ask(worker.world, worker.step, worker.has_state, broken)))
 
     def exit(self, worker_id, cause=e.ExitCause.KILLED):
         self.workers.pop(worker_id, None)
@@ -340,7 +345,7 @@ class Cluster(Played):
 
     def leave(self, worker_id):
         """As with SIGTERM."""
-        self.post(e.WorkerDraining(worker_id, "told to"), e.WorkerDisconnected(worker_id))
+        self.post(e.FromWorker(worker_id, m.Draining("told to")), e.WorkerDisconnected(worker_id))
         self.exit(worker_id, e.ExitCause.CLEAN)
 
     def die(self):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.session import Session
 from elasticdl.elastic.training.steps import Steps
+from elasticdl.job import messages as m
 
 
 class JobStub(SimpleNamespace):
@@ -35,7 +35,7 @@ class FakeMaster:
 
     def send(self, message):
         self.sent.append(message)
-        if isinstance(message, m.JoinRequest) and (answer := self.answer(message)) is not None:
+        if isinstance(message, m.Ask) and (answer := self.answer(message)) is not None:
             self.session.post(p.WorldPublished(answer) if isinstance(answer, World) else answer)
 
     def answer(self, request):
@@ -61,7 +61,7 @@ class FakeMaster:
     @property
     def reports(self):
         self.session.post(p.Trigger.TICK)
-        return [step for message in self.of(m.StepReports) for step in message.steps]
+        return [step for message in self.of(m.Progress) for step in message.steps]
 
     def open(self, listener): ...
 

@@ -26,10 +26,10 @@ from core_kit import (
 from hypothesis import strategies as st
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.progress import Progress, SampleOrder, StepPlan
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
+from elasticdl.job import messages as m
 
 
 @pytest.mark.parametrize(("events", "trained"), [((), False), ((counted,), True)])
@@ -45,7 +45,7 @@ def test_who_raises_says_whether_it_has_trained(events, trained):
 def test_a_worker_asks_connects_is_brought_to_the_others_state_and_trains():
     worker = Worker(MADE)
     (asked,) = worker.do(p.Trigger.READY)
-    assert asked == p.Send(m.JoinRequest(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
+    assert asked == p.Send(m.Ask(0, 0, has_state=False, broken=False, reason="ready", epoch=0, synced_in=0))
     assert worker.do(p.WorldPublished(world(1))) == [p.Connect(world(1))]
     assert worker.do(p.Trigger.CONNECTED) == [p.Synchronize(world(1))]
     worker.kept.clear()
@@ -63,7 +63,7 @@ def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for(
     assert worker.kept[-1] is p.SaveScope.AT_COMMIT
     assert worker.out[-1] == p.LeaveWorld("the members voted to leave this world", broken=False)
     worker.do(p.Trigger.CLOSED)
-    request = worker.sent(m.JoinRequest)[-1]
+    request = worker.sent(m.Ask)[-1]
     assert (request.left_world, request.step, request.has_state, request.broken) == (1, 2, True, False)
 
 
@@ -71,7 +71,7 @@ def test_a_vote_to_leave_is_followed_at_the_commit_and_the_next_world_asked_for(
 def test_a_request_says_in_which_world_this_worker_last_stood_where_rank_0_stood(reached, synced_in):
     worker = training(*step(1), commit, p.CollectiveFailed("a peer is gone"), p.Trigger.CLOSED)
     worker.do(*entered(2)[:reached], p.CollectiveFailed("another, too"), p.Trigger.CLOSED)
-    assert worker.sent(m.JoinRequest)[-1].synced_in == synced_in
+    assert worker.sent(m.Ask)[-1].synced_in == synced_in
 
 
 def test_a_torn_step_is_dropped_and_everybody_shaken_up():
@@ -121,7 +121,7 @@ def test_a_world_that_comes_while_an_earlier_one_is_being_connected_is_entered_n
     assert worker.do(p.WorldPublished(world(2))) == [p.BreakCollective(1, "world 2 follows it", entered=True)]
     worker.do(p.CollectiveFailed("broken off"))
     assert worker.do(p.Trigger.CLOSED) == [p.Connect(world(2))]
-    assert len(worker.sent(m.JoinRequest)) == 1, "it is expected there"
+    assert len(worker.sent(m.Ask)) == 1, "it is expected there"
 
 
 def test_worlds_that_break_without_a_step_have_an_end():
@@ -198,7 +198,7 @@ def test_nobody_is_done_before_all_are():
     assert worker.do(p.Trigger.RETURNED) == [p.Command.CAST_END_VOTE]
     *_, complete = worker.do(voted(vote(0, ended=2)), p.Trigger.ALL_RETURNED)
     assert complete == p.Command.COMPLETE
-    assert [each.step for report in worker.sent(m.StepReports) for each in report.steps] == [1]
+    assert [each.step for report in worker.sent(m.Progress) for each in report.steps] == [1]
 
 
 @pytest.mark.parametrize("order", ["first", "last"])
@@ -374,7 +374,7 @@ events = st.one_of(
     st.builds(lambda version, size: p.WorldPublished(world(version, size)), st.integers(1, 9), st.integers(1, 3)),
     st.builds(p.ChangeAnnounced, numbers),
     st.builds(p.BreakAnnounced, numbers, st.just("gone")),
-    st.builds(p.Said, st.builds(m.StoreEntry, numbers, st.just("s"), st.just("k"), st.just(b""))),
+    st.builds(p.Said, st.builds(m.KvPut, numbers, st.just("s"), st.just("k"), st.just(b""))),
     st.builds(bound, progresses, st.sampled_from([None, ORDER]), copies_parameters=st.booleans()),
     st.builds(synced, numbers),
     st.builds(next_batch, st.integers(1, 3), st.booleans()),

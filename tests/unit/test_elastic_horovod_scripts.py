@@ -12,13 +12,13 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import JobFailedError
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.worker import MAX_FRUITLESS_WORLDS
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.horovod_scripts.patches import Patches
 from elasticdl.elastic.horovod_scripts.script_worker import ScriptWorker
 from elasticdl.elastic.horovod_scripts.stillness import Stillness
+from elasticdl.job import messages as m
 
 elastic_source = pytest.importorskip("horovod.common.elastic").__file__
 
@@ -31,7 +31,7 @@ class Master(FakeMaster):
 
     @property
     def asked(self):
-        return self.of(m.JoinRequest)
+        return self.of(m.Ask)
 
     @property
     def steps(self):

@@ -8,7 +8,6 @@ from session_kit import FakeMaster
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import MASTER_TIMEOUT, WorkerEnvironment
 from elasticdl.common.errors import UserError
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
@@ -17,6 +16,7 @@ from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.store import Refusal
+from elasticdl.job import messages as m
 
 PATIENCE = 30.0
 
@@ -122,14 +122,14 @@ def test_a_greeting_says_again_what_is_still_true(session):
     session.store.put(("scope", "key"), b"value")
     session.core.voted(Vote(False, 8, 0.5), 1.0)
     session.core.step_made(0.1, 1.0)
-    assert kinds(session) == ["Hello", "StoreEntry", "StepReports"]
+    assert kinds(session) == ["Hello", "KvPut", "Progress"]
     hello = session.greet(())[0]
-    assert hello == m.Hello(7, 5, rank=0, size=2)
+    assert hello == m.Hello(world_version=7, step=5, rank=0, size=2)
     session.post(p.DrainOrdered("SIGTERM"))
     session.say(m.Finished(5, 1, {}, together=True))
     kept = m.Notice("warning", {})
     greeting = session.greet([kept])
-    assert [type(each).__name__ for each in greeting] == ["Hello", "StepReports", "Draining", "Notice", "Finished"]
+    assert [type(each).__name__ for each in greeting] == ["Hello", "Progress", "Draining", "Notice", "Finished"]
     assert session.has_last_word
 
 

@@ -18,8 +18,8 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.reach import in_words, last_problem
 from elasticdl.common.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.link import stream
+from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 
@@ -140,7 +140,7 @@ class Listening:
         self.heard = queue.SimpleQueue()
 
     def greet(self, unsent):
-        return [m.Hello(0, 0)]
+        return [m.Hello()]
 
     def receive(self, message):
         self.heard.put(message.WhichOneof("body"))

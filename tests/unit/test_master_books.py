@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.job import messages as m
 from elasticdl.job.facts import Facts
 from elasticdl.job.journal import dump_entry, read_journal
 from elasticdl.job.shared_values import MOST_MARKS, Pace
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.shell.convert import connected, to_event, to_status
+from elasticdl.master.shell.convert import to_event, to_status
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.summary import summarize
 from elasticdl.master.shell.tensorboard import TensorBoard
@@ -38,8 +39,8 @@ class Told:
             fields = {"loss": 1 / step, "samples_in_step": 32, "ends": False, "compared": 0}
             fields |= {name: value[number] if isinstance(value, list) else value for name, value in each.items()}
             seen = (fields["loss"], fields["samples_in_step"], 0.1, 0.05, world, 32 * step, fields["ends"])
-            told.append(e.StepReport(step, epoch, *seen, compared=fields["compared"]))
-        new, records = self.training.report(e.ProgressReported(0, tuple(told), total, epochs), now)
+            told.append(m.StepReport(step, epoch, *seen, compared=fields["compared"]))
+        new, records = self.training.report(m.Progress(tuple(told), total, epochs), now)
         return [step.step for step in new], records
 
     def epochs(self, *steps, **more):
@@ -65,7 +66,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples_and_told_once_with_it
     assert told.epochs(3, epoch=1, loss=1.0, samples_in_step=30) == []
     ended = {"epoch": 1, "step": 4, "loss": 0.75}
     assert told.epochs(4, epoch=1, loss=0.0, samples_in_step=10, ends=True) == [ended]
-    assert told.training.finish(e.WorkerFinished(0, 4, 2, {})) == []
+    assert told.training.finish(m.Finished(4, 2, {})) == []
     assert Told().epochs(31, epoch=1, loss=2.0, ends=True) == [{"epoch": 1, "step": 31, "loss": 2.0}], "after a load"
 
 
@@ -74,7 +75,7 @@ def test_where_no_step_ends_an_epoch_the_next_one_or_the_end_does():
     assert told.epochs(1, 2) == []
     assert told.epochs(3, epoch=1) == [{"epoch": 0, "step": 2, "loss": 0.75}]
     assert told.epochs(3, epoch=1) == []
-    done = e.WorkerFinished(1, 3, 2, {"accuracy": 0.5})
+    done = m.Finished(3, 2, {"accuracy": 0.5})
     assert [r.fields["epoch"] for r in told.training.finish(done)] == [1]
     assert told.training.finish(done) == []
     assert told.training.metrics == {"accuracy": 0.5}
@@ -128,7 +129,7 @@ def test_the_rate_is_of_the_last_seconds_only():
 def test_a_resumed_job_does_not_claim_the_epochs_before():
     told = Told()
     training = told.training
-    training.notice(e.NoticeReported(0, "resumed", {"step": 50, "epoch": 3, "samples": 1600}))
+    training.notice(m.Notice("resumed", {"step": 50, "epoch": 3, "samples": 1600}))
     assert (training.step, training.samples) == (50, 1600)
     assert told.epochs(51, epoch=3, now=1.0) == []
     assert (training.step, training.samples, training.epochs_done) == (51, 51 * 32, 3)
@@ -138,7 +139,7 @@ def test_the_newest_marks_of_epochs_are_kept_until_the_state_is_lost():
     training = Told().training
 
     def tell(marks):
-        training.notice(to_event(0, notice("epoch_began", epoch=0, marks=marks)))
+        training.notice(to_event(0, notice("epoch_began", epoch=0, marks=marks)).said)
 
     tell({"0": 2.5})
     tell({"1": 2.75})
@@ -154,7 +155,7 @@ def test_the_numbers_go_on_where_an_earlier_master_was():
     first = Told()
     first.steps(1, 2, 3, 4, ends=[False, False, False, True])
     first.steps(5, epoch=1, loss=5.0, compared=2)
-    first.training.notice(e.NoticeReported(0, "evaluation", {"metrics": {"accuracy": 0.5}}))
+    first.training.notice(m.Notice("evaluation", {"metrics": {"accuracy": 0.5}}))
     second = Told(Training.restore(first.training.snapshot()))
     training = second.training
     assert (training.step, training.samples, training.epochs_done, training.metrics) == (5, 160, 1, {"accuracy": 0.5})
@@ -222,7 +223,7 @@ def test_the_summary_tells_the_whole_story(tmp_path):
 
 
 def steps_of(*steps, samples=32):
-    return tuple(e.StepReport(step, 0, 1 / step, samples, 0.1, 0.05, 1, 32 * step, False) for step in steps)
+    return tuple(m.StepReport(step, 0, 1 / step, samples, 0.1, 0.05, 1, 32 * step, False) for step in steps)
 
 
 def test_scalars_need_no_package():
@@ -310,8 +311,9 @@ def test_messages_without_meaning_are_refused(message):
 @pytest.mark.parametrize("made_up", [2**63 - 1, -(2**63)])
 def test_after_a_made_up_world_the_next_can_still_be_counted(made_up):
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-    hello, ask = pb.Hello(worker_id=0, host="h", world_version=made_up), pb.Ask(left_world=made_up)
-    for event in (e.Tick(), connected(hello), to_event(0, pb.WorkerMessage(ask=ask))):
+    hello = pb.WorkerMessage(hello=pb.Hello(worker_id=0, host="h", world_version=made_up))
+    ask = pb.WorkerMessage(ask=pb.Ask(left_world=made_up))
+    for event in (e.Tick(), to_event(0, hello), to_event(0, ask)):
         job.step(event, 0.0)
     assert 1 <= to_status("job", job, 0.0, 1.0).world_version <= 2**62 + 1
 
@@ -319,21 +321,21 @@ def test_after_a_made_up_world_the_next_can_still_be_counted(made_up):
 def test_epochs_that_are_made_up_make_no_endless_list():
     told = Told()
     told.steps(1)
-    records = told.training.finish(e.WorkerFinished(0, 1, 2**31 - 1, {}))
+    records = told.training.finish(m.Finished(1, 2**31 - 1, {}))
     assert (len(records), records[-1].fields["epoch"]) == (MOST_EPOCHS, 2**31 - 2)
 
 
 def test_names_of_files_that_are_no_utf8_can_be_told_on():
     place = b"/home/caf\xe9/train.py:31 in load".decode(errors="surrogateescape")
     told = to_event(3, notice("worker_stuck", where=place, stack=[place], moves=False, collectives=1))
-    assert told.fields["where"] == "/home/caf?/train.py:31 in load"
-    assert told.fields["stack"] == [told.fields["where"]]
+    assert told.said.fields["where"] == "/home/caf?/train.py:31 in load"
+    assert told.said.fields["stack"] == [told.said.fields["where"]]
 
 
 def test_a_notice_is_in_the_journal_as_that_of_the_worker_in_whose_session_it_came():
     told = to_event(3, notice("evaluation", step=2, epoch=0, samples=9, metrics={"loss": math.nan, "accuracy": 1}))
     (record,) = Job(Settings(WorkerRange(minimum=1, maximum=2))).step(told, 0.0)
-    assert record == i.Record("evaluation", {**told.fields, "worker": 3})
+    assert record == i.Record("evaluation", {**told.said.fields, "worker": 3})
 
 
 def test_the_largest_numbers_that_a_worker_may_give_fit_into_the_status():

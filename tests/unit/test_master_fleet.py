@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import GRACE, LONG, START, Yard, killed, launched
 
+from elasticdl.job import messages as m
 from elasticdl.master.core.fleet import after_training, judge, misuse, refusal
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
@@ -51,12 +52,9 @@ def test_scaling_down_lets_go_those_of_least_use_first():
     y.start()
     y.scale(1, 6)  # 4 and 5 are starting
     y.post(e.WorkerPending(5, "no slot"))
-    assert [(type(o), o.worker_id) for o in y.scale(1, 2)] == [
-        (i.KillWorker, 5),
-        (i.KillWorker, 4),
-        (i.DrainWorker, 3),
-        (i.DrainWorker, 2),
-    ]
+    *kills, first, second = y.scale(1, 2)
+    assert [(type(o), o.worker_id) for o in kills] == [(i.KillWorker, 5), (i.KillWorker, 4)]
+    assert [(told.to, type(told.message)) for told in (first, second)] == [((3,), m.Drain), ((2,), m.Drain)]
     assert y.wait(1) == []
     y.exit(3, ExitCause.CLEAN, 0)
     assert (y.causes, y.wait(1)) == (["drained"], [])
@@ -68,13 +66,17 @@ def test_scaling_down_lets_go_those_of_least_use_first():
 def test_a_worker_that_overstays_its_leave_is_killed_and_one_that_has_finished_is_not():
     y = Yard(own_program=True)
     y.start()
-    y.post(e.WorkerDraining(1, "SIGTERM"), e.WorkerDraining(2, "SIGTERM"), e.WorkerFinished(2, 9, 1, {}))
+    y.post(
+        e.FromWorker(1, m.Draining("SIGTERM")),
+        e.FromWorker(2, m.Draining("SIGTERM")),
+        e.FromWorker(2, m.Finished(9, 1, {})),
+    )
     assert killed(y.wait(GRACE)) == []
     assert killed(y.wait(0.2)) == [(1, "had not left 30 s after it was to")]
     y.exit(1)
     assert y.causes == ["frozen"]
     y.connect(3)
-    y.post(e.WorkerDraining(3, "SIGTERM"))
+    y.post(e.FromWorker(3, m.Draining("SIGTERM")))
     y.wait(GRACE + 1)
     y.exit(3)
     assert y.causes == ["frozen"] * 2, "one that was never ready has not crashed either"
@@ -101,7 +103,7 @@ def test_one_that_has_not_asked_may_be_importing_and_one_that_has_must_beat():
         y.ask(worker)
 
     def pass_on(*beating):
-        y.post(*(e.HeartbeatReceived(worker, 1, 0, 1, waiting=False) for worker in beating))
+        y.post(*(e.FromWorker(worker, m.Heartbeat(1, 0, 1, waiting=False)) for worker in beating))
         return killed(y.wait(0.9))
 
     assert pass_on() + pass_on() + pass_on(0, 1) + pass_on(1) == []
@@ -215,7 +217,7 @@ def test_levels_hold_whatever_happens(history):
             case "crash":
                 note(y.connect(worker_id) + y.exit(worker_id, ExitCause.KILLED, 1))
             case "leave":
-                note(y.post(e.WorkerDraining(worker_id, "")))
+                note(y.post(e.FromWorker(worker_id, m.Draining(""))))
             case "scale":
                 maximum = 1 + number
                 note(y.scale(1, maximum))

@@ -4,8 +4,9 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from master_kit import step
+from master_kit import is_a, step
 
+from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
@@ -16,7 +17,7 @@ from elasticdl.master.state import instructions as i
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.states import IN_WORLD, LIVE, WorkerState
 from elasticdl.master.state.suspicion import SuspicionKind
-from elasticdl.master.state.values import Settings
+from elasticdl.master.state.values import Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -39,24 +40,28 @@ def given_by_a_worker(worker_id, notice):
         return e.Tick()
 
 
+def said(kind, *values):
+    return st.builds(e.FromWorker, IDS, st.builds(kind, *values))
+
+
 STEPS = st.lists(
-    st.builds(e.StepReport, SMALL, SMALL, *[SMALL] * 3, st.just(0.1), SMALL, SMALL, st.booleans()), max_size=3
+    st.builds(m.StepReport, SMALL, SMALL, *[SMALL] * 3, st.just(0.1), SMALL, SMALL, st.booleans()), max_size=3
 )
 ANYTHING = st.one_of(
     st.just(e.Tick()),
-    st.builds(e.WorkerConnected, IDS, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
+    said(m.Hello, st.just("h"), SMALL, SMALL, SMALL, SMALL, SMALL),
     st.builds(
         e.WorkersFound, st.lists(st.builds(e.FoundWorker, IDS, st.sampled_from(["", "h"])), max_size=3).map(tuple)
     ),
     st.builds(e.WorkerDisconnected, IDS),
-    st.builds(e.HeartbeatReceived, IDS, SMALL, SMALL, SMALL, st.booleans()),
+    said(m.Heartbeat, SMALL, SMALL, SMALL, st.booleans()),
     st.builds(given_by_a_worker, IDS, NOTICES),
-    st.builds(e.ProgressReported, IDS, STEPS.map(tuple), SMALL, SMALL),
+    said(m.Progress, STEPS.map(tuple), SMALL, SMALL),
     st.builds(e.StacksFound, IDS, st.sampled_from(["", "File"]), st.just(""), st.booleans()),
-    st.builds(e.JoinRequested, IDS, SMALL, SMALL, st.booleans(), st.booleans()),
-    st.builds(e.WorkerDraining, IDS, st.just("")),
-    st.builds(e.WorkerFinished, IDS, SMALL, SMALL, st.just({})),
-    st.builds(e.WorkerFailed, IDS, st.booleans(), st.just("why")),
+    said(m.Ask, SMALL, SMALL, st.booleans(), st.booleans()),
+    said(m.Draining, st.just("")),
+    said(m.Finished, SMALL, SMALL, st.just({})),
+    said(m.Failed, st.booleans(), st.just("why")),
     st.builds(e.WorkerPending, IDS, st.just("full")),
     st.builds(e.WorkerPlaced, IDS, st.just("h"), SMALL),
     st.builds(e.WorkerExited, IDS, st.sampled_from(list(e.ExitCause)[:-3]), SMALL),
@@ -80,9 +85,9 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
             job = Job(limits, job.snapshot())
         for instruction in step(job, event, now):
             assert not ended
-            if isinstance(instruction, i.PublishWorld):
-                assert instruction.world.version >= version
-                version = instruction.world.version
+            if is_a(World, instruction):
+                assert instruction.message.version >= version
+                version = instruction.message.version
             ended = isinstance(instruction, i.EndJob)
         job.view()
 
@@ -90,7 +95,7 @@ def test_no_sequence_of_events_is_too_absurd(events, own_program, restarted):
 @given(NOTICES, st.booleans())
 def test_whatever_fields_a_notice_lacks_a_job_can_take_it(notice, connected):
     job = Job(Settings(WorkerRange(minimum=1, maximum=3)))
-    for event in (e.Tick(), e.WorkerConnected(0, "h", 1) if connected else e.Tick(), given_by_a_worker(0, notice)):
+    for event in (e.Tick(), e.FromWorker(0, m.Hello("h", 1)) if connected else e.Tick(), given_by_a_worker(0, notice)):
         step(job, event, 0.0)
 
 

@@ -3,6 +3,7 @@
 import pytest
 from master_kit import Run, launched, only
 
+from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import standing
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
@@ -57,9 +58,9 @@ def test_from_start_to_success():
 def test_a_killed_worker_breaks_the_world_and_is_replaced():
     r = trained()
     reason = "worker 1 killed: SIGKILL"
-    assert r.exit(1) == [i.BreakWorld((0, 2), 1, reason)]
+    assert r.exit(1) == [i.Tell((0, 2), m.Broken(1, reason))]
     (publish,) = r.ask_again(0, 2, broken=True)
-    assert publish.world.worker_ids == (0, 2)
+    assert publish.message.worker_ids == (0, 2)
     assert r.post(e.Tick()) == [i.LaunchWorker(3, f"in place of another: {reason}")]
     assert r.records("worker_left") == [{"worker": 1, "cause": "killed", "reason": "killed: SIGKILL", "code": -9}]
 
@@ -67,14 +68,14 @@ def test_a_killed_worker_breaks_the_world_and_is_replaced():
 def test_a_worker_that_is_not_ready_says_what_it_waits_for():
     r = started()
     r.connect(0, 1, 2)
-    told = e.NoticeReported(1, "worker_waits", {"where": "zoo/slow.py:20 in dataset", "seconds": 5.0})
+    told = e.FromWorker(1, m.Notice("worker_waits", {"where": "zoo/slow.py:20 in dataset", "seconds": 5.0}))
     r.post(told)
     r.pass_time(1.0)
     assert r.remark(1) == "has waited for 5 s at zoo/slow.py:20 in dataset"
     r.ask(1)
     assert r.remark(1) == ""
     r.post(told)
-    assert r.records("worker_waits") == [{**told.fields, "worker": 1}]
+    assert r.records("worker_waits") == [{**told.said.fields, "worker": 1}]
 
 
 def test_survivors_that_take_their_time_do_not_hold_up_a_replacement():
@@ -140,7 +141,7 @@ def test_a_worker_that_hangs_at_its_start_shows_its_stacks_and_is_killed():
     r.connect(0)
     assert r.pass_time(19) == []
     assert r.pass_time(2.2) == [
-        i.DumpStacks(0),
+        i.Tell((0,), m.DumpStacks()),
         i.KillWorker(0, "not ready 20 s after its start"),
         i.LaunchWorker(2, "in place of another: worker 0: not ready 20 s after its start"),
     ]
@@ -150,9 +151,9 @@ def test_a_worker_that_hangs_at_its_start_shows_its_stacks_and_is_killed():
 def test_a_worker_that_gets_ready_while_it_shows_its_stacks_is_spared():
     r = started(minimum=1, maximum=1, start_timeout=20.0)
     r.connect(0)
-    assert only(i.DumpStacks, r.pass_time(20.5)) == [i.DumpStacks(0)]
+    assert only(m.DumpStacks, r.pass_time(20.5)) == [i.Tell((0,), m.DumpStacks())]
     (publish,) = r.ask(0)
-    assert publish.worker_ids == (0,)
+    assert publish.to == (0,)
     assert r.pass_time(60) == []
 
 
@@ -169,10 +170,10 @@ def test_a_member_that_does_not_leave_a_broken_world_is_given_up_so_the_others_g
 
 def test_the_users_error_ends_the_job_once_with_its_traceback():
     r = trained()
-    out = r.post(e.WorkerFailed(1, True, "ValueError: no", "Traceback ..."))
-    assert [(stop.worker_ids, stop.checkpoint) for stop in only(i.StopWorkers, out)] == [((0,), False), ((2,), False)]
-    assert only(i.BreakWorld, out)[0].worker_ids == (0, 2)
-    assert r.post(e.WorkerFailed(2, True, "another", "")) == []
+    out = r.post(e.FromWorker(1, m.Failed(True, "ValueError: no", "Traceback ...", trained=True)))
+    assert [(stop.to, stop.message.checkpoint) for stop in only(m.StopWork, out)] == [((0,), False), ((2,), False)]
+    assert only(m.Broken, out)[0].to == (0, 2)
+    assert r.post(e.FromWorker(2, m.Failed(True, "another", "", trained=True))) == []
     r.exit(1, ExitCause.CRASHED, 1)
     r.clean_exit(0)
     assert r.clean_exit(2) == [i.EndJob(Phase.FAILED, "ValueError: no", "Traceback ...")]
@@ -180,8 +181,8 @@ def test_the_users_error_ends_the_job_once_with_its_traceback():
 
 def test_a_worker_that_cannot_go_on_is_replaced():
     r = trained()
-    out = r.post(e.WorkerFailed(1, False, "out of memory"))
-    assert only(i.BreakWorld, out) == [i.BreakWorld((0, 2), 1, "worker 1 failed: out of memory")]
+    out = r.post(e.FromWorker(1, m.Failed(False, "out of memory", trained=True)))
+    assert only(m.Broken, out) == [i.Tell((0, 2), m.Broken(1, "worker 1 failed: out of memory"))]
     assert r.phase is Phase.RUNNING
     assert r.exit(1, ExitCause.CRASHED, 1) == []
     assert launched(r.pass_time(2))
@@ -213,7 +214,7 @@ def test_a_launcher_that_can_never_start_anything_fails_the_job_with_its_line():
 def test_stop_gives_a_grace_period_unless_it_is_asked_for_again_and_then_kills(second):
     r = trained()
     assert r.post(e.StopRequested("enough")) == [
-        i.StopWorkers((worker_id,), "enough", checkpoint=True) for worker_id in range(3)
+        i.Tell((worker_id,), m.StopWork("enough", checkpoint=True)) for worker_id in range(3)
     ]
     r.clean_exit(0)
     assert r.causes == ["drained"]
@@ -237,7 +238,7 @@ def test_those_that_are_starting_are_killed_on_stop_and_who_connects_then_is_tol
     r = started()
     out = r.post(e.StopRequested("enough"))
     assert [(type(o), o.worker_id) for o in out] == [(i.KillWorker, n) for n in range(3)]
-    assert r.post(e.WorkerConnected(0, "h", 1)) == [i.StopWorkers((0,), "enough", checkpoint=True)]
+    assert r.post(e.FromWorker(0, m.Hello("h", 1))) == [i.Tell((0,), m.StopWork("enough", checkpoint=True))]
 
 
 # ---- to leave, and to finish ----
@@ -245,31 +246,35 @@ def test_those_that_are_starting_are_killed_on_stop_and_who_connects_then_is_tol
 
 def test_the_only_worker_waits_for_its_replacement_unless_there_is_no_place_for_one():
     r = trained(minimum=1, maximum=1)
-    assert only(i.DrainWorker, r.post(e.WorkerDraining(0, "SIGTERM", lingers=True)) + r.pass_time(5)) == []
-    (told,) = only(i.DrainWorker, r.post(e.WorkerPending(1, "every GPU is taken (1)")))
-    assert told.worker_id == 0
+    assert only(m.Drain, r.post(e.FromWorker(0, m.Draining("SIGTERM", lingers=True))) + r.pass_time(5)) == []
+    (told,) = only(m.Drain, r.post(e.WorkerPending(1, "every GPU is taken (1)")))
+    assert told.to == (0,)
 
 
 def test_of_pods_that_can_leave_the_state_nowhere_the_last_stays_though_no_replacement_has_a_place():
-    for where, told in (({}, [0]), ({"image": "job:1"}, []), ({"image": "job:1", "checkpoint_dir": "s3://b"}, [0])):
+    for where, told in (
+        ({}, [(0,)]),
+        ({"image": "job:1"}, []),
+        ({"image": "job:1", "checkpoint_dir": "s3://b"}, [(0,)]),
+    ):
         r = trained(minimum=1, maximum=1, **where)
-        r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))
-        assert [each.worker_id for each in only(i.DrainWorker, r.post(e.WorkerPending(1, "no node")))] == told
+        r.post(e.FromWorker(0, m.Draining("SIGTERM", lingers=True)))
+        assert [each.to for each in only(m.Drain, r.post(e.WorkerPending(1, "no node")))] == told
 
 
 @pytest.mark.parametrize("maximum", [1, 2])
 def test_one_that_waits_for_its_replacement_is_stopped_with_the_job_and_one_of_two_need_not_wait(maximum):
     r = trained(minimum=1, maximum=maximum)
-    r.post(*(e.HeartbeatReceived(n, 1, 5, 9, False) for n in range(maximum)))
-    out = r.post(e.WorkerDraining(0, "SIGTERM", lingers=True))
-    assert [told.worker_id for told in only(i.DrainWorker, out)] == ([0] if maximum == 2 else [])
-    assert (0,) in [stop.worker_ids for stop in only(i.StopWorkers, r.post(e.StopRequested("enough")))] or maximum == 2
+    r.post(*(e.FromWorker(n, m.Heartbeat(1, 5, 9, False)) for n in range(maximum)))
+    out = r.post(e.FromWorker(0, m.Draining("SIGTERM", lingers=True)))
+    assert [told.to for told in only(m.Drain, out)] == ([(0,)] if maximum == 2 else [])
+    assert (0,) in [stop.to for stop in only(m.StopWork, r.post(e.StopRequested("enough")))] or maximum == 2
 
 
 def test_a_job_that_is_stopped_when_its_training_is_complete_has_succeeded():
     r = trained(minimum=1, maximum=1)
     r.post(e.StopRequested("enough"))
-    r.post(e.WorkerFinished(0, 9, 1, {}, together=True))
+    r.post(e.FromWorker(0, m.Finished(9, 1, {}, together=True)))
     (end,) = only(i.EndJob, r.post(e.WorkerExited(0, e.ExitCause.CLEAN, 0)))
     assert end.phase is Phase.SUCCEEDED
 
@@ -280,7 +285,7 @@ def test_standbys_are_sent_home_when_training_is_complete():
     r.connect(2)
     r.finish(0)
     r.ask(2)
-    assert r.finish(1) == [i.StopWorkers((2,), "training is complete", checkpoint=False)]
+    assert r.finish(1) == [i.Tell((2,), m.StopWork("training is complete", checkpoint=False))]
 
 
 # ---- the user's own programs ----
@@ -358,8 +363,8 @@ def test_the_steps_of_the_present_epoch_are_counted_from_where_they_are_seen():
     training = Training()
 
     def report(world, *steps):
-        reports = [e.StepReport(n, epoch, 1.0, 4, 0.1, 0.1, world, 4 * n, False) for n, epoch in steps]
-        training.report(e.ProgressReported(1, tuple(reports), 0, 0), 0.0)
+        reports = [m.StepReport(n, epoch, 1.0, 4, 0.1, 0.1, world, 4 * n, False) for n, epoch in steps]
+        training.report(m.Progress(tuple(reports), 0, 0), 0.0)
         return training.epoch, training.epoch_steps
 
     assert report(1, (1, 0), (2, 0)) == (0, 2)
@@ -368,6 +373,6 @@ def test_the_steps_of_the_present_epoch_are_counted_from_where_they_are_seen():
     training.lose_state()
     assert (training.epoch, training.epoch_steps) == (0, 0)
     assert report(3, (1, 0)) == (0, 1)
-    training.notice(e.NoticeReported(1, "resumed", {"step": 40, "epoch": 5, "samples": 160}))
+    training.notice(m.Notice("resumed", {"step": 40, "epoch": 5, "samples": 160}))
     assert (training.epoch, training.epoch_steps) == (5, 0)
     assert report(4, (41, 5)) == (5, 1)

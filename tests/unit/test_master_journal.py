@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_kubernetes_state import FakeApi
 
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.link.stream import Kept
+from elasticdl.job import messages as m
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.journal import number_of, read_journal
 from elasticdl.job.spec import JobSpec
@@ -89,7 +89,7 @@ class Town:
         await self.rise()
         while not self.launched:
             await asyncio.sleep(0)
-        await self.post(e.WorkerConnected(0, "h", 7), e.JoinRequested(0, 0, 0, has_state=False))
+        await self.post(e.FromWorker(0, m.Hello("h", 7)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
         while '"slot 0"' not in self.object.state.memory:  # of the worker, which a slow machine may save later
             await asyncio.sleep(0.001)
 
@@ -118,7 +118,7 @@ class Town:
             await self.serving
         self.note_told()
         await self.rise()
-        back = e.WorkerConnected(0, "h", 7, 1, self.step, rank=0, size=1)
+        back = e.FromWorker(0, m.Hello("h", 7, 1, self.step, rank=0, size=1))
         await self.post(back, *self.reporting.again(), *self.kept.unsaved())
 
     def note_told(self):
@@ -134,10 +134,10 @@ class Town:
 
     async def post(self, *said):
         for each in said:
-            if isinstance(each, m.StepReports):
-                self.report(e.ProgressReported(0, each.steps, each.total_steps, each.total_epochs))
+            if isinstance(each, m.Progress):
+                self.report(e.FromWorker(0, m.Progress(each.steps, each.total_steps, each.total_epochs)))
             elif isinstance(each, m.Notice):
-                self.report(e.NoticeReported(0, each.event, each.fields, each.number))
+                self.report(e.FromWorker(0, m.Notice(each.event, each.fields, each.number)))
             else:
                 self.report(each)
         await self.settle()
@@ -165,7 +165,7 @@ class Town:
 
     async def end(self):
         self.api.closed = False
-        self.report(e.WorkerFinished(0, self.step, 1, {}))
+        self.report(e.FromWorker(0, m.Finished(self.step, 1, {})))
         self.report(e.WorkerExited(0, e.ExitCause.CLEAN, 0, ""))
         await asyncio.wait_for(self.serving, 30)
         self.note_told()

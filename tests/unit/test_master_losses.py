@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from master_kit import Yard, launched
 
+from elasticdl.job import messages as m
 from elasticdl.master.core.fleet import BURST, LEAST_BURST, LEAST_RATE, RATE
 from elasticdl.master.core.lost_workers import LONGEST_DELAY, LONGEST_OF_NODE
 from elasticdl.master.state import events as e
@@ -42,7 +43,10 @@ def test_so_is_one_that_is_told_to_leave_by_the_cluster_before_it_is_ready():
     y, waits = waiting(), []
     for worker_id in range(4):
         y.connect(worker_id)
-        began, out = y.now, y.post(e.WorkerDraining(worker_id, "SIGTERM")) + y.exit(worker_id, ExitCause.EVICTED, 0)
+        began, out = (
+            y.now,
+            y.post(e.FromWorker(worker_id, m.Draining("SIGTERM"))) + y.exit(worker_id, ExitCause.EVICTED, 0),
+        )
         while not launched(out):
             out = y.wait(TICK)
         waits.append(y.now - began)

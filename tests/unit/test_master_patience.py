@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from master_kit import Run
 
+from elasticdl.job import messages as m
 from elasticdl.master.rules.progress_limits import (
     NAME_FACTOR,
     NAME_FLOOR,
@@ -75,7 +76,7 @@ class Training:
 
 
 class LongRun(Run):
-    shows = (i.DumpStacks, i.ReadStacks, i.KillWorker, i.BreakWorld)  # alarms
+    shows = (m.DumpStacks, i.ReadStacks, i.KillWorker, m.Broken)  # alarms
 
     def __init__(self, training):
         super().__init__(1, training.workers, progress_timeout=None)
@@ -89,11 +90,11 @@ class LongRun(Run):
             training.advance(self.now)
             for worker in range(training.workers):
                 beat = (1, training.step, training.progress[worker], training.waiting[worker])
-                self.post(e.HeartbeatReceived(worker, *beat))
+                self.post(e.FromWorker(worker, m.Heartbeat(*beat)))
             if training.step > self.reported:
                 self.reported = training.step
                 told = (training.step, training.steps_epoch, 0.5, 32, 0.1, 0.1, 1, 32 * training.step, False)
-                self.post(e.ProgressReported(0, (e.StepReport(*told),), 0, 0))
+                self.post(e.FromWorker(0, m.Progress((m.StepReport(*told),), 0, 0)))
             self.alarms += [(self.now, alarm) for alarm in self.post(e.Tick())]
 
 
@@ -129,5 +130,5 @@ def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind
     began = run.now
     run.live(UNLEARNT_GIVE_UP)
     at, asked = run.alarms[0]
-    assert asked == i.DumpStacks(1)
+    assert asked == i.Tell((1,), m.DumpStacks())
     assert at - began <= min(limit, UNLEARNT_GIVE_UP) + max(run.training.steps) + 2 * BEAT

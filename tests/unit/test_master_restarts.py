@@ -1,8 +1,9 @@
 """The master dies, and another follows: it has the last saved memory, what there is, and what workers say."""
 
 import pytest
-from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, step
+from master_kit import HEARTBEAT_TIMEOUT, NEVER, RECOVERY_TIMEOUT, TICK, Cluster, only, step
 
+from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
@@ -76,8 +77,10 @@ def test_a_world_that_nobody_remembers_whole_is_broken_and_formed_anew_by_those_
     cluster.post(e.Tick())
     cluster.live(5)
     assert cluster.members == {1, 2, 3, 4}
-    broken = [i.BreakWorld((worker_id,), 1, "the master does not know all of its members") for worker_id in (1, 2, 3)]
-    assert cluster.all(i.BreakWorld) == broken
+    broken = [
+        i.Tell((worker_id,), m.Broken(1, "the master does not know all of its members")) for worker_id in (1, 2, 3)
+    ]
+    assert cluster.all(m.Broken) == broken
 
 
 def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job():
@@ -86,8 +89,8 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
     job = Job(Settings(memory.limits), memory)
     for event in (
         e.WorkersFound((e.FoundWorker(1, "h", 1),)),
-        e.WorkerConnected(1, "h", 1, world_version=5, step=9, rank=1, size=2),
-        e.WorkerFinished(1, 9, 1, {}),
+        e.FromWorker(1, m.Hello("h", 1, world_version=5, step=9, rank=1, size=2)),
+        e.FromWorker(1, m.Finished(9, 1, {})),
         e.Tick(),
     ):
         step(job, event, 0.0)
@@ -98,8 +101,8 @@ def test_that_a_member_of_a_world_half_known_has_finished_is_no_end_of_the_job()
 def test_a_made_up_size_of_a_world_takes_no_room():
     memory = JobSnapshot(WorkerRange(minimum=1, maximum=2), next_id=2)
     job = Job(Settings(memory.limits), memory)
-    claim = e.WorkerConnected(
-        1, "h", 1, world_version=5, step=9, rank=0, size=2**62
+    claim = e.FromWorker(
+        1, m.Hello("h", 1, world_version=5, step=9, rank=0, size=2**62)
     )  # no machine could make a list of it
     for event in (e.WorkersFound((e.FoundWorker(1, "h", 1),)), claim, e.Tick()):
         step(job, event, 0.0)
@@ -183,20 +186,20 @@ def one_is_back(**times):
     lost = World(3, (Member(0, "h", 5, True),), "")
     memory = members_before(1, 2, next_id=3, state=WorkerState.STANDBY, world=lost)
     job = Job(Settings(memory.limits, **times), memory)
-    back, asks = e.WorkerConnected(1, "h", 1, step=5), e.JoinRequested(2, 0, 0, False, False)
-    events = (found(1, 2), e.WorkerConnected(2, "h", 1), asks, back)
+    back, asks = e.FromWorker(1, m.Hello("h", 1, step=5)), e.FromWorker(2, m.Ask(0, 0, False, False))
+    events = (found(1, 2), e.FromWorker(2, m.Hello("h", 1)), asks, back)
     assert published(instruction for event in events for instruction in step(job, event, 0.0)) == []
     assert job.view().reason == "waits for a worker that was cut off: it may have the state"
     return job
 
 
 def published(instructions):
-    return [it.world.worker_ids for it in instructions if isinstance(it, i.PublishWorld)]
+    return [told.message.worker_ids for told in only(World, instructions)]
 
 
 def test_one_that_is_back_is_heard_out_before_a_world_without_state_is_formed_and_not_without_end():
     """That it holds the state is in its request, which follows."""
-    assert published(step(one_is_back(), e.JoinRequested(1, 2, 5, True, True), 0.1)) == [(1, 2)]
+    assert published(step(one_is_back(), e.FromWorker(1, m.Ask(2, 5, True, True)), 0.1)) == [(1, 2)]
     job = one_is_back(start_timeout=5.0, heartbeat_timeout=60.0)
     assert published(step(job, e.Tick(), 5.1)) == []
     told = step(job, e.Tick(), 6.2)
@@ -209,7 +212,7 @@ def test_the_version_of_a_world_that_was_left_since_the_last_save_is_not_used_ag
     world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
     memory = members_before(0, 1, next_id=2, world=world)
     job = Job(Settings(memory.limits), memory)
-    for event in (found(0, 1), e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 2, 9, True, True)):
+    for event in (found(0, 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(2, 9, True, True))):
         step(job, event, 0.0)
     job = Job(Settings(memory.limits), job.snapshot())
     step(job, found(0, 1), 1.0)
@@ -228,7 +231,7 @@ def test_a_worker_that_a_master_without_memory_has_found_is_waited_for_by_the_ne
     assert "waits for workers" in cluster.reason
     cluster.workers[0].away = 0
     cluster.live(2)
-    assert (cluster.version, cluster.members, cluster.all(i.BreakWorld)) == (1, {0, 1}, [])
+    assert (cluster.version, cluster.members, cluster.all(m.Broken)) == (1, {0, 1}, [])
 
 
 def test_one_that_left_in_the_absence_counts_as_no_crash_and_crashes_count_on():
@@ -274,7 +277,7 @@ def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
     over = [e.FoundWorker(number, over=True) for number in range(4)]
     events = [e.WorkersFound((*over, *found(4, 5).workers))]
     events += [e.WorkerExited(number, e.ExitCause.CRASHED, 1, "no good") for number in range(4)]
-    events += [e.WorkerConnected(number, "host", 1) for number in (4, 5)]
+    events += [e.FromWorker(number, m.Hello("host", 1)) for number in (4, 5)]
     told = [each for event in events for each in job.step(event, 0.1)] + job.step(e.Tick(), 2.0)
     assert [it.event for it in told if isinstance(it, i.Record)] == ["master_restarted"]
     assert not any(isinstance(it, i.LaunchWorker) for it in told)
@@ -283,8 +286,8 @@ def test_what_is_left_of_workers_that_were_gone_before_is_no_news():
 
 def test_it_is_said_when_the_state_was_lost_with_the_master():
     cluster = train(1, 1)
-    report = e.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
-    cluster.post(e.ProgressReported(0, (report,), 100, 2))
+    report = m.StepReport(7, 0, 0.5, 32, 0.1, 0.05, 1, 224, False)
+    cluster.post(e.FromWorker(0, m.Progress((report,), 100, 2)))
     cluster.die()
     cluster.exit(0)
     cluster.rise()
@@ -300,7 +303,10 @@ def test_it_is_said_when_the_state_was_lost_with_the_master():
     ("event", "end"),
     [
         (e.StopRequested("enough"), i.EndJob(Phase.STOPPED, "enough")),
-        (e.WorkerFailed(1, True, "ValueError: no", "Why"), i.EndJob(Phase.FAILED, "ValueError: no", "Why")),
+        (
+            e.FromWorker(1, m.Failed(True, "ValueError: no", "Why", trained=True)),
+            i.EndJob(Phase.FAILED, "ValueError: no", "Why"),
+        ),
         (e.LauncherFailed("no such claim"), i.EndJob(Phase.FAILED, "no such claim")),
     ],
 )
@@ -331,7 +337,7 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
     world = World(1, tuple(Member(number, "h", 0, False) for number in (0, 1)), "")
     memory = members_before(1, next_id=2, world=world, finished=(0,))
     job = Job(Settings(memory.limits), memory)
-    said = (e.WorkerDisconnected(1), e.WorkerFinished(1, 9, 1, {}), e.WorkerConnected(1, "h", 1, 1))
+    said = (e.WorkerDisconnected(1), e.FromWorker(1, m.Finished(9, 1, {})), e.FromWorker(1, m.Hello("h", 1, 1)))
     for event in (found(1), found(1), *said, e.Tick()):
         step(job, event, 0.1)
     assert job.view().reason == "training is complete"
@@ -340,10 +346,10 @@ def test_who_has_finished_is_remembered_though_others_are_still_waited_for():
 def test_numbers_that_only_grow_make_no_difference():
     """But for the first step, after which a worker that cannot start is no reason to end the job."""
     job = Job(Settings(WorkerRange(minimum=1, maximum=1)))
-    first, report = (e.StepReport(step, 0, 0.5, 32, 0.1, 0.05, 1, 32 * step, False) for step in (6, 7))
-    assert i.SaveState() in job.step(e.ProgressReported(0, (first,), NEVER, 1), 0.0)
+    first, report = (m.StepReport(step, 0, 0.5, 32, 0.1, 0.05, 1, 32 * step, False) for step in (6, 7))
+    assert i.SaveState() in job.step(e.FromWorker(0, m.Progress((first,), NEVER, 1)), 0.0)
     before = job.snapshot()
-    told = job.step(e.ProgressReported(0, (report,), NEVER, 1), 0.0)
+    told = job.step(e.FromWorker(0, m.Progress((report,), NEVER, 1)), 0.0)
     assert not any(isinstance(instruction, i.SaveState) for instruction in told)
     assert job.snapshot() == before
     assert job.snapshot().training.step == 7

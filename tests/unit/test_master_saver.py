@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from elasticdl.job import messages as m
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell import loop as loop_module
@@ -91,10 +92,12 @@ class Desk:
             await asyncio.sleep(0)
 
     async def step(self, number):
-        await self.post(e.ProgressReported(0, (e.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False),), 1000, 1))
+        await self.post(
+            e.FromWorker(0, m.Progress((m.StepReport(number, 0, 0.5, 8, 0.1, 0.05, 1, 8, False),), 1000, 1))
+        )
 
     async def say(self, number):
-        await self.post(e.NoticeReported(0, "checkpoint", {"step": number, "path": "x"}, number))
+        await self.post(e.FromWorker(0, m.Notice("checkpoint", {"step": number, "path": "x"}, number)))
 
     async def break_world(self):
         self.job._workers.rendezvous.begin(self.now, "it hangs", broken=True)
@@ -134,7 +137,7 @@ async def at_a_desk(saves=True, started=True, news_seconds=math.inf):
             await desk.leave()
 
 
-START = (e.WorkerPlaced(0, "h", 1), e.WorkerConnected(0, "h", 1), e.JoinRequested(0, 0, 0, has_state=False))
+START = (e.WorkerPlaced(0, "h", 1), e.FromWorker(0, m.Hello("h", 1)), e.FromWorker(0, m.Ask(0, 0, has_state=False)))
 
 
 @on(partial(at_a_desk, saves=False))
@@ -159,7 +162,7 @@ async def test_a_worker_is_launched_and_a_world_published_only_once_that_is_save
 async def test_heartbeats_are_taken_and_members_told_of_a_break_while_the_store_does_not_answer(desk):
     desk.store.gate.clear()
     await desk.post(e.ScaleRequested(WorkerRange(minimum=1, maximum=2)))
-    await desk.post(e.WorkerDisconnected(0), e.WorkerConnected(0, "h", 1, world_version=1))
+    await desk.post(e.WorkerDisconnected(0), e.FromWorker(0, m.Hello("h", 1, world_version=1)))
     await desk.step(1)
     assert (desk.launcher.launched, desk.job.training.step) == ([0], 1)
     await desk.break_world()
@@ -265,7 +268,7 @@ async def test_what_happens_together_is_saved_together(desk):
     await desk.post(e.Tick())
     before = len(desk.store.saved)
     for number in range(1, 4):
-        await desk.post(e.NoticeReported(0, "evaluation", {"step": number, "metrics": {}}))
+        await desk.post(e.FromWorker(0, m.Notice("evaluation", {"step": number, "metrics": {}})))
         desk.now += 0.2
     await desk.post(e.Tick())
     assert len(desk.store.saved) == before
@@ -323,10 +326,12 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
 
 @on(at_a_desk)
 async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_job_goes_on(desk, caplog):
-    await desk.post(e.NoticeReported(0, "worker_waits", {}, 1))  # of a worker that is ready nothing is read
+    await desk.post(e.FromWorker(0, m.Notice("worker_waits", {}, 1)))  # of a worker that is ready nothing is read
     assert not desk.noted("warning")
     desk.job._workers.records[0].ready = False
-    await desk.post(e.NoticeReported(0, "worker_waits", {}, 2), e.NoticeReported(0, "exported", {"path": "x"}, 3))
+    await desk.post(
+        e.FromWorker(0, m.Notice("worker_waits", {}, 2)), e.FromWorker(0, m.Notice("exported", {"path": "x"}, 3))
+    )
     (warning,) = desk.noted("warning")
     assert warning["message"] == (
         "worker 0: the master can't use what it has told (KeyError: 'seconds'), and goes on without it"

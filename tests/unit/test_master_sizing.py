@@ -7,6 +7,7 @@ import json
 import pytest
 from master_kit import Cluster, launched, step
 
+from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.rules.worker_target import LONGEST_BACKOFF
@@ -55,10 +56,10 @@ class Sized(Cluster):
         self.live(5)
 
     def resumes(self, text):
-        self.post(e.NoticeReported(0, "resumed", {"step": 7, "learnt": text}))
+        self.post(e.FromWorker(0, m.Notice("resumed", {"step": 7, "learnt": text})))
 
     def told(self):
-        return [(told.worker_ids, Learnt.from_json(told.json)) for told in self.all(i.TellLearnt)]
+        return [(told.to, Learnt.from_json(told.message.json)) for told in self.all(m.Learnt)]
 
 
 # ---- what it says ----
@@ -142,7 +143,7 @@ def test_it_grows_as_long_as_that_pays_and_goes_back_if_not():
     assert [each["workers"] for each in cluster.records("decision")] == [2, 3, 2]
     left = cluster.records("decision")[-1]["reason"]
     assert left == "goes back to 2: of 3 workers each does 0.50 of what one does alone, less than --min_efficiency 0.6"
-    assert [drained.reason for drained in cluster.all(i.DrainWorker)] == [left]
+    assert [drained.message.reason for drained in cluster.all(m.Drain)] == [left]
     cluster.post(learnt(2, 1.0, 0.8, 0.5))
     assert cluster.decision.startswith("stays at 2: of 3 workers each would do 0.50")
 
@@ -186,7 +187,7 @@ def test_the_users_range_is_kept_and_a_reason_of_another_range_is_not_shown():
 
 def test_the_cost_of_a_change_is_the_median_pause():
     cluster = Sized(1, 8)
-    cluster.post(*(e.NoticeReported(0, "pause", {"total": seconds}) for seconds in (700.0, 800.0, 0.1)))
+    cluster.post(*(e.FromWorker(0, m.Notice("pause", {"total": seconds})) for seconds in (700.0, 800.0, 0.1)))
     cluster.post(learnt(1, 1.0, 0.99))
     assert cluster.target == 1
     assert "would gain less than the change costs" in cluster.decision
@@ -260,10 +261,10 @@ def test_members_are_told_what_a_checkpoint_is_to_hold_as_soon_as_they_can_be():
     cluster = Cluster(1, 1, scale_policy="efficiency", min_efficiency=0.6)
     cluster.post(e.WorkersFound(()), learnt(1, 1.0, 0.9))
     cluster.live(5)
-    assert not cluster.all(i.TellLearnt)
+    assert not cluster.all(m.Learnt)
     cluster.post(learnt(1, 1.0, 0.9), learnt(1, 1.0, 0.9))
-    (told,) = cluster.all(i.TellLearnt)  # again only when it changes
-    assert (told.worker_ids, Learnt.from_json(to_message(told).learnt.json)) == ((0,), cluster.job.learnt)
+    (told,) = cluster.all(m.Learnt)  # again only when it changes
+    assert (told.to, Learnt.from_json(to_message(told.message).learnt.json)) == ((0,), cluster.job.learnt)
 
 
 def test_however_many_numbers_did_not_pay_the_next_master_can_read_it():

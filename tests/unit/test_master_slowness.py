@@ -7,6 +7,7 @@ import pytest
 from master_kit import Cluster, Worker
 
 from elasticdl.elastic.core.step_times import WINDOW
+from elasticdl.job import messages as m
 from elasticdl.job.shared_values import Pace, StepTimes
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.slowness import (
@@ -181,7 +182,9 @@ class Town(Cluster):
             }
             mine, slowest = times[worker.worker_id], max(times.values())
             told = StepTimes(WINDOW, 0.0, mine, slowest - mine + 0.01, 0.0, 8.0)
-            self.post(e.HeartbeatReceived(worker.worker_id, worker.world, worker.step, worker.progress, False, told))
+            self.post(
+                e.FromWorker(worker.worker_id, m.Heartbeat(worker.world, worker.step, worker.progress, False, told))
+            )
 
 
 def slow_one(workers=3, seconds=60, **settings):
@@ -289,7 +292,7 @@ def test_at_the_end_nobody_is_replaced():
     town = Town(3, replace_slow=True)
     town.compute[1] = 0.4
     town.live(5)
-    town.post(e.ProgressReported(0, (e.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4))
+    town.post(e.FromWorker(0, m.Progress((m.StepReport(70, 3, 0.5, 8, 0.1, 0.1, 1, 1, True),), 70, 4)))
     town.live(60)
     assert town.records("worker_slow")
     assert len(town.records("worker_launched")) == 3

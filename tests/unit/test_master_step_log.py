@@ -6,10 +6,10 @@ import json
 import pytest
 
 from elasticdl.job.journal import STEPS, Steps
+from elasticdl.job.messages import StepReport
 from elasticdl.kube.manifests import packed_state
 from elasticdl.master.shell.state_config_map import MOST_JOURNAL_BYTES
 from elasticdl.master.shell.step_log import StepLog
-from elasticdl.master.state.events import StepReport
 from elasticdl.master.state.snapshot import TrainingSnapshot
 from elasticdl.master.state.values import Pace
 

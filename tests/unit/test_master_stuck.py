@@ -3,6 +3,7 @@
 import pytest
 from master_kit import Run, only
 
+from elasticdl.job import messages as m
 from elasticdl.master.rules.progress_limits import (
     GIVE_UP_FLOOR,
     GIVE_UP_MOVING,
@@ -22,7 +23,7 @@ TICK = 0.1
 
 
 def step_in(epoch):
-    return e.StepReport(epoch, epoch, 0.5, 1, 0.1, 0.1, 1, epoch, True)
+    return m.StepReport(epoch, epoch, 0.5, 1, 0.1, 0.1, 1, epoch, True)
 
 
 def learnt(longest):
@@ -39,7 +40,7 @@ def test_until_an_epoch_is_over_the_limits_are_long_and_after_the_last_step_agai
     patience.moved(pulse, 1.0)
     assert (patience.until_named(pulse), patience.until_given_up(pulse)) == (UNLEARNT_NAME, UNLEARNT_GIVE_UP)
     patience, pulse = learnt(0.1)
-    patience.stepped((e.StepReport(50, 3, 0.5, 1, 0.1, 0.1, 1, 1, True),), 50, 1.0)
+    patience.stepped((m.StepReport(50, 3, 0.5, 1, 0.1, 0.1, 1, 1, True),), 50, 1.0)
     assert patience.until_named(pulse) == UNLEARNT_NAME
 
 
@@ -92,7 +93,7 @@ LOAD, VALIDATE = "train.py:31 in load", "train.py:80 in validate"
 
 def tell(worker, where, *, moves=False, collectives=0):
     fields = {"where": where, "stack": [where], "moves": moves, "collectives": collectives, "last_collectives": []}
-    return e.NoticeReported(worker, "worker_stuck", fields)
+    return e.FromWorker(worker, m.Notice("worker_stuck", fields))
 
 
 def answering(r, seconds, where, *, movers=(), after=0.3, tick=TICK):
@@ -100,7 +101,7 @@ def answering(r, seconds, where, *, movers=(), after=0.3, tick=TICK):
     out, due = [], []
     for _ in range(round(seconds / tick)):
         done = r.pass_time(tick, progress=False, tick=tick)
-        due += [(r.now + after, each.worker_id) for each in only(i.DumpStacks, done)]
+        due += [(r.now + after, worker) for each in only(m.DumpStacks, done) for worker in each.to]
         for at, worker in [each for each in due if each[0] <= r.now]:
             due.remove((at, worker))
             done += r.post(tell(worker, where, moves=worker in movers))
@@ -117,7 +118,7 @@ def experienced(maximum=3, epochs=2):
     run = Run(maximum=maximum, progress_timeout=None)
     run.train()
     for epoch in range(epochs):
-        run.post(e.ProgressReported(0, (step_in(epoch),), 0, 0))
+        run.post(e.FromWorker(0, m.Progress((step_in(epoch),), 0, 0)))
     for record in run.job._workers.records.values():  # beyond its first steps
         record.pulse.steps = 10
     run.pass_time(0.1)
@@ -129,20 +130,20 @@ def stuck(asked=True):
     run = experienced()
     run.waiting = {0, 1}
     if asked:
-        assert run.pass_time(NAME_FLOOR + 0.3, progress=False) == [i.DumpStacks(2)]
+        assert run.pass_time(NAME_FLOOR + 0.3, progress=False) == [i.Tell((2,), m.DumpStacks())]
     return run
 
 
 def test_while_some_have_returned_another_may_be_writing_the_result_of_a_script():
     r = experienced()
     for worker in (1, 2):  # as in a plain loop, of which nobody knows how many steps it makes
-        r.post(e.HeartbeatReceived(worker, 1, 0, 10**6, True, ending=True))
+        r.post(e.FromWorker(worker, m.Heartbeat(1, 0, 10**6, True, ending=True)))
     r.waiting = {1, 2}
     assert r.pass_time(UNLEARNT_NAME - 1, progress=False) == []
-    assert r.pass_time(2, progress=False) == [i.DumpStacks(0)]
+    assert r.pass_time(2, progress=False) == [i.Tell((0,), m.DumpStacks())]
     r.post(tell(0, "train.py:90 in export"))
     assert r.pass_time(UNLEARNT_GIVE_UP - UNLEARNT_NAME - 2, progress=False) == []
-    r.post(e.ProgressReported(0, (step_in(2),), 0, 0))  # it goes on after all
+    r.post(e.FromWorker(0, m.Progress((step_in(2),), 0, 0)))  # it goes on after all
     assert not r.job._workers.progress_limits.ending
 
 
@@ -157,7 +158,7 @@ def test_the_one_that_does_not_wait_is_named_with_its_line_and_replaced():
     (kill,) = only(i.KillWorker, out)
     assert kill.reason.startswith("no progress for 61")
     assert kill.reason.endswith(f", at {LOAD}")
-    assert len(only(i.DumpStacks, out[:-1])) == 1  # it is looked at once more before it is killed
+    assert len(only(m.DumpStacks, out[:-1])) == 1  # it is looked at once more before it is killed
     assert len(r.records("worker_stuck")) == 1
 
 
@@ -207,7 +208,7 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
     r.pass_time(5.0)
     r.waiting = {1, 2}
     assert r.pass_time(GIVE_UP_FLOOR + 10, progress=False) == []  # rank 0 evaluates
-    out = r.post(e.ProgressReported(0, (step_in(1),), 0, 0))
+    out = r.post(e.FromWorker(0, m.Progress((step_in(1),), 0, 0)))
     for _ in range(20):  # heartbeats come every two seconds
         r.now += TICK
         out += r.post(e.Tick())
@@ -220,10 +221,10 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
 def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
     r = stuck()
     r.post(tell(2, VALIDATE, moves=True))
-    assert r.pass_time(MOVING_NAME_FLOOR - NAME_FLOOR + 0.5, progress=False) == [i.DumpStacks(2)]
+    assert r.pass_time(MOVING_NAME_FLOOR - NAME_FLOOR + 0.5, progress=False) == [i.Tell((2,), m.DumpStacks())]
     r.post(tell(2, "train.py:81 in validate", moves=True))
     out = answering(r, GIVE_UP_MOVING - 2 * MOVING_NAME_FLOOR, VALIDATE, movers=(2,), tick=1.0)
-    assert {type(each) for each in out} == {i.DumpStacks}
+    assert only(m.DumpStacks, out) == out != []
     assert len(out) <= GIVE_UP_MOVING / LOOK_AGAIN
     assert [named["where"] for named in r.records("worker_stuck")] == ["train.py:81 in validate"]
     assert killed(answering(r, 2 * MOVING_NAME_FLOOR, VALIDATE, movers=(2,))) == [2]
@@ -231,7 +232,8 @@ def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
 
 def test_if_all_are_stuck_at_once_their_state_is_not_thrown_away():
     out = experienced().pass_time(UNLEARNT_GIVE_UP + 60, progress=False)
-    assert {type(each) for each in out} == {i.DumpStacks, i.ReadStacks}
+    assert only((m.DumpStacks, i.ReadStacks), out) == out
+    assert only(i.ReadStacks, out)
 
 
 def test_who_does_the_same_as_all_others_a_bit_slower_is_not_killed_as_soon_as_one_waits():
@@ -267,7 +269,7 @@ def test_of_a_silent_worker_its_launcher_tells_before_it_is_killed():
     reason = "no heartbeat for 10 s, does not run: it is stopped (state T)"
     out = r.pass_time(3)
     assert i.KillWorker(2, reason) in out
-    assert [broken.worker_ids for broken in only(i.BreakWorld, out)] == [(0, 1)]
+    assert [broken.to for broken in only(m.Broken, out)] == [(0, 1)]
     r.beats[2] = 5
     assert killed(r.pass_time(1)) == [], "a heartbeat of a worker that was given up means nothing"
     r.exit(2)
@@ -325,15 +327,15 @@ def test_if_all_wait_who_does_something_else_is_named_and_the_world_is_left(plac
     r = Run(minimum=1, maximum=len(places))
     r.train()
     r.waiting = set(range(len(places)))
-    assert r.pass_time(10.5) == [i.DumpStacks(worker) for worker in range(len(places))]
+    assert r.pass_time(10.5) == [i.Tell((worker,), m.DumpStacks()) for worker in range(len(places))]
     for worker, (where, collectives) in enumerate(places):
         r.post(tell(worker, where, collectives=collectives))
     (broken,) = r.pass_time(1)
-    assert isinstance(broken, i.BreakWorld)
+    assert isinstance(broken.message, m.Broken)
     assert [record["worker"] for record in r.records("worker_stuck")] == named
     if len(named) == 1:
-        assert f"worker {named[0]}, at {LOG}" in broken.reason
-    assert broken.reason.endswith("; and 38 more") == (len(places) == 40)
+        assert f"worker {named[0]}, at {LOG}" in broken.message.reason
+    assert broken.message.reason.endswith("; and 38 more") == (len(places) == 40)
 
 
 def test_collectives_that_take_long_are_waited_for():
@@ -341,10 +343,10 @@ def test_collectives_that_take_long_are_waited_for():
     asked = []
     for _ in range(3):
         r.waiting = {0, 1, 2}
-        asked += only(i.DumpStacks, r.pass_time(NAME_FLOOR + 5, progress=False))
+        asked += only(m.DumpStacks, r.pass_time(NAME_FLOOR + 5, progress=False))
         r.waiting = set()
         r.pass_time(1.0)
-    assert asked == [i.DumpStacks(worker) for worker in range(3)]
+    assert asked == [i.Tell((worker,), m.DumpStacks()) for worker in range(3)]
     r.waiting = {0, 1, 2}
-    assert isinstance(r.pass_time(20 * (NAME_FLOOR + 6), progress=False)[-1], i.BreakWorld)
+    assert isinstance(r.pass_time(20 * (NAME_FLOOR + 6), progress=False)[-1].message, m.Broken)
     assert r.job._workers.progress_limits.longest < NAME_FLOOR + 6

@@ -1,17 +1,17 @@
 """Workers that cannot start where others train: other data, an edited module, a file that is gone."""
 
 import pytest
-from master_kit import Yard, launched
+from master_kit import Yard, launched, only
 
+from elasticdl.job import messages as m
 from elasticdl.master.core.fleet import TRIES_OF_PLACE
 from elasticdl.master.core.lost_workers import LONGEST_DELAY
 from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
 
 
 def fail(y, worker_id, *, trained=False, message="its training data have 960 samples, the job's 640"):
     """Its own word, and its end."""
-    return y.post(e.WorkerFailed(worker_id, users=True, message=message, trained=trained)) + y.crash(worker_id)
+    return y.post(e.FromWorker(worker_id, m.Failed(users=True, message=message, trained=trained))) + y.crash(worker_id)
 
 
 def training_with_a_place_to_fill(maximum=2):
@@ -81,7 +81,7 @@ def test_a_job_that_has_too_few_without_that_place_fails_for_that_reason_and_kee
         "4 workers in a row could not start, last worker 5: KeyError: 'label'; the state is kept, and the same command goes on from it, "
         "with --num_workers 1-2 also on 1"
     )
-    assert [(each.worker_ids, each.checkpoint) for each in y.out if isinstance(each, i.StopWorkers)] == [((0,), True)]
+    assert [(each.to, each.message.checkpoint) for each in only(m.StopWork, y.out)] == [((0,), True)]
 
 
 @pytest.mark.parametrize("somebody_trained", [True, False])

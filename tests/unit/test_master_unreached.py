@@ -4,6 +4,7 @@ import pytest
 from master_kit import Run, only
 
 from elasticdl.common.reach import reached, unreached
+from elasticdl.job import messages as m
 from elasticdl.job.event_catalogue import standing
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
@@ -30,7 +31,7 @@ def started(own_program=False, **settings):
     r = Run(minimum=2, maximum=2, own_program=own_program, job_name="digits", **settings)
     r.post(e.Tick())
     r.connect(0)
-    r.post(e.JoinRequested(0, 0, 0, False), e.WorkerPlaced(1, "10.0.0.7", 1, "node-a"))
+    r.post(e.FromWorker(0, m.Ask(0, 0, False)), e.WorkerPlaced(1, "10.0.0.7", 1, "node-a"))
     return r
 
 
@@ -69,7 +70,7 @@ def test_what_its_log_says_is_told_once_and_in_the_status_until_it_has_connected
     (told,) = r.records("worker_stuck")
     assert (told["worker"], told["host"], told["why"]) == (1, "node-a", "has not reached the master")
     assert standing(told) == LOST
-    r.post(e.WorkerConnected(1, "10.0.0.7", 1))
+    r.post(e.FromWorker(1, m.Hello("10.0.0.7", 1)))
     assert (r.remark(1), r.reason) == ("", "1 of at least 2 workers ready")
     assert r.pass_time(100) == []
 
@@ -141,7 +142,7 @@ def test_the_next_master_names_it_too_until_it_has_a_session_and_knows_no_reason
         out += job.step(e.Tick(), float(second))
     assert i.ReadLog(0) in out
     assert "has not reached the master for 11 s" in job.view().workers[0].remark
-    job.step(e.WorkerConnected(0, "h", 1), 12.0)
+    job.step(e.FromWorker(0, m.Hello("h", 1)), 12.0)
     for second in range(12, 60):
         job.step(e.Tick(), float(second))
     assert job.view().workers[0].remark == ""

@@ -1,11 +1,13 @@
 """When a world is formed, of whom, in which order, and exactly what is said about it."""
 
 import pytest
-from master_kit import LONG, Yard, killed
+from master_kit import LONG, Yard, killed, only
 
+from elasticdl.job import messages
 from elasticdl.master.state import events as e
 from elasticdl.master.state import rendezvous
-from elasticdl.master.state.instructions import AnnounceChange, BreakWorld, PublishWorld, Record
+from elasticdl.master.state.instructions import Record, Tell
+from elasticdl.master.state.values import World
 
 WINDOW = 0.3
 CLEAN = e.ExitCause.CLEAN
@@ -14,7 +16,7 @@ CLEAN = e.ExitCause.CLEAN
 class Meeting(Yard):
     """Its workers are never late unless ``times`` say when; it shows what is said about worlds."""
 
-    shows = (AnnounceChange, BreakWorld, PublishWorld)
+    shows = Tell
 
     def __init__(self, minimum=2, maximum=4, **times):
         super().__init__(
@@ -28,14 +30,14 @@ class Meeting(Yard):
 
     def beat(self, worker_id, seconds):
         """It is heard of once more, and time passes."""
-        self.post(e.HeartbeatReceived(worker_id, 0, 0, 0, False))
+        self.post(e.FromWorker(worker_id, messages.Heartbeat(0, 0, 0, False)))
         return self.advance(seconds)
 
     def cut(self, worker_id):
         return self.post(e.WorkerDisconnected(worker_id))
 
     def drain(self, worker_id, lingers=False):
-        return self.post(e.WorkerDraining(worker_id, "told to", lingers))
+        return self.post(e.FromWorker(worker_id, messages.Draining("told to", lingers)))
 
     def world_of(self, *ids):
         """Form the first world, of these."""
@@ -55,7 +57,7 @@ class Meeting(Yard):
 
 
 def published(instructions):
-    return [list(i.world.worker_ids) for i in instructions if isinstance(i, PublishWorld)]
+    return [list(told.message.worker_ids) for told in only(World, instructions)]
 
 
 def test_workers_that_start_together_form_one_world():
@@ -93,9 +95,9 @@ def test_a_large_world_waits_longer_for_further_newcomers_and_for_nobody_once_it
 
     m, version = world_of_four_and_two_newcomers()
     assert m.advance(1.7 * WINDOW) == []
-    assert m.advance(0.2 * WINDOW) == [AnnounceChange((0, 1, 2, 3), version, "workers 4, 5 join")]
+    assert m.advance(0.2 * WINDOW) == [Tell((0, 1, 2, 3), messages.Change(version, "workers 4, 5 join"))]
     m, version = world_of_four_and_two_newcomers()
-    assert m.exit(3) == [BreakWorld((0, 1, 2), version, "worker 3 killed: detail")]
+    assert m.exit(3) == [Tell((0, 1, 2), messages.Broken(version, "worker 3 killed: detail"))]
     m.cut(4)
     m.cut(5)
     for worker_id in (0, 1, 2):
@@ -111,7 +113,7 @@ def test_survivors_hear_that_their_world_is_broken_before_anything_is_recorded()
     before = len(m.out)
     m.exit(1)
     first, *rest = m.out[before:]
-    assert isinstance(first, BreakWorld)
+    assert isinstance(first.message, messages.Broken)
     assert any(isinstance(each, Record) for each in rest)
 
 
@@ -119,9 +121,9 @@ def test_survivors_hear_that_their_world_is_broken_before_anything_is_recorded()
 def test_a_member_that_drains_is_not_waited_for_and_breaks_the_world_if_it_dies_before_the_others_have_left(clean):
     m = Meeting()
     version = m.world_of(0, 1, 2)
-    assert m.drain(1) == [AnnounceChange((0, 2), version, "worker 1 leaves: told to")]
+    assert m.drain(1) == [Tell((0, 2), messages.Change(version, "worker 1 leaves: told to"))]
     m.ask(0, step=5, left=version)
-    torn = [] if clean else [BreakWorld((2,), version, "worker 1 leaves: told to")]
+    torn = [] if clean else [Tell((2,), messages.Broken(version, "worker 1 leaves: told to"))]
     assert m.exit(1, *((CLEAN, 0) if clean else ())) == torn
     assert published(m.ask(2, step=5, left=version)) == [[0, 2]]
 
@@ -131,7 +133,7 @@ def test_a_member_without_session_is_given_up_once_a_survivor_finds_the_world_br
     version = m.world_of(0, 1, 2)
     m.cut(1)
     assert m.advance(1.0) == []  # it may come back
-    assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].worker_ids == (2,)
+    assert m.ask(0, step=5, left=version, broken=True, reason="peer closed")[0].to == (2,)
     assert published(m.ask(2, step=5, left=version, broken=True)) == [[0, 2]]
     assert m.job.view().last_change == "worker 1 lost its connection"
     m.exit(1)
@@ -143,11 +145,11 @@ def test_a_member_that_reconnects_is_told_what_it_missed():
     version = m.world_of(0, 1)
     m.cut(1)
     (again,) = m.connect(1, version=version - 1)
-    assert (again.world.version, again.worker_ids) == (version, (1,))
+    assert (again.message.version, again.to) == (version, (1,))
     m.come(2)
     m.advance(WINDOW)
     m.cut(1)
-    assert m.connect(1, version=version) == [AnnounceChange((1,), version, "worker 2 joins")]
+    assert m.connect(1, version=version) == [Tell((1,), messages.Change(version, "worker 2 joins"))]
 
 
 def test_ranks_go_by_state_then_step_then_old_rank_then_id():
@@ -174,18 +176,20 @@ def test_of_two_at_one_step_the_one_of_the_later_world_leads():
     m.cut(0)
     m.ask(1, step=4, left=version, broken=True)
     m.connect(0)
-    m.post(e.JoinRequested(0, version, 5, True, True, synced_in=version))
-    (formed,) = m.post(e.JoinRequested(1, version + 1, 5, True, synced_in=version + 1))
-    assert [(each.worker_id, each.synced_in) for each in formed.world.members] == [(1, version + 1), (0, version)]
+    m.post(e.FromWorker(0, messages.Ask(version, 5, True, True, synced_in=version)))
+    (formed,) = m.post(e.FromWorker(1, messages.Ask(version + 1, 5, True, synced_in=version + 1)))
+    assert [(each.worker_id, each.synced_in) for each in formed.message.members] == [(1, version + 1), (0, version)]
 
 
 def test_one_that_has_left_a_later_world_than_is_known_comes_into_a_later_one_still():
     """The saves of the world that it left are lost, and the master took up the one before."""
     m = Meeting()
     version = m.world_of(0, 1)
-    assert m.ask(0, step=9, left=version + 1, broken=True) == [BreakWorld((1,), version, "worker 0: left the world")]
+    assert m.ask(0, step=9, left=version + 1, broken=True) == [
+        Tell((1,), messages.Broken(version, "worker 0: left the world"))
+    ]
     (formed,) = m.ask(1, step=5, left=version)
-    assert (formed.world.version, formed.world.worker_ids) == (version + 2, (0, 1))
+    assert (formed.message.version, formed.message.worker_ids) == (version + 2, (0, 1))
     m = Meeting()
     m.connect(0, version=41)
     m.ask(0)
@@ -213,13 +217,13 @@ def test_the_only_member_stays_until_its_replacement_is_there_if_it_says_so():
     m.advance(WINDOW)
     assert published(m.ask(0, step=7, left=version)) == [[0, 1]]
     (change,) = m.drain(0)
-    assert change.worker_ids == (1,)
+    assert change.to == (1,)
 
 
 def test_of_members_that_are_all_told_to_leave_the_last_stays_until_a_newcomer_has_its_state():
     m = Meeting(minimum=1, maximum=2)
     version = m.world_of(0, 1)
-    m.post(*(e.HeartbeatReceived(each, version, 7, 1, False) for each in (0, 1)))
+    m.post(*(e.FromWorker(each, messages.Heartbeat(version, 7, 1, False)) for each in (0, 1)))
     m.drain(0, lingers=True)
     assert m.state(0) == "draining"
     m.drain(1, lingers=True)
@@ -229,7 +233,7 @@ def test_of_members_that_are_all_told_to_leave_the_last_stays_until_a_newcomer_h
     m.come(2)
     m.advance(WINDOW)
     assert published(m.ask(1, step=7, left=version + 1)) == [[1, 2]]
-    m.post(e.HeartbeatReceived(2, version + 2, 7, 1, False))
+    m.post(e.FromWorker(2, messages.Heartbeat(version + 2, 7, 1, False)))
     m.drain(2, lingers=True)
     assert m.state(2) == "member", "who waits for a successor does not count"
 
@@ -272,7 +276,7 @@ def test_one_that_leaves_and_is_ahead_of_all_who_are_ready_may_have_finished_and
 def test_how_far_one_is_that_leaves_is_known_from_its_heartbeats(known, awaited):
     m = Meeting(minimum=1)
     version = m.world_of(0, 1)
-    m.post(e.HeartbeatReceived(0, version, known, 1, False))
+    m.post(e.FromWorker(0, messages.Heartbeat(version, known, 1, False)))
     m.drain(0)
     assert published(m.ask(1, step=5, left=version, broken=True)) == ([] if awaited else [[1]])
     assert published(m.exit(0, CLEAN, 0)) == ([[1]] if awaited else [])
@@ -368,12 +372,16 @@ def test_who_is_no_member_has_made_no_step():
     m = Meeting(maximum=3)
     version = m.world_of(0, 1)
     m.train(0, 1, 2)
-    m.post(e.WorkerConnected(2, "h", 1))
+    m.post(e.FromWorker(2, messages.Hello("h", 1)))
     for world_version in (version, version + 1):
         for worker_id in (2, 7):
-            made_up = e.StepReport(90, 5, 0.5, 8, 0.1, 0.05, world_version, 720, False)
-            m.post(e.ProgressReported(worker_id, (made_up,), 90, 6))
-    m.post(e.ProgressReported(1, (e.StepReport(90, 5, 0.5, 8, 0.1, 0.05, version + 1, 720, False),), 90, 6))
+            made_up = messages.StepReport(90, 5, 0.5, 8, 0.1, 0.05, world_version, 720, False)
+            m.post(e.FromWorker(worker_id, messages.Progress((made_up,), 90, 6)))
+    m.post(
+        e.FromWorker(
+            1, messages.Progress((messages.StepReport(90, 5, 0.5, 8, 0.1, 0.05, version + 1, 720, False),), 90, 6)
+        )
+    )
     assert (m.job.training.step, m.job.training.total_steps) == (2, 1000)
     m.train(1, 3)
     assert m.job.training.step == 3

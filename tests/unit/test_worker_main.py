@@ -17,12 +17,12 @@ from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.process_group import ProcessGroup
 from elasticdl.elastic.collectives.port import memory_of_the_worker
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.elastic.torch_kit.pieces import torch_pieces
 from elasticdl.elastic.torch_kit.torch_job import ElasticContext
 from elasticdl.elastic.training import state as training_state
+from elasticdl.job import messages as m
 from elasticdl.places import worker_process
 from elasticdl.places.worker_output import InFile
 from elasticdl.places.worker_process import Spawner, WorkerRun

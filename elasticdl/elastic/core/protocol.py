@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from elasticdl.elastic.core.messages import Failed, Finished, Message, Notice, Pause, StoreEntry
 from elasticdl.elastic.core.world import World
+from elasticdl.job.messages import Failed, Finished, KvPut, Message, Notice, Pause
 
 
 class Event:
@@ -151,7 +151,7 @@ class WorldLeft(Event):
 class Said(Event):
     """The script, or a shell, has something for the master. `Finished` and `Failed` are last words."""
 
-    message: Notice | Pause | StoreEntry | Finished | Failed
+    message: Notice | Pause | KvPut | Finished | Failed
 
 
 # ---- instructions: to the session ----

@@ -7,11 +7,11 @@ import statistics
 from collections import deque
 from itertools import takewhile
 
-from elasticdl.elastic.core.messages import Heartbeat, Message, Pause, StepReport, StepReports
 from elasticdl.elastic.core.progress import Progress
 from elasticdl.elastic.core.step_times import Activity, StepClock
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
+from elasticdl.job import messages as m
 
 # As many as are made, in most jobs, since a master has saved its journal last and until the next is there.
 KEPT_STEPS = 8192
@@ -33,8 +33,8 @@ class Reporting:
         self.times = StepClock()
         self.totals = (0, 0)  # steps and epochs that there are to do in all, as far as is known; for the time left
         # Put in by the training thread. Without a master nobody takes them out.
-        self._made: deque[StepReport] = deque(maxlen=KEPT_STEPS)
-        self._steps: deque[StepReport] = deque(maxlen=KEPT_STEPS)
+        self._made: deque[m.StepReport] = deque(maxlen=KEPT_STEPS)
+        self._steps: deque[m.StepReport] = deque(maxlen=KEPT_STEPS)
         self._sent = (0, 0)  # world and step of the last report that was sent
         self._is_reporter = False
         self._moved = (0, Activity.UPDATE)  # how often something was done, and what is done now
@@ -80,7 +80,7 @@ class Reporting:
         seconds = now - self._last_step_at if self._last_step_at is not None else 0.0
         self._last_step_at = now
         self._made.append(
-            StepReport(
+            m.StepReport(
                 step=progress.step,
                 epoch=progress.epoch,
                 loss=vote.loss,
@@ -96,12 +96,12 @@ class Reporting:
             )
         )
 
-    def pause_ended(self, now: float) -> Pause | None:
+    def pause_ended(self, now: float) -> m.Pause | None:
         """The pause that is over with the step just made, if there was one."""
         assert self._world is not None, "steps are made in a world"
         return self.clock.step_done(now, world_version=self._world.version, grew=self._grew)
 
-    def flush(self) -> list[Message]:
+    def flush(self) -> list[m.Message]:
         """The steps that were not sent."""
         while self._made:
             self._steps.append(self._made.popleft())
@@ -113,9 +113,9 @@ class Reporting:
         if not steps:
             return []
         self._sent = (steps[-1].world_version, steps[-1].step)
-        return [StepReports(steps, *self.totals)]
+        return [m.Progress(steps, *self.totals)]
 
-    def again(self) -> list[Message]:
+    def again(self) -> list[m.Message]:
         """For a new stream all the steps that are kept, as some may have been lost in the one before.
 
         Heartbeats wait until the master has taken the stream up. With thousands of workers that takes a while, and the
@@ -124,14 +124,14 @@ class Reporting:
         self._sent, self.interval = (0, 0), math.inf
         return self.flush()
 
-    def tick(self, world_version: int, step: int, now: float) -> list[Message]:
+    def tick(self, world_version: int, step: int, now: float) -> list[m.Message]:
         out = self.flush()
         is_due = self._beat_at is None or now - self._beat_at >= self.interval
         if is_due and self.interval < math.inf:
             moved, activity = self._moved
             self._beat_at, ending = now, activity is Activity.END
             waiting = ending or activity is Activity.WAIT
-            out.append(Heartbeat(world_version, step, moved, waiting, self.times.last_steps(), ending))
+            out.append(m.Heartbeat(world_version, step, moved, waiting, self.times.last_steps(), ending))
         return out
 
 
@@ -167,7 +167,7 @@ class PauseClock:
         elif self._last_step is not None:
             self._last_step = now
 
-    def step_done(self, now: float, *, world_version: int, grew: bool) -> Pause | None:
+    def step_done(self, now: float, *, world_version: int, grew: bool) -> m.Pause | None:
         """Returns the pause that this step ended, if one was under way on a survivor."""
         before, self._last_step = self._last_step, now
         marks, self._marks = self._marks, {}
@@ -178,7 +178,7 @@ class PauseClock:
         ordinary = statistics.median(self._durations) if self._durations else 0.0
         broken, torn = self._broken, self._torn
         self._broken, self._torn = False, 0
-        return Pause(
+        return m.Pause(
             world_version=world_version,
             kind="failure" if broken else "grow" if grew else "shrink",
             notice=marks["left"] - before,

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from elasticdl.common.errors import JobFailedError, UnreachableError
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import IN_TRAINING, IN_WORLD, MAKES_STEPS, TABLE, WorkerState
 from elasticdl.elastic.core.position import Position
@@ -28,6 +27,7 @@ from elasticdl.elastic.core.reporting import Reporting
 from elasticdl.elastic.core.step_times import Activity
 from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import ALONE, World
+from elasticdl.job import messages as m
 
 S = WorkerState
 MAX_FRUITLESS_WORLDS = 20  # in a row, broken before a single step was made: by then it is not bad luck
@@ -49,7 +49,7 @@ class WorkerCore:
         self.reporting = Reporting()
         self.stopping: p.LeaveJob | None = None  # it is to leave for good
         self.lost = ""  # why there is no master any more
-        self.request: m.JoinRequest | None = None  # not answered yet
+        self.request: m.Ask | None = None  # not answered yet
         self.last_word: m.Finished | m.Failed | None = None
         self.left_version = 0  # of the world that was left last
         self.left_broken = False  # it broke: nobody knows which of its members are still there
@@ -61,7 +61,7 @@ class WorkerCore:
         self._broken = 0  # version of the newest world that is known to be broken
         self._change = 0  # version of the world that is to be left
         self._next: p.WorldPublished | None = None  # it came while this worker was in an earlier world
-        self._entries: list[m.StoreEntry] = []  # into the store of the present world
+        self._entries: list[m.KvPut] = []  # into the store of the present world
         self._draining: m.Draining | None = None
         self._entered_at = (0, 0)  # step with which the present world began, and steps made till then
         self._fruitless = 0  # worlds in a row without a step
@@ -227,7 +227,7 @@ class WorkerCore:
                 return _send(*self.reporting.flush(), notice)
             case p.Said(m.Pause() as pause):
                 return _send(pause)
-            case p.Said(m.StoreEntry() as entry):
+            case p.Said(m.KvPut() as entry):
                 if entry.world_version == self.inside:
                     self._entries.append(entry)
                 return [p.Send(entry)]
@@ -273,7 +273,8 @@ class WorkerCore:
     def _greet(self, unsent: Iterable[m.Message]) -> list[p.Instruction]:
         """What a master must know that has not heard of this worker, or not lately."""
         step, world = self.position.progress.step, self.world
-        hello = m.Hello(self.inside, step, world.rank, world.size) if self.inside else m.Hello(0, step)
+        rank, size = (world.rank, world.size) if self.inside else (0, 0)
+        hello = m.Hello(world_version=self.inside, step=step, rank=rank, size=size)
         entries = self._entries if self.inside else []
         again = self.reporting.again()
         return _send(hello, *entries, self.request, *again, self._draining, *unsent, self.last_word)
@@ -336,7 +337,7 @@ class WorkerCore:
 
     def _send_request(self, left: int, reason: str, *, broken: bool) -> list[p.Instruction]:
         at, position = self.position.progress, self.position
-        self.request = m.JoinRequest(left, at.step, position.has_state, broken, reason, at.epoch, position.synced_in)
+        self.request = m.Ask(left, at.step, position.has_state, broken, reason, at.epoch, position.synced_in)
         return [p.Send(self.request)]
 
     def _enter(self, event: p.WorldPublished, before: WorkerState, now: float) -> list[p.Instruction]:

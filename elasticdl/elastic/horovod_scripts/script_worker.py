@@ -22,7 +22,6 @@ from elasticdl.common.environment import CONNECTED, MASTER, WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.elastic.collectives.horovod import HorovodModule, HorovodWorld, is_failure
 from elasticdl.elastic.collectives.port import world_broken
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped
 from elasticdl.elastic.core.lifecycle import WorkerState
@@ -36,6 +35,7 @@ from elasticdl.elastic.link.store import KvServer
 from elasticdl.elastic.training.failures import failure_of
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.worlds import Worlds
+from elasticdl.job import messages as m
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from elasticdl.common.own_stacks import stack_of
 from elasticdl.common.reason import one_line
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.lifecycle import WorkerState
 from elasticdl.elastic.core.worker import WorkerCore
@@ -26,6 +25,7 @@ from elasticdl.elastic.link.store import Key, KvStore
 from elasticdl.elastic.link.stream import MasterStream
 from elasticdl.elastic.link.wire import to_event
 from elasticdl.elastic.link.witness import TOLD_SECONDS, DumpTimer, Operations, SlowStart, Witness
+from elasticdl.job import messages as m
 from elasticdl.job.shared_values import FACTS, MOST_FACTS
 from elasticdl.proto import elasticdl_pb2 as pb
 
@@ -236,7 +236,7 @@ class Session:
                     self.break_collective(version)
 
     def _put(self, world: int, key: Key, value: bytes) -> None:
-        self.post(p.Said(m.StoreEntry(world, *key, value)))
+        self.post(p.Said(m.KvPut(world, *key, value)))
 
     def _tick(self) -> None:
         try:

@@ -19,8 +19,8 @@ from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reach import in_words
 from elasticdl.common.reason import one_line
 from elasticdl.common.silence import Silence
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.link.wire import to_proto
+from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

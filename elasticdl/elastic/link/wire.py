@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.world import Member, World
+from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
 
 _MEMBER = attrgetter(*Member.__match_args__)
-_BODIES: Mapping[type[m.Message], str] = {
-    m.Hello: "hello",
-    m.Heartbeat: "heartbeat",
-    m.JoinRequest: "ask",
-    m.Draining: "draining",
-    m.StoreEntry: "kv_put",
-    m.StepReports: "progress",
-    m.Pause: "pause",
-    m.Notice: "notice",
-    m.Finished: "finished",
-    m.Failed: "failed",
+# Of each kind of message: the name of its field in `WorkerMessage`.
+_BODIES = {
+    type(getattr(pb.WorkerMessage(), name)).__name__: name
+    for name in pb.WorkerMessage.DESCRIPTOR.fields_by_name
+    if name != "number"
 }
 
 
@@ -38,7 +31,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
             fields.update(worker_id=environment.worker_id, host=environment.host, pid=os.getpid())
         case m.Heartbeat(times=times):
             fields.update(times=_fields(times) if times else None)
-        case m.StepReports(steps):
+        case m.Progress(steps):
             fields.update(steps=[_fields(step) for step in steps])
         case m.Pause():
             fields.update(total=message.total)
@@ -46,7 +39,7 @@ def to_proto(message: m.Message, environment: WorkerEnvironment) -> pb.WorkerMes
             fields = {"event": event, "fields_json": json.dumps(told)}
         case m.Failed():
             fields["cause"] = pb.Failed.USER if fields.pop("users") else pb.Failed.WORKER
-    return pb.WorkerMessage(number=number, **{_BODIES[type(message)]: fields})
+    return pb.WorkerMessage(number=number, **{_BODIES[type(message).__name__]: fields})
 
 
 def to_event(message: pb.MasterMessage) -> p.Event | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from elasticdl.common.errors import UserError
 from elasticdl.common.reason import reason
-from elasticdl.elastic.core import messages as m
+from elasticdl.job import messages as m
 
 
 def failure_of(error: BaseException, *, users: bool, helps: Callable[[], str] = str) -> m.Failed:

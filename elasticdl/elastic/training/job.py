@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Self, TypeVar
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
-from elasticdl.elastic.core import messages as m
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.plan import BatchPolicy
@@ -34,6 +33,7 @@ from elasticdl.elastic.training.left_behind import leave_behind, take_over
 from elasticdl.elastic.training.sigterm import Sigterm
 from elasticdl.elastic.training.steps import Steps
 from elasticdl.elastic.training.worker_files import Handover, SampleRecord
+from elasticdl.job import messages as m
 from elasticdl.job.spec import CHECK_OFF
 
 log = logging.getLogger(__name__)

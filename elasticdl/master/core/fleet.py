@@ -31,8 +31,9 @@ from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import TokenBucket
 from elasticdl.common.front_ends import FRONT_ENDS
+from elasticdl.job.messages import Failed
 from elasticdl.master.core.lost_workers import SHOWN_DELAY, TOLD_DELAY, Losses, Wait, wait_after
-from elasticdl.master.state.events import ExitCause, WorkerExited, WorkerFailed
+from elasticdl.master.state.events import ExitCause, WorkerExited
 from elasticdl.master.state.instructions import Instruction, LaunchWorker, Record
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot
@@ -185,15 +186,15 @@ class Fleet:
             return ""
         return first_of_longest.row.describe(first_of_longest.until - self._now)
 
-    def failed(self, record: WorkerRecord, event: WorkerFailed) -> WorkerFailed:
+    def failed(self, record: WorkerRecord, told: Failed) -> Failed:
         """A worker says that it can't go on. If others train and this one has not yet, the fault is this worker's and not the
-        user's code: the event that is returned says so."""
+        user's code: what is returned says so."""
         if record.state is not WorkerState.FINISHED:
-            record.failure = record.failure or event.message
-        if event.trained or not self._others_train(record):
-            return event
+            record.failure = record.failure or told.message
+        if told.trained or not self._others_train(record):
+            return told
         record.unfit = True
-        return replace(event, users=False)
+        return replace(told, users=False)
 
     def exited(
         self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from elasticdl.job.messages import Finished, Heartbeat, Notice, Progress
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.workers import Workers
@@ -67,29 +68,29 @@ class Job:
             return []
         workers = self._workers
         match event:  # the frequent ones change nothing that would have to be weighed
-            case e.HeartbeatReceived():
-                workers.liveness.heard(event, now)
+            case e.FromWorker(worker_id, Heartbeat() as beat):
+                workers.liveness.heard(worker_id, beat, now)
                 if self._recovery:
-                    self._recovery.heard(event, now)
+                    self._recovery.heard(worker_id, beat, now)
                 return []
-            case e.ProgressReported(worker_id, told):
+            case e.FromWorker(worker_id, Progress(told) as progress):
                 world_version = getattr(workers.records.get(worker_id), "world_version", 0)
                 if workers.rendezvous.world and world_version < max((s.world_version for s in told), default=1):
                     return []  # it was not a member of that world
                 had_begun = self.training.begun
-                steps, milestones = self.training.report(event, now)
+                steps, milestones = self.training.report(progress, now)
                 workers.fleet.crashes = workers.fleet.crashes.after_steps(len(steps))
-                workers.progress_limits.stepped(steps, event.total_steps, now)
+                workers.progress_limits.stepped(steps, progress.total_steps, now)
                 news = i.NewSteps(steps, pace_of(workers.records.of(_S.MEMBER)))
                 must_be_kept = milestones or self.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
-            case e.NoticeReported(event="worker_stuck"):
-                return workers.watch.told(event, now)
-            case e.NoticeReported(event="worker_waits"):
-                return self._in_order(workers.watch.waits(event))
-            case e.NoticeReported():
-                self.training.notice(event)
-                return self._in_order(workers.sizing.notice(event, now))
+            case e.FromWorker(worker_id, Notice("worker_stuck") as notice):
+                return workers.watch.told(worker_id, notice, now)
+            case e.FromWorker(worker_id, Notice("worker_waits") as notice):
+                return self._in_order(workers.watch.waits(worker_id, notice))
+            case e.FromWorker(worker_id, Notice() as notice):
+                self.training.notice(notice)
+                return self._in_order(workers.sizing.notice(worker_id, notice, now))
             case e.ScalingLearnt():  # the next tick acts on it
                 # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
                 suspected = workers.slow_workers.suspects
@@ -98,7 +99,9 @@ class Job:
                 workers.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
                 return [Record("warning", {"message": message})] if problem else []
-        out: list[Instruction] = [*self.training.finish(event)] if isinstance(event, e.WorkerFinished) else []
+        out: list[Instruction] = []
+        if isinstance(event, e.FromWorker) and isinstance(event.said, Finished):
+            out += self.training.finish(event.said)
         if isinstance(event, e.WorkersFound):
             # What was known of them is lost.
             if self._recovery is None and event.workers and workers.fleet.next_id == self._settings.first_worker:
@@ -201,7 +204,7 @@ class Job:
         recorded, as a slow disk must not hold them up. Starting processes takes longest, so it is last."""
         before, self._saved = self._saved, self._durable()
         save = [i.SaveState()] if self._saved != before else []
-        first = [instruction for instruction in out if isinstance(instruction, i.UNSAVED)]
-        first.sort(key=lambda instruction: not isinstance(instruction, i.AnnounceChange | i.BreakWorld))
-        rest = [instruction for instruction in out if not isinstance(instruction, i.UNSAVED)]
+        first = [instruction for instruction in out if i.is_unsaved(instruction)]
+        first.sort(key=lambda instruction: not isinstance(instruction, i.Tell))
+        rest = [instruction for instruction in out if not i.is_unsaved(instruction)]
         return [*first, *save, *sorted(rest, key=lambda instruction: isinstance(instruction, i.LaunchWorker))]

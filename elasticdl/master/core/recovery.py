@@ -12,8 +12,8 @@ broken or hangs. Then those missing have as long as any worker that is cut off.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
+from elasticdl.job.messages import Ask, Finished, Heartbeat, Hello
 from elasticdl.master.core.transitions import TransitionContext, Trigger
 from elasticdl.master.core.workers import Workers
 from elasticdl.master.state import events as e
@@ -24,14 +24,7 @@ from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Member, Settings, World
 from elasticdl.master.state.worker_record import WorkerRecord
 
-_OF_A_SESSION = (
-    e.WorkerConnected,
-    e.WorkerDisconnected,
-    e.JoinRequested,
-    e.WorkerDraining,
-    e.WorkerFinished,
-    e.WorkerFailed,
-)
+_OF_A_SESSION = (e.FromWorker, e.WorkerDisconnected)
 
 
 def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Settings, now: float) -> WorkerRecord:
@@ -73,7 +66,7 @@ class Recovery:
         self._awaited: set[int] = set()
         self._doubtful: frozenset[int] = frozenset()
         # Who says that it is in a world: by the world's version, and by worker.
-        self._claims: dict[int, dict[int, e.WorkerConnected]] = {}
+        self._claims: dict[int, dict[int, Hello]] = {}
         self._left = 0  # the newest world that somebody has left
         self._held: list[e.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
@@ -129,21 +122,23 @@ class Recovery:
                 return self._workers.act(event, now)
             case e.Tick():
                 self._news += self._workers.forgive_own_absence(now)
-            case e.WorkerFinished(worker_id) if worker_id in self._records:  # saved as soon as it is taken
-                self._workers.finished(event, now)
+            case e.FromWorker(worker_id, Finished() as told) if (
+                worker_id in self._records
+            ):  # saved as soon as it is taken
+                self._workers.finished(worker_id, told, now)
             case _:
                 self._hold(event, now)
         return self._recover(now) if self._is_over(now) else []
 
-    def heard(self, event: e.HeartbeatReceived, now: float) -> None:
+    def heard(self, worker_id: int, beat: Heartbeat, now: float) -> None:
         """A world that trains has lost nobody: its missing members are alive."""
-        before, self._progress[event.worker_id] = self._progress.get(event.worker_id), event.progress
-        if event.world_version and (not event.waiting or event.progress != before):
+        before, self._progress[worker_id] = self._progress.get(worker_id), beat.progress
+        if beat.world_version and (not beat.waiting or beat.progress != before):
             self._news = now
 
     def _hold(self, event: e.Event, now: float) -> None:
         match event:
-            case e.WorkerConnected(worker_id):
+            case e.FromWorker(worker_id, Hello() as hello):
                 # It says again whatever of its earlier session is still true.
                 if worker_id in self._heard_of:
                     self._held = [
@@ -154,12 +149,12 @@ class Recovery:
                     self._news = now
                 self._set_connected(worker_id, connected=True)
                 self._forget_claim(worker_id)
-                if event.world_version and worker_id in self._records:
-                    self._claims.setdefault(event.world_version, {})[worker_id] = event
+                if hello.world_version and worker_id in self._records:
+                    self._claims.setdefault(hello.world_version, {})[worker_id] = hello
             case e.WorkerDisconnected(worker_id):
                 self._set_connected(worker_id, connected=False)
-            case e.JoinRequested():
-                self._left = max(self._left, event.left_world)
+            case e.FromWorker(_, Ask(left_world)):
+                self._left = max(self._left, left_world)
             case e.WorkerExited(worker_id):
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
@@ -235,10 +230,10 @@ class Recovery:
             return remembered
         if not claimed:
             return None
-        claims = sorted(self._claims[claimed].values(), key=attrgetter("rank"))
-        if len(claims) != claims[0].size or [claim.rank for claim in claims] != list(range(len(claims))):
+        claims = sorted(self._claims[claimed].items(), key=lambda claim: claim[1].rank)
+        if len(claims) != claims[0][1].size or [hello.rank for _, hello in claims] != list(range(len(claims))):
             return None
-        return World(claimed, tuple(Member(c.worker_id, c.host, c.step, has_state=True) for c in claims), "")
+        return World(claimed, tuple(Member(each, hello.host, hello.step, has_state=True) for each, hello in claims), "")
 
     @property
     def _can_be_reached(self) -> bool:

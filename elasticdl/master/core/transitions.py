@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from elasticdl.job.messages import Ask, Broken, Drain, Failed, Hello, Message, StopWork
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Phase
@@ -62,7 +63,7 @@ class TransitionContext:
     cause: str = ""
     lost: e.ExitCause | None = None
     clean: bool = False  # the process ended by itself with exit code 0
-    event: e.WorkerConnected | e.JoinRequested | e.WorkerFailed | None = None
+    said: Message | None = None
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class Transitions:
 
     def take_position(self, record: WorkerRecord, context: TransitionContext) -> None:
         """Remember which step it stands at, and whether it has the state."""
-        if isinstance(asked := context.event, e.JoinRequested):
+        if isinstance(asked := context.said, Ask):
             record.step, record.epoch, record.has_state = asked.step, asked.epoch, asked.has_state
             record.synced_in = asked.synced_in
 
@@ -159,7 +160,7 @@ class Transitions:
 
     def leave_world(self, record: WorkerRecord, context: TransitionContext) -> None:
         """Form a new world, unless that is under way; at once if the worker says that its world broke."""
-        broken = isinstance(context.event, e.JoinRequested) and context.event.broken
+        broken = isinstance(context.said, Ask) and context.said.broken
         if self._rendezvous.change is None or (broken and not self._rendezvous.broken):
             self._rendezvous.begin(context.now, context.cause, broken=broken)
 
@@ -185,24 +186,24 @@ class Transitions:
 
     def repeat_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
         """Publish the present world to it again, unless it knows it."""
-        world, connected = self._rendezvous.world, context.event
-        if world is None or (isinstance(connected, e.WorkerConnected) and connected.world_version == world.version):
+        world, hello = self._rendezvous.world, context.said
+        if world is None or (isinstance(hello, Hello) and hello.world_version == world.version):
             return None
-        return i.PublishWorld(world, (record.worker_id,))
+        return i.Tell((record.worker_id,), world)
 
     def break_its_world(self, record: WorkerRecord, context: TransitionContext) -> Instruction | None:
         """Tell it that the world it is in goes on without it."""
-        if not isinstance(connected := context.event, e.WorkerConnected):
+        if not isinstance(hello := context.said, Hello):
             return None
         cut_off, unknown = "the others went on while it was cut off", "the master does not know all of its members"
         reason = cut_off if self._rendezvous.world else unknown
-        return i.BreakWorld((record.worker_id,), connected.world_version, reason)
+        return i.Tell((record.worker_id,), Broken(hello.world_version, reason))
 
     def order(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         """Tell it, maybe again, to leave, or that the job ends."""
         if outcome := self._ending.outcome:
-            return i.StopWorkers((record.worker_id,), outcome.reason, outcome.checkpoint)
-        return i.DrainWorker(record.worker_id, record.reason)
+            return i.Tell((record.worker_id,), StopWork(outcome.reason, outcome.checkpoint))
+        return i.Tell((record.worker_id,), Drain(record.reason))
 
     def end_process(self, record: WorkerRecord, context: TransitionContext) -> Instruction:
         """Kill it; a user's own program, which may do without a session, gets SIGTERM."""
@@ -214,8 +215,8 @@ class Transitions:
 
     def blame(self, record: WorkerRecord, context: TransitionContext) -> None:
         """If the user's code failed, decide that the job has failed."""
-        failed = context.event
-        if isinstance(failed, e.WorkerFailed) and failed.users:
+        failed = context.said
+        if isinstance(failed, Failed) and failed.users:
             self._ending.decide(i.Outcome(Phase.FAILED, failed.message, failed.traceback))
 
 

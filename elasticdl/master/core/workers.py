@@ -6,6 +6,7 @@ the whole: whether workers are to be launched or let go, whether a world can be 
 
 from __future__ import annotations
 
+from elasticdl.job.messages import Ask, Drain, Draining, Failed, Finished, Hello
 from elasticdl.master.core.fleet import TRIES_OF_PLACE, Departure, Fleet
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
@@ -70,8 +71,8 @@ class Workers:
                 return [*out, *self._dismiss(now), *self._kill_all("told to stop now", now)] if event.now else out
             case e.StacksFound():
                 return self.watch.found(event, now)
-            case e.WorkerFinished():
-                return self.finished(event, now)
+            case e.FromWorker(worker_id, Finished() as told):
+                return self.finished(worker_id, told, now)
             case e.WorkerEvent():
                 record = self.records.get(event.worker_id)
                 if record and record.state not in (_S.KILLING, _S.COMPLETED):
@@ -91,7 +92,7 @@ class Workers:
                 # While others are still to leave, their places are free in a moment.
                 if self.fleet.nobody_comes and self.settings.state_can_be_left:
                     waiting = [r for r in self.records.lingering() if not self.rendezvous.leaves_others(r)]
-                    out += [i.DrainWorker(r.worker_id, "no replacement has a place") for r in waiting]
+                    out += [i.Tell((r.worker_id,), Drain("no replacement has a place")) for r in waiting]
                 return out
             case e.WorkerPlaced(_, host, pid, node, place) if not record.pid and record.state in STARTING:
                 record.host, record.pid, record.node, record.place_id = host, pid, node, place
@@ -99,70 +100,70 @@ class Workers:
                 if not self.settings.own_program:  # which may do without the library, and then never connects
                     record.deadline = now + self.settings.start_timeout
                 return self._fire(record, Trigger.PLACED, TransitionContext(now))  # it waits for nothing any more
-            case e.WorkerConnected():
-                return self._connected(event, record, now)
+            case e.FromWorker(_, Hello() as hello):
+                return self._connected(hello, record, now)
             case e.WorkerDisconnected():
                 if record.state is _S.DRAINING:  # the end of its session, and it may take its time to end
                     record.pulse = None
                 if record.pulse and record.connected:
                     record.pulse.heard = now
                 self.records.connect(record, connected=False)
-            case e.JoinRequested():
-                return self._asked(event, record, now)
-            case e.WorkerDraining():
-                return self._draining(event, record, now)
-            case e.WorkerFailed(worker_id, _, message):
-                event = self.fleet.failed(record, event)
+            case e.FromWorker(_, Ask() as asked):
+                return self._asked(asked, record, now)
+            case e.FromWorker(_, Draining() as draining):
+                return self._draining(draining, record, now)
+            case e.FromWorker(worker_id, Failed(_, message) as failed):
                 cause = f"worker {worker_id} failed: {message}"
-                return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, event=event))
+                said = self.fleet.failed(record, failed)
+                return self._fire(record, Trigger.FAIL, TransitionContext(now, message, cause, said=said))
         return []
 
-    def _connected(self, event: e.WorkerConnected, record: WorkerRecord, now: float) -> list[Instruction]:
+    def _connected(self, hello: Hello, record: WorkerRecord, now: float) -> list[Instruction]:
         self.records.connect(record, connected=True)
         record.unheard = False
         self.rendezvous.tell_again(record)
-        record.host, record.pid = event.host, event.pid  # behind a shell the process that was placed is another one
+        record.host, record.pid = hello.host, hello.pid  # behind a shell the process that was placed is another one
         self.fleet.somebody_joined = True
         if record.state in (_S.FINISHED, _S.FAILED):
             return []
         record.quiet_since = None
-        self.rendezvous.version = max(self.rendezvous.version, event.world_version)
-        record.ready = record.ready or event.world_version > 0
+        self.rendezvous.version = max(self.rendezvous.version, hello.world_version)
+        record.ready = record.ready or hello.world_version > 0
         record.pulse = record.pulse or Pulse(now, now)
         record.pulse.heard = now
-        trigger = Trigger.CONNECT_IN_WORLD if event.world_version else Trigger.CONNECT
-        out = self._fire(record, trigger, TransitionContext(now, event=event))
+        trigger = Trigger.CONNECT_IN_WORLD if hello.world_version else Trigger.CONNECT
+        out = self._fire(record, trigger, TransitionContext(now, said=hello))
         if record.state is _S.EXCLUDED:
             self.liveness.restart((record.worker_id,), now)
         return out
 
-    def _asked(self, event: e.JoinRequested, record: WorkerRecord, now: float) -> list[Instruction]:
+    def _asked(self, asked: Ask, record: WorkerRecord, now: float) -> list[Instruction]:
         record.ready = True
         if record.pulse:
             record.pulse.heard = now
         current = self.rendezvous.world.version if self.rendezvous.world else 0
-        if record.state in IN_WORLD and event.left_world < current:
+        if record.state in IN_WORLD and asked.left_world < current:
             return []  # about an earlier world: late, or sent again
-        self.rendezvous.version = max(self.rendezvous.version, event.left_world)
-        cause = f"worker {record.worker_id}: {event.reason or 'left the world'}"
-        return self._fire(record, Trigger.JOIN, TransitionContext(now, cause=cause, event=event))
+        self.rendezvous.version = max(self.rendezvous.version, asked.left_world)
+        cause = f"worker {record.worker_id}: {asked.reason or 'left the world'}"
+        return self._fire(record, Trigger.JOIN, TransitionContext(now, cause=cause, said=asked))
 
-    def _draining(self, event: e.WorkerDraining, record: WorkerRecord, now: float) -> list[Instruction]:
-        lingers = event.lingers and self.rendezvous.alone(record)
-        cause = f"worker {record.worker_id} leaves: {event.reason}"
-        context = TransitionContext(now, event.reason, cause, lost=e.ExitCause.DRAINED)
+    def _draining(self, told: Draining, record: WorkerRecord, now: float) -> list[Instruction]:
+        lingers = told.lingers and self.rendezvous.alone(record)
+        cause = f"worker {record.worker_id} leaves: {told.reason}"
+        context = TransitionContext(now, told.reason, cause, lost=e.ExitCause.DRAINED)
         out = self._fire(record, Trigger.LINGER if lingers else Trigger.DRAIN, context)
-        if event.lingers and not lingers:
-            out.append(i.DrainWorker(record.worker_id, event.reason))  # others hold the state: it need not wait
+        if told.lingers and not lingers:
+            out.append(i.Tell((record.worker_id,), Drain(told.reason)))  # others hold the state: it need not wait
         return [*out, *self.reconcile(now)]
 
-    def finished(self, event: e.WorkerFinished, now: float) -> list[Instruction]:
+    def finished(self, worker_id: int, told: Finished, now: float) -> list[Instruction]:
         """One says for all that they have finished together; whoever it is, it counts."""
-        self.rendezvous.together = self.rendezvous.together or event.together
+        self.rendezvous.together = self.rendezvous.together or told.together
         outcome = self.ending.outcome
-        if event.together and outcome and outcome.phase is Phase.STOPPED:  # that came too late to stop anything
+        if told.together and outcome and outcome.phase is Phase.STOPPED:  # that came too late to stop anything
             self.ending.outcome = Outcome(Phase.SUCCEEDED, self.training.completion)
-        record = self.records.get(event.worker_id)
+        record = self.records.get(worker_id)
         return self._fire(record, Trigger.FINISH, TransitionContext(now)) if record else []
 
     def _exited(self, event: e.WorkerExited, now: float) -> list[Instruction]:
@@ -276,13 +277,13 @@ class Workers:
         notice = self.rendezvous.notice()
         if notice is None:
             return []
-        broken = isinstance(notice, i.BreakWorld)
-        for worker_id in notice.worker_ids:
+        (to, message), broken = notice, self.rendezvous.broken
+        for worker_id in to:
             self.records[worker_id].notified = NotificationLevel.BROKEN if broken else NotificationLevel.CHANGE
         if broken:
-            self.liveness.restart(notice.worker_ids, now)
-        fields = {"world": notice.world_version, "reason": notice.reason}
-        return [notice, Record("world_broken" if broken else "change_announced", fields)]
+            self.liveness.restart(to, now)
+        fields = {"world": message.world_version, "reason": message.reason}
+        return [i.Tell(to, message), Record("world_broken" if broken else "change_announced", fields)]
 
     def _publish(self, world: World, now: float) -> list[Instruction]:
         rendezvous = self.rendezvous
@@ -310,7 +311,7 @@ class Workers:
             "reason": world.reason,
             "seconds": round(now - since, 6),
         }
-        out: list[Instruction] = [i.PublishWorld(world, world.worker_ids), Record("world_formed", fields)]
+        out: list[Instruction] = [i.Tell(world.worker_ids, world), Record("world_formed", fields)]
         if self.training.step and not holders:
             message = (
                 f"no worker was left that held the state after step {self.training.lose_state()}: training goes on from "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elasticdl.job.messages import Heartbeat
 from elasticdl.master.rules.progress_limits import ProgressLimits
-from elasticdl.master.state.events import HeartbeatReceived
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.states import WorkerState
 
@@ -18,22 +18,22 @@ class Liveness:
         self._looked: float | None = None
         self.save_problem = ""  # why the state can't be saved, if so: then what was decided is not carried out
 
-    def heard(self, event: HeartbeatReceived, now: float) -> None:
-        record = self._records.get(event.worker_id)
+    def heard(self, worker_id: int, beat: Heartbeat, now: float) -> None:
+        record = self._records.get(worker_id)
         if record is None or record.pulse is None or not record.connected:
             return
         pulse = record.pulse
         if record.state in (WorkerState.MEMBER, WorkerState.DRAINING):
-            pulse.steps += record.step != event.step
-            record.step = event.step
-        if event.progress != pulse.progress:
+            pulse.steps += record.step != beat.step
+            record.step = beat.step
+        if beat.progress != pulse.progress:
             # What was heard late, since the master was held up, says nothing about how long the member took.
             if record.state is WorkerState.MEMBER and not self._was_absent(now):
                 self._progress_limits.moved(pulse, now)
-            pulse.progress, pulse.moved = event.progress, now
-        pulse.heard, pulse.waiting = now, event.waiting
-        self._progress_limits.ending = self._progress_limits.ending or event.ending
-        pulse.times = event.times if event.world_version == record.world_version else None
+            pulse.progress, pulse.moved = beat.progress, now
+        pulse.heard, pulse.waiting = now, beat.waiting
+        self._progress_limits.ending = self._progress_limits.ending or beat.ending
+        pulse.times = beat.times if beat.world_version == record.world_version else None
 
     def restart(self, worker_ids: Sequence[int], now: float) -> None:
         """Something new was asked of them: time without progress counts from now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from elasticdl.job import messages
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
@@ -89,13 +90,13 @@ class Sizing:
             return []
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})]
 
-    def notice(self, event: e.NoticeReported, now: float) -> list[Instruction]:
+    def notice(self, worker_id: int, notice: messages.Notice, now: float) -> list[Instruction]:
         """A worker has something for the journal."""
-        told = {**event.fields, "worker": event.worker_id}
+        told = {**notice.fields, "worker": worker_id}
         learnt = told.pop("learnt", "")
-        if event.event == "pause":
+        if notice.event == "pause":
             self._pauses.append(told["total"])
-        return [Record(event.event, told), *(self._recall(learnt) if learnt else [])]
+        return [Record(notice.event, told), *(self._recall(learnt) if learnt else [])]
 
     def _recall(self, text: str) -> list[Instruction]:
         """A worker goes on from a checkpoint that says this."""
@@ -126,7 +127,7 @@ class Sizing:
         if not there or not self._learnt.differs(self._told):
             return []
         self._told = self._learnt
-        return [i.TellLearnt(there, self._learnt.to_json())]
+        return [i.Tell(there, messages.Learnt(self._learnt.to_json()))]
 
     def _decide(self, policy: WorkerTarget, event: e.ScalingLearnt, members: int, now: float) -> list[Instruction]:
         observed = {each.workers for each in event.observations}

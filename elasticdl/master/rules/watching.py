@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from elasticdl.job.messages import DumpStacks, Notice
 from elasticdl.master.rules.differences import common_place, examples, odd_ones
 from elasticdl.master.rules.progress_limits import GIVE_UP_MOVING, UNLEARNT_GIVE_UP, ProgressLimits
 from elasticdl.master.rules.rule import RuledJob
@@ -87,17 +88,17 @@ class Watch:
             elif kind is _K.LATE:
                 yield from self._judge_late(job.records[worker_id], now)
 
-    def told(self, event: e.NoticeReported, now: float) -> list[Instruction]:
+    def told(self, worker_id: int, notice: Notice, now: float) -> list[Instruction]:
         """A worker says where it stands."""
-        return self._take(event.worker_id, StackReport.told(event.fields), now)
+        return self._take(worker_id, StackReport.told(notice.fields), now)
 
-    def waits(self, event: e.NoticeReported) -> list[Instruction]:
+    def waits(self, worker_id: int, notice: Notice) -> list[Instruction]:
         """A worker that is not ready says what its own code waits for. It has until its deadline, all the same."""
-        record = self._job.records.get(event.worker_id)
+        record = self._job.records.get(worker_id)
         if record is None or record.ready:
             return []
-        record.waits = f"has waited for {event.fields['seconds']:.0f} s at {event.fields['where']}"
-        return [Record("worker_waits", {**event.fields, "worker": event.worker_id})]
+        record.waits = f"has waited for {notice.fields['seconds']:.0f} s at {notice.fields['where']}"
+        return [Record("worker_waits", {**notice.fields, "worker": worker_id})]
 
     def found(self, event: e.StacksFound, now: float) -> list[Instruction]:
         """A launcher says where a worker stands."""
@@ -194,7 +195,7 @@ class Watch:
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
         row = TABLE[suspicion.kind]
         if row.asks_worker and record.connected:
-            return [i.DumpStacks(record.worker_id)]
+            return [i.Tell((record.worker_id,), DumpStacks())]
         if row.question is i.ReadLog:
             if self._logs_read >= MOST_READ:
                 return []

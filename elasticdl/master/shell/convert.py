@@ -3,75 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from elasticdl.job import messages
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.shared_values import standing
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.state import events as e
-from elasticdl.master.state import instructions as i
 from elasticdl.master.state.values import World
 from elasticdl.proto import elasticdl_pb2 as pb
 
-_MOST_LINES, _MOST_OF_LINE = 100, 1000  # of a list in a notice
-_LARGEST = {"epoch": 2**31 - 1}  # integers that the status takes; others have 64 bits
 _LAST_WORLD = 2**62
 _PAUSES = ("grow", "shrink", "failure")
+_FORMS = {kind.name: kind.form for kind in KINDS.values() if kind.of_worker}
 T = TypeVar("T")
-_TOLD: Mapping[type[i.Instruction], str] = {
-    i.AnnounceChange: "change",
-    i.BreakWorld: "broken",
-    i.DrainWorker: "drain",
-    i.StopWorkers: "stop_work",
-    i.DumpStacks: "dump_stacks",
-    i.TellLearnt: "learnt",
+# Of each kind of message to a worker: the name of its field in `MasterMessage`.
+_BODIES = {
+    type(getattr(pb.MasterMessage(), name)).__name__: name for name in pb.MasterMessage.DESCRIPTOR.fields_by_name
 }
 
 
-def connected(hello: pb.Hello) -> e.WorkerConnected:
-    return _copied(e.WorkerConnected, hello, world_version=_version(hello.world_version))
-
-
-def to_event(worker_id: int, message: pb.WorkerMessage) -> e.Event:
+def to_event(worker_id: int, message: pb.WorkerMessage) -> e.FromWorker:
     """What a message inside a session means.
 
     Raises:
         ValueError: the message means nothing here, or its notice is none that a worker may give.
     """
     body = message.WhichOneof("body")
-    match body:
-        case "heartbeat":
-            beat = message.heartbeat
-            times = _copied(e.StepTimes, beat.times) if beat.HasField("times") else None
-            return _copied(e.HeartbeatReceived, beat, worker_id=worker_id, times=times)
-        case "ask":
-            left_world = _version(message.ask.left_world)
-            return _copied(e.JoinRequested, message.ask, worker_id=worker_id, left_world=left_world)
-        case "draining":
-            return _copied(e.WorkerDraining, message.draining, worker_id=worker_id)
-        case "progress":
-            steps = _each_copied(e.StepReport, message.progress.steps)
-            return _copied(e.ProgressReported, message.progress, worker_id=worker_id, steps=steps)
-        case "finished":
-            metrics = dict(message.finished.metrics)
-            return _copied(e.WorkerFinished, message.finished, worker_id=worker_id, metrics=metrics)
-        case "failed":
-            users = message.failed.cause == pb.Failed.USER
-            return _copied(e.WorkerFailed, message.failed, worker_id=worker_id, users=users)
-        case "pause":
-            return e.NoticeReported(worker_id, "pause", _pause(message.pause), message.number)
-        case "notice":
-            return e.NoticeReported(worker_id, message.notice.event, _notice(message.notice), message.number)
-    raise ValueError(f"a session does not take {body or 'an empty message'} here")
+    if body is None or body == "kv_put":
+        raise ValueError(f"a session does not take {body or 'an empty message'} here")
+    told = getattr(message, body)
+    match told:
+        case pb.Pause():
+            return e.FromWorker(worker_id, messages.Notice("pause", _pause(told), message.number))
+        case pb.Notice():
+            return e.FromWorker(worker_id, messages.Notice(told.event, _notice(told), message.number))
+        case pb.Hello():
+            given: dict[str, Any] = {"world_version": _version(told.world_version)}
+        case pb.Ask():
+            given = {"left_world": _version(told.left_world)}
+        case pb.Heartbeat():
+            given = {"times": _copied(messages.StepTimes, told.times) if told.HasField("times") else None}
+        case pb.Progress():
+            given = {"steps": _each_copied(messages.StepReport, told.steps)}
+        case pb.Finished():
+            given = {"metrics": dict(told.metrics)}
+        case pb.Failed():
+            given = {"users": told.cause == pb.Failed.USER}
+        case _:
+            given = {}
+    return e.FromWorker(worker_id, _copied(getattr(messages, type(told).__name__), told, **given))
 
 
-def to_message(instruction: i.Instruction) -> pb.MasterMessage:
-    """The message of an instruction that workers carry out; it is the same for all of them."""
-    name = _TOLD[type(instruction)]
-    fields = getattr(pb.MasterMessage(), name).DESCRIPTOR.fields
-    return pb.MasterMessage(**{name: {field.name: getattr(instruction, field.name) for field in fields}})
+def to_message(order: messages.Order) -> pb.MasterMessage:
+    """It is the same for all workers that are told."""
+    return pb.MasterMessage(**{_BODIES[type(order).__name__]: _values(order)})
 
 
 class WorldMessages:
@@ -150,42 +140,13 @@ def _pause(pause: pb.Pause) -> dict[str, object]:
 
 
 def _notice(notice: pb.Notice) -> dict[str, Any]:
-    kinds = KINDS[notice.event].of_worker if notice.event in KINDS else {}
-    if not kinds:
+    if notice.event not in _FORMS:
         raise ValueError(f"a worker has no notice {notice.event!r} to give")
-    fields = json.loads(notice.fields_json or "{}")
-    if not isinstance(fields, dict):
-        raise ValueError(f"the fields of a notice must be a JSON object, not {notice.fields_json!r}")
-    if missing := KINDS[notice.event].missing(fields):
-        raise ValueError(f"a notice {notice.event} must say {', '.join(missing)}")
-    fields = {name: _encodable(value) for name, value in fields.items()}
-    for name, value in fields.items():
-        if name not in kinds or not isinstance(value, kinds[name]):
-            raise ValueError(f"a notice {notice.event} does not have {name}={value!r}")
-        if isinstance(value, list):
-            _require_lines(notice.event, name, value)
-        if isinstance(value, dict) and not all(isinstance(each, int | float) for each in value.values()):
-            raise ValueError(f"{name} must be numbers, not {value!r}")
-    if not all(epoch.isdecimal() and int(epoch) <= _LARGEST["epoch"] for epoch in fields.get("marks", {})):
-        raise ValueError(f"marks must be by epoch, not {fields['marks']!r}")
-    numbers = {name: each for value in fields.values() if isinstance(value, dict) for name, each in value.items()}
-    for name, value in {**numbers, **fields}.items():
-        most = _LARGEST.get(name, 2**63 - 1)
-        least = 0 if name in fields else -most
-        if isinstance(value, int) and not least <= value <= most:
-            raise ValueError(f"{name} of a notice must be {least} to {most}, not {value}")
-    return fields
-
-
-def _encodable(value: Any) -> Any:
-    """A file's name may have bytes that are no UTF-8. Python keeps such a byte as a lone surrogate, which can't be sent on."""
-    if isinstance(value, list):
-        return [_encodable(each) for each in value]
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-
-def _require_lines(event: str, name: str, lines: list[object]) -> None:
-    if len(lines) > _MOST_LINES or not all(isinstance(line, str) and len(line) <= _MOST_OF_LINE for line in lines):
-        raise ValueError(
-            f"{name} of a notice {event} must be at most {_MOST_LINES} lines of {_MOST_OF_LINE} characters"
-        )
+    # A file's name may have bytes that are no UTF-8. Python keeps such a byte as a lone surrogate, which can't be sent on.
+    encodable = json.dumps(json.loads(notice.fields_json or "{}"), ensure_ascii=False).encode(errors="replace")
+    try:
+        form = _FORMS[notice.event].model_validate(json.loads(encodable))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"notice {notice.event}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return form.model_dump(exclude_unset=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from elasticdl.job.messages import Broken, Change, Heartbeat, Notice, Progress
 from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.convert import WorldMessages, to_message
 from elasticdl.master.shell.journal_file import Journal
@@ -31,8 +32,8 @@ TICK_SECONDS = 0.1
 SAVE_SECONDS = 15.0
 # When the store takes longer, the status says that the job waits for it.
 SLOW_SAVE_SECONDS = 1.0
-# Events without which a job goes on.
-_NEWS = (e.HeartbeatReceived, e.NoticeReported, e.ProgressReported, e.StacksFound)
+# What workers say without which a job goes on.
+_NEWS = (Heartbeat, Notice, Progress)
 _log = logging.getLogger(__name__)
 
 
@@ -137,16 +138,17 @@ class Loop:
         """Put what the job wants into `pending`; do at once what need not be saved first."""
         now = self._ports.clock()
         _log.debug("%s", event)
-        if isinstance(event, e.NoticeReported) and not self._ports.sessions.take(event.worker_id, event.number):
-            return
+        match event:
+            case e.FromWorker(worker_id, Notice(number=number)) if not self._ports.sessions.take(worker_id, number):
+                return
         for instruction in self._step(event, now):
             if isinstance(instruction, i.SaveState):
                 self.pending.put_nowait(self._save(now))
-            elif isinstance(instruction, i.UNSAVED) and not self._precedes_its_world(instruction):
+            elif i.is_unsaved(instruction) and not self._precedes_its_world(instruction):
                 self._tell(instruction)
             else:
-                if isinstance(instruction, i.PublishWorld):
-                    self._unpublished.append(instruction.world.version)
+                if isinstance(instruction, i.Tell) and isinstance(instruction.message, World):
+                    self._unpublished.append(instruction.message.version)
                 self.pending.put_nowait(instruction)
         has_news = now - max(self._saved_at, self._news_at) >= self._ports.saver.news_seconds
         if has_news or now - self._saved_at >= SAVE_SECONDS:
@@ -158,9 +160,10 @@ class Loop:
         try:
             return self._job.step(event, now)
         except Exception as error:
-            if not isinstance(event, _NEWS):
+            told = event.said if isinstance(event, e.FromWorker) else event
+            if not isinstance(event, e.WorkerEvent) or not isinstance(told, (*_NEWS, e.StacksFound)):
                 raise
-            _log.exception("worker %d: %s is dropped", event.worker_id, type(event).__name__)
+            _log.exception("worker %d: %s is dropped", event.worker_id, type(told).__name__)
             problem = f"the master can't use what it has told ({type(error).__name__}: {error}), and goes on without it"
             return [i.Record("warning", {"worker": event.worker_id, "message": f"worker {event.worker_id}: {problem}"})]
 
@@ -178,9 +181,10 @@ class Loop:
 
     def _precedes_its_world(self, instruction: i.Instruction) -> bool:
         """No worker is told that a world changes or is broken before it is told that world."""
-        if not isinstance(instruction, i.AnnounceChange | i.BreakWorld):
-            return False
-        return instruction.world_version in self._unpublished
+        match instruction:
+            case i.Tell(message=Change(version) | Broken(version)):
+                return version in self._unpublished
+        return False
 
     # ---- to act ----
 
@@ -212,13 +216,13 @@ class Loop:
                 ports.launcher.terminate(worker_id)
             case i.KillWorker(worker_id):
                 ports.launcher.kill(worker_id)
-            case i.PublishWorld(world, ids):
+            case i.Tell(to, World() as world):
                 self._unpublished.remove(world.version)
                 messages = self._begin(world)
-                for worker_id in ids:
+                for worker_id in to:
                     ports.sessions.send((worker_id,), messages.told(worker_id))
-                if len(ids) == 1:  # told again: it may also have missed entries
-                    ports.sessions.replay(ids[0])
+                if len(to) == 1:  # told again: it may also have missed entries
+                    ports.sessions.replay(to[0])
             case i.AdoptWorld(world):
                 self._begin(world)
             case _:
@@ -233,10 +237,8 @@ class Loop:
 
     def _tell(self, instruction: i.Instruction) -> None:
         match instruction:
-            case i.AnnounceChange(ids) | i.BreakWorld(ids) | i.StopWorkers(ids) | i.TellLearnt(ids):
-                self._ports.sessions.send(ids, to_message(instruction))
-            case i.DrainWorker(worker_id) | i.DumpStacks(worker_id):
-                self._ports.sessions.send((worker_id,), to_message(instruction))
+            case i.Tell(to, message) if not isinstance(message, World):
+                self._ports.sessions.send(to, to_message(message))
             case i.ReadStacks(worker_id):
                 self._ports.launcher.read_stacks(worker_id)
             case i.ReadLog(worker_id):

@@ -17,7 +17,7 @@ from elasticdl.common.errors import UserError
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.shell.access import Access, Context, Guard
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.convert import connected, to_event
+from elasticdl.master.shell.convert import to_event
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import Mailbox
 from elasticdl.master.shell.sessions import SessionOutbox, Sessions
@@ -76,7 +76,7 @@ class Servicer(pb_grpc.MasterServicer):
         outbox = self.sessions.open(worker_id)
         outbox.put(pb.MasterMessage(welcome=self.welcome()))
         self.sessions.replay(worker_id)
-        self.mailbox.post(connected(first.hello))
+        self.mailbox.post(to_event(worker_id, first))
         reader = asyncio.create_task(self._read(worker_id, request_iterator, outbox))
         try:
             async for message in outbox.messages():

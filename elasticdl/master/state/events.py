@@ -6,16 +6,13 @@ event may come late, twice or out of order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from elasticdl.job.messages import Message
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.learnt import Forgotten
 from elasticdl.master.state.speedup import Curve, Observation
-from elasticdl.master.state.values import StepReport as StepReport
-from elasticdl.master.state.values import StepTimes as StepTimes
 
 
 class ExitCause(StrEnum):
@@ -51,92 +48,15 @@ class WorkerEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConnected(WorkerEvent):
-    """A session began, or began anew; ``world_version`` is the world the worker believes to be in, 0 for none.
+class FromWorker(WorkerEvent):
+    """It has said this. `Hello`: a session began, or began anew."""
 
-    After a reconnection a worker repeats what is still true: that it asks for a world, leaves, or has finished.
-    """
-
-    host: str
-    pid: int
-    world_version: int = 0
-    step: int = 0
-    rank: int = 0  # in that world
-    size: int = 0  # of that world
+    said: Message
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDisconnected(WorkerEvent):
     """The session ended, for whatever reason. The process may be alive or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived(WorkerEvent):
-    world_version: int
-    step: int
-    progress: int
-    waiting: bool
-    times: StepTimes | None = None
-    ending: bool = False  # it has returned from its training
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRequested(WorkerEvent):
-    """The worker is in no world (any more) and ready for the next."""
-
-    left_world: int
-    step: int
-    has_state: bool
-    broken: bool = False
-    reason: str = ""
-    epoch: int = 0  # that it stands in
-    synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDraining(WorkerEvent):
-    """The worker leaves: it got SIGTERM, or was told to.
-
-    ``lingers``: it alone holds the state, and trains on until another has it. Then it says so again without ``lingers``.
-    """
-
-    reason: str
-    lingers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFinished(WorkerEvent):
-    step: int
-    epochs: int
-    metrics: Mapping[str, float]
-    together: bool = False  # as have all the members of its world
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailed(WorkerEvent):
-    """The worker can't go on. ``users``: the user's code raised, and no other worker would do better. ``trained``: this worker
-    has made a step of the job."""
-
-    users: bool
-    message: str
-    traceback: str = ""
-    trained: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressReported(WorkerEvent):
-    steps: tuple[StepReport, ...]
-    total_steps: int
-    total_epochs: int
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeReported(WorkerEvent):
-    """Something for the journal; "pause": time that a survivor did not train."""
-
-    event: str
-    fields: Mapping[str, Any]
-    number: int = 0  # the worker repeats it under this number until it is saved; 0: never
 
 
 # ---- from a launcher ----

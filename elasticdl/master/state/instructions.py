@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.job import messages
 from elasticdl.job.shared_values import Pace, StepReport
 from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Outcome as Outcome
@@ -30,58 +31,16 @@ class WorkerInstruction(Instruction):
     reason: str
 
 
-# ---- to workers, over their sessions; lost if a worker has none ----
+# ---- to workers ----
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceChange(Instruction):
-    """Finish your step, leave together, ask for the next world."""
+class Tell(Instruction):
+    """Say this to each of them, over its session; lost if it has none. A world is told to its members, or to one of them again
+    after it reconnected."""
 
-    worker_ids: tuple[int, ...]
-    world_version: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BreakWorld(Instruction):
-    """A member is gone: leave at once."""
-
-    worker_ids: tuple[int, ...]
-    world_version: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PublishWorld(Instruction):
-    """Tell the world to ``worker_ids``: its members, or one of them again after it reconnected."""
-
-    world: World
-    worker_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DrainWorker(WorkerInstruction):
-    """Tell the worker to leave."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkers(Instruction):
-    worker_ids: tuple[int, ...]
-    reason: str
-    checkpoint: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DumpStacks(Instruction):
-    worker_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellLearnt(Instruction):
-    """Whichever worker writes the next checkpoint puts this into it."""
-
-    worker_ids: tuple[int, ...]
-    json: str
+    to: tuple[int, ...]
+    message: World | messages.Order
 
 
 # ---- to the store ----
@@ -171,15 +130,12 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-# These come before `SaveState`: a successor need not know of them, and workers wait for some.
-UNSAVED = (
-    AnnounceChange,
-    BreakWorld,
-    DumpStacks,
-    ReadStacks,
-    ReadLog,
-    Record,
-    NewSteps,
-    TellLearnt,
-    Recall,
-)
+_UNSAVED = (ReadStacks, ReadLog, Record, NewSteps, Recall)
+_UNSAVED_MESSAGES = (messages.Change, messages.Broken, messages.DumpStacks, messages.Learnt)
+
+
+def is_unsaved(instruction: Instruction) -> bool:
+    """Whether it comes before `SaveState`: a successor need not know of it, and workers wait for some."""
+    if isinstance(instruction, Tell):
+        return isinstance(instruction.message, _UNSAVED_MESSAGES)
+    return isinstance(instruction, _UNSAVED)

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from elasticdl.job.messages import Broken, Change
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state.instructions import AnnounceChange, BreakWorld
 from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot
 from elasticdl.master.state.states import DONE, IN_WORLD, WorkerState
@@ -43,7 +43,7 @@ _S = WorkerState
 
 
 @dataclass(slots=True)
-class Change:
+class WorldChange:
     """The forming of a world."""
 
     since: float
@@ -69,8 +69,8 @@ class Rendezvous:
         self.version = past.world.version if past.world else 0  # of the newest world that anybody has heard of
         self.together = past.together  # one said that all members of its world have finished
         self.world: World | None = None
-        self.change: Change | None = None  # none is under way
-        self.last_change: Change | None = None  # by which this master has formed the present world
+        self.change: WorldChange | None = None  # none is under way
+        self.last_change: WorldChange | None = None  # by which this master has formed the present world
         self.shortage = ""  # why no world can be formed, if so
         self._window_end = 0.0  # those who wait now wait till then for others; whoever comes may make it later
 
@@ -155,10 +155,10 @@ class Rendezvous:
 
     # ---- what follows ----
 
-    def begin(self, now: float, reported_reason: str = "", *, broken: bool = False) -> Change:
+    def begin(self, now: float, reported_reason: str = "", *, broken: bool = False) -> WorldChange:
         """Begin a change, or join the one under way; a broken world makes a planned change a broken one."""
         if self.change is None:
-            self.change, self._window_end = Change(now, broken, reported_reason), 0.0
+            self.change, self._window_end = WorldChange(now, broken, reported_reason), 0.0
         if broken and not self.change.broken:
             self.change.broken = self.change.is_untold = True
         return self.change
@@ -188,8 +188,8 @@ class Rendezvous:
         elif room > 0 and self._window_over(now, room):
             self.begin(now).causes[NOBODY] = self._describe(self.standbys())
 
-    def notice(self) -> AnnounceChange | BreakWorld | None:
-        """What is to be told of the change under way, and to whom."""
+    def notice(self) -> tuple[tuple[int, ...], Change | Broken] | None:
+        """Who is to be told of the change under way, and what."""
         change, world = self.change, self.world
         if change is None or world is None or not change.is_untold:
             return None
@@ -197,8 +197,8 @@ class Rendezvous:
         level = NotificationLevel.BROKEN if change.broken else NotificationLevel.CHANGE
         audience = (_S.MEMBER, _S.DRAINING) if change.broken else (_S.MEMBER,)
         untold = [r.worker_id for r in self._records.each_of(*audience) if r.notified < level and self._was_in(r)]
-        tell = BreakWorld if change.broken else AnnounceChange
-        return tell(tuple(sorted(untold)), world.version, change.reason) if untold else None
+        message = (Broken if change.broken else Change)(world.version, change.reason)
+        return (tuple(sorted(untold)), message) if untold else None
 
     def next_world(self, now: float, limits: WorkerRange) -> World | None:
         """If one can be formed now; else `shortage` says why not, unless members are waited for."""

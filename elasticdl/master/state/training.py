@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from elasticdl.job.messages import Finished, Notice, Progress, StepReport
 from elasticdl.job.shared_values import newest_marks
-from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import Record
 from elasticdl.master.state.snapshot import TrainingSnapshot
 
@@ -35,15 +35,15 @@ class Training(TrainingSnapshot):
 
     # ---- what is told ----
 
-    def report(self, event: e.ProgressReported, now: float) -> tuple[tuple[e.StepReport, ...], list[Record]]:
+    def report(self, told: Progress, now: float) -> tuple[tuple[StepReport, ...], list[Record]]:
         """Those steps that are new, and what they add to the journal.
 
         A new rank 0 reports its last steps again, in case its predecessor did not come to it. Steps that are trained
         again, since the state was lost, are those of a later world and count as new.
         """
-        steps = tuple(step for step in event.steps if (step.world_version, step.step) > self.newest)
+        steps = tuple(step for step in told.steps if (step.world_version, step.step) > self.newest)
         out: list[Record] = []
-        self.total_steps, self.total_epochs = event.total_steps, event.total_epochs
+        self.total_steps, self.total_epochs = told.total_steps, told.total_epochs
         for step in steps:
             out += self._take_step(step)
         if steps:
@@ -56,23 +56,23 @@ class Training(TrainingSnapshot):
                 self._recent.popleft()
         return steps, out
 
-    def notice(self, event: e.NoticeReported) -> None:
-        told = event.fields
-        if event.event == "evaluation":
+    def notice(self, notice: Notice) -> None:
+        told = notice.fields
+        if notice.event == "evaluation":
             self._take_metrics(told.get("metrics"))
-        elif event.event == "collective":
+        elif notice.event == "collective":
             self.collective = str(told.get("engine", ""))
-        elif event.event == "epoch_began":
+        elif notice.event == "epoch_began":
             self._take_marks(told.get("marks", {}))
-        elif event.event == "resumed":
+        elif notice.event == "resumed":
             self.step, self.epoch = int(told.get("step", self.step)), int(told.get("epoch", self.epoch))
             self.epoch_steps = 0
             self.samples, self.epochs_done = int(told.get("samples", self.samples)), self.epoch
 
-    def finish(self, event: e.WorkerFinished) -> list[Record]:
-        self._take_metrics(event.metrics)
-        self.step = max(self.step, event.step)
-        return self._finish_epochs(event.epochs)
+    def finish(self, told: Finished) -> list[Record]:
+        self._take_metrics(told.metrics)
+        self.step = max(self.step, told.step)
+        return self._finish_epochs(told.epochs)
 
     def lose_state(self) -> int:
         """Nobody holds the state any more; the step that was lost. Who goes on tells where it begins."""
@@ -98,7 +98,7 @@ class Training(TrainingSnapshot):
         rate = self._per_second(now, column=1)
         return (self.total_steps - self.step) / rate if rate > 0 and self.total_steps else -1.0
 
-    def _take_step(self, step: e.StepReport) -> list[Record]:
+    def _take_step(self, step: StepReport) -> list[Record]:
         out = self._finish_epochs(step.epoch)
         self.epoch_steps = self.epoch_steps + 1 if step.epoch == self.epoch else 1
         self.step, self.epoch, self.loss, self.samples = step.step, step.epoch, step.loss, step.total_samples

@@ -93,7 +93,7 @@ class WorkerRecord:
     remark: str = ""  # what is wrong with it, for people
     waits: str = ""  # which of its own lines it has waited at for long before it was ready
     pulse: Pulse | None = None  # None if silence means nothing
-    # of its last JoinRequested; the step also of its heartbeats while it is in a world or leaves
+    # of its last Ask; the step also of its heartbeats while it is in a world or leaves
     step: int = 0
     epoch: int = 0
     has_state: bool = False

@@ -1,4 +1,5 @@
-"""What a worker says to its master; on the wire these are the messages of `proto/elasticdl.proto`."""
+"""What workers and their master say to each other. On the wire these are the messages of `proto/elasticdl.proto` with the same names
+and fields."""
 
 from __future__ import annotations
 
@@ -7,19 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.job.shared_values import StepReport as StepReport
-from elasticdl.job.shared_values import StepTimes
+from elasticdl.job.shared_values import StepTimes as StepTimes
 
 # Characters. What the master keeps of a job has to fit into one object of a cluster, and each worker may fail.
 MOST_OF_MESSAGE = 500
 MOST_OF_TRACEBACK = 20_000
 
 
+# ---- what a worker says ----
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of each session. ``rank``, ``size``: in the world that the worker is in; 0 in none."""
+    """The first message of each session. After it a worker repeats what is still true: that it asks for a world, leaves, or has
+    finished. ``rank``, ``size``: in the world that the worker believes to be in; 0 in none.
+    """
 
-    world_version: int
-    step: int
+    host: str = ""  # this and the process id are known to the worker's end of the connection
+    pid: int = 0
+    world_version: int = 0
+    step: int = 0
     rank: int = 0
     size: int = 0
 
@@ -35,28 +43,32 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRequest:
+class Ask:
     """The worker is in no world (any more) and ready for the next."""
 
     left_world: int
     step: int
     has_state: bool
-    broken: bool
-    reason: str
-    epoch: int
-    synced_in: int  # version of the world in which it last stood where rank 0 stood
+    broken: bool = False
+    reason: str = ""
+    epoch: int = 0  # that it stands in
+    synced_in: int = 0  # version of the world in which it last stood where rank 0 stood
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The worker was told to leave. ``lingers``: it stays until another member has its state, or the master says that others have."""
+    """The worker leaves: it got SIGTERM, or was told to.
+
+    ``lingers``: it alone holds the state, and trains on until another has it, or the master says that others have. Then it says so
+    again without ``lingers``.
+    """
 
     reason: str
     lingers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class StoreEntry:
+class KvPut:
     """An entry of the store by which the members of a world find each other."""
 
     world_version: int
@@ -66,7 +78,9 @@ class StoreEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReports:
+class Progress:
+    """What rank 0 reports of the steps since its last report."""
+
     steps: tuple[StepReport, ...]
     total_steps: int
     total_epochs: int
@@ -89,7 +103,7 @@ class Pause:
     sync: float
     first_step: float
     steps_torn: int
-    number: int = 0  # as the stream to the master counts what must not be lost
+    number: int = 0  # as that of a notice
 
     @property
     def total(self) -> float:
@@ -102,7 +116,7 @@ class Notice:
 
     event: str
     fields: Mapping[str, Any]
-    number: int = 0  # as the stream to the master counts what must not be lost
+    number: int = 0  # the worker repeats it under this number until a master has saved it; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +126,70 @@ class Finished:
     step: int
     epochs: int
     metrics: Mapping[str, float]
-    together: bool
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The worker can't go on. ``users``: the user's code raised, and no other worker would do better. ``trained``: this worker
-    has made a step of the job; the core fills it in."""
+    has made a step of the job; the worker's core fills it in."""
 
     users: bool
     message: str
-    traceback: str
+    traceback: str = ""
     trained: bool = False
 
 
-Message = Hello | Heartbeat | JoinRequest | Draining | StoreEntry | StepReports | Pause | Notice | Finished | Failed
+Message = Hello | Heartbeat | Ask | Draining | KvPut | Progress | Pause | Notice | Finished | Failed
+
+
+# ---- what a master says, besides the world that it has formed ----
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Finish your step, leave together, ask for the next world."""
+
+    world_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A member is gone: leave at once."""
+
+    world_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Leave after your step."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWork:
+    """The job ends. ``checkpoint``: whether those who leave write one."""
+
+    reason: str
+    checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Say where you stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """Whoever writes the next checkpoint puts this into it."""
+
+    json: str
+
+
+Order = Change | Broken | Drain | StopWork | DumpStacks | Learnt
 
 
 def failed(message: str, traceback: str, *, users: bool) -> Failed:
