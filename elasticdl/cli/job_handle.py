@@ -19,7 +19,7 @@ from elasticdl.cli.master_client import MasterClient, connect
 from elasticdl.cli.parsing import did_you_mean
 from elasticdl.cli.wording import is_over
 from elasticdl.common.credentials import Endpoint
-from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
+from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError, first_finding
 from elasticdl.common.reason import flat
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -105,8 +105,7 @@ class JobHandle(Protocol):
             known = {name: value for name, value in given.items() if name in JobSpec.model_fields}
             return JobSpec.from_json(json.dumps(known))
         except ValidationError as error:
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+            why = first_finding(error)
         except (ValueError, AttributeError, LookupError, FileNotFoundError) as error:
             why = str(error)
         raise UserError(f"job {self.name} was made by another version, or its specification is damaged: {why}")

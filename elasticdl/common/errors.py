@@ -11,6 +11,13 @@
 What the elastic loop raises to change its course is in ``elasticdl.elastic.core.interruptions``.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class ElasticDLError(Exception):
     """Base of all errors of this package; its text is one line for a person."""
@@ -38,3 +45,9 @@ class UnreachableError(ElasticDLError):
 
 class RefusedError(UnreachableError):
     """The master is there and refuses these credentials, now and later."""
+
+
+def first_finding(error: ValidationError) -> str:
+    """Of what pydantic has found: where, unless it is about the whole, and what."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

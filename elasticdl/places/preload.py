@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from elasticdl.common.errors import first_finding
 from elasticdl.common.front_ends import FRONT_ENDS
 from elasticdl.common.python_command import UnclearCommand, program_of
 from elasticdl.common.startup import RUN_MODULE
@@ -80,7 +81,7 @@ def main(path: str) -> object:
     except OSError as error:
         return f"can't read the job's specification {path}: {error.strerror}"
     except ValidationError as error:
-        return f"{path} is no specification of a job: {error.errors()[0]['msg']}"
+        return f"{path} is no specification of a job: {first_finding(error)}"
     return how_to_start(spec)
 
 

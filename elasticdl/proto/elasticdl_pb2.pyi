@@ -638,3 +638,27 @@ class StopRequest(_message.Message):
 class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TensorBoardEvent(_message.Message):
+    __slots__ = ("wall_time", "step", "file_version", "summary")
+    class Value(_message.Message):
+        __slots__ = ("tag", "simple_value")
+        TAG_FIELD_NUMBER: _ClassVar[int]
+        SIMPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+        tag: str
+        simple_value: float
+        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ...) -> None: ...
+    class Summary(_message.Message):
+        __slots__ = ("value",)
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        value: _containers.RepeatedCompositeFieldContainer[TensorBoardEvent.Value]
+        def __init__(self, value: _Optional[_Iterable[_Union[TensorBoardEvent.Value, _Mapping]]] = ...) -> None: ...
+    WALL_TIME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FILE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    wall_time: float
+    step: int
+    file_version: str
+    summary: TensorBoardEvent.Summary
+    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., summary: _Optional[_Union[TensorBoardEvent.Summary, _Mapping]] = ...) -> None: ...

@@ -19,7 +19,6 @@ from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import job_objects, names
 from elasticdl.master.shell import local_master
 from elasticdl.master.shell.access import ALLOWED
-from elasticdl.master.shell.metrics import READERS
 from elasticdl.master.shell.serve import Master
 from elasticdl.master.state.events import StopRequested
 
@@ -64,10 +63,6 @@ def test_the_table_of_roles_is_what_the_master_allows():
 
 def _calls(role):
     return [name for name, roles in ALLOWED.items() if role in roles]
-
-
-def test_metrics_are_for_the_roles_of_the_document():
-    assert set(READERS) == {Role.METRICS, Role.OWNER}
 
 
 # ---- Slurm ----

@@ -299,7 +299,7 @@ class ClusterMaster:
 
         address, metrics = (self.pod.address, METRICS_PORT), Prometheus(ask, master.facts)
         try:
-            return [MetricsServer(address, self.pod.tls, metrics.exposition)]
+            return [MetricsServer(address, self.pod.tls, metrics)]
         except OSError as error:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []

@@ -1,31 +1,28 @@
-"""A job's numbers for Prometheus, and where it collects them: HTTPS, for the job's certificate of role metrics or owner.
+"""A job's numbers for Prometheus, and where it collects them: HTTPS, for every certificate of the job with which one may call.
 
 Gauges come from the job's status at the moment of collection. Counters come from the journal, entries of earlier masters
 included, so a master that is started again counts on. Steps are counted when the step log tells observers of them: the journal
 of a long job has them later.
-
-Each connection has a thread and a time limit, and there are few: a caller that connects and says nothing delays nobody.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
-from elasticdl.common.bounded_http import BoundedHTTPServer
-from elasticdl.common.channel import identify
-from elasticdl.common.credentials import Identity, Role, TlsFolder
+from elasticdl.common.credentials import TlsFolder
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeSpent, TimeUse
 from elasticdl.master.shell.live_facts import LiveFacts
@@ -34,10 +31,7 @@ from elasticdl.master.state.instructions import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 STATES = ("pending", "starting", "standby", "member", "draining")
-READERS = frozenset({Role.METRICS, Role.OWNER})
-CONNECTIONS = 16
 SILENCE_SECONDS = 10.0
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
@@ -51,15 +45,6 @@ class Prometheus(Collector):
     def __init__(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> None:
         self._status = status
         self._facts = facts
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def exposition(self) -> bytes:
-        """The text that Prometheus reads. From any thread; raises what ``status`` raises."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        return []  # else the registry collects once to find out, before there is anything to ask
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_status(self._status())
@@ -143,66 +128,43 @@ def _labelled(
     return made
 
 
-class MetricsServer(BoundedHTTPServer, Observer):
+class MetricsServer(ThreadingWSGIServer, Observer):
     """Listens from its creation until `close`; it ignores what else an observer is told.
 
-    ``exposition`` is called in a thread of the server's.
+    `prometheus_client.start_wsgi_server` does not do: it makes the handshakes in the one thread that takes connections, where a
+    caller that says nothing would be waited for for ever.
 
     Raises:
-        OSError: the address is not to be had.
-        UserError: the certificate is not one to serve with.
+        OSError: the address is not to be had, or the certificate can't be read.
     """
 
-    def __init__(self, address: tuple[str, int], tls: TlsFolder, exposition: Callable[[], bytes]) -> None:
-        job = identify(tls, serves=True).job
-        self.readers = {Identity(role, job).dns_name for role in READERS}
-        self.exposition = exposition
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._context.verify_mode = ssl.CERT_REQUIRED
-        self._context.load_cert_chain(tls.certificate, tls.key)
-        self._context.load_verify_locations(tls.ca)
-        super().__init__(address, _Handler, CONNECTIONS)
-        self.port: int = self.server_address[1]
-        self.start("metrics")
+    def __init__(self, address: tuple[str, int], tls: TlsFolder, metrics: Collector) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_verify_locations(tls.ca)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+        # With the first bytes that are read, so in the thread of the connection.
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        self.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        self.stop()
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(SILENCE_SECONDS)
-        with self._context.wrap_socket(request, server_side=True) as connection:
-            super().finish_request(connection, client_address)
+        """Nothing is served any more, and the port is free."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a connection from %s to the metrics came to nothing", client_address, exc_info=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: MetricsServer
-    connection: ssl.SSLSocket
-
-    def do_GET(self) -> None:
-        certificate: dict[str, Any] = self.connection.getpeercert() or {}
-        names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
-        if names.isdisjoint(self.server.readers):
-            self._answer(HTTPStatus.FORBIDDEN, b"it takes the certificate of the metrics or the owner\n")
-        elif self.path.partition("?")[0] != "/metrics":
-            self._answer(HTTPStatus.NOT_FOUND, b"there is only /metrics\n")
-        else:
-            try:
-                text = self.server.exposition()
-            except (TimeoutError, CancelledError, RuntimeError):  # the master is too busy, or ends
-                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the master does not answer\n")
-            else:
-                self._answer(HTTPStatus.OK, text)
+class _Handler(WSGIRequestHandler):
+    timeout = SILENCE_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
-
-    def _answer(self, status: HTTPStatus, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)

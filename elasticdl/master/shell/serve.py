@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf import json_format
 from pydantic import ValidationError
 
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import UnreachableError, UserError, first_finding
 from elasticdl.job.event_catalogue import FORMAT
 from elasticdl.job.folders import require_writable_folders
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
@@ -65,9 +65,7 @@ def read_spec(job_dir: JobDir) -> JobSpec:
     except OSError as error:
         raise UserError(f"can't read the job's specification {job_dir.spec}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{job_dir.spec}: {where}: {first['msg']}") from None
+        raise UserError(f"{job_dir.spec}: {first_finding(error)}") from None
 
 
 def log_as(name: str, spec: JobSpec) -> None:

@@ -1,6 +1,6 @@
 """A job's scalars for TensorBoard, in a file of TFRecords, each of which is an ``Event`` of TensorFlow's protocol.
 
-An event has few fields, which are written here byte by byte. The package tensorboardX would import PyTorch, and NumPy, for them.
+The package tensorboardX would import PyTorch, and NumPy, for the few fields that it has here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from elasticdl.common.crc32c import masked_crc32c
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.values import Pace, StepReport
+from elasticdl.proto import elasticdl_pb2 as pb
 
-# Tags of fields in protocol buffers: the field's number and how its value is written.
-_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = b"\x09", b"\x10", b"\x1a", b"\x2a"  # of Event
-_VALUE = b"\x0a"  # of Summary
-_TAG, _SIMPLE_VALUE = b"\x0a", b"\x15"  # of Summary.Value
 _log = logging.getLogger(__name__)
 
 
@@ -80,41 +77,22 @@ class EventFile:
         Path(folder).mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = Path(folder, name).open("xb")  # noqa: SIM115 - as long as the job lasts
-        self._write(_FILE_VERSION + _bytes(b"brain.Event:2"))
+        self._write(pb.TensorBoardEvent(file_version="brain.Event:2"))
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
         """Raises OSError if they can't be written."""
-        values = (_TAG + _bytes(name.encode()) + _SIMPLE_VALUE + _float(value) for name, value in scalars.items())
-        summary = b"".join(_VALUE + _bytes(value) for value in values)
-        self._write(_STEP + _varint(step) + _SUMMARY + _bytes(summary))
+        event = pb.TensorBoardEvent(step=step)
+        for name, value in scalars.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, fields: bytes) -> None:
-        event = _WALL_TIME + struct.pack("<d", time.time()) + fields
-        length = struct.pack("<Q", len(event))
-        for part in (length, event):
+    def _write(self, event: pb.TensorBoardEvent) -> None:
+        event.wall_time = time.time()
+        record = event.SerializeToString()
+        length = struct.pack("<Q", len(record))
+        for part in (length, record):
             self._file.write(part + struct.pack("<I", masked_crc32c(part)))
         self._file.flush()  # whoever looks sees each step
-
-
-def _bytes(content: bytes) -> bytes:
-    return _varint(len(content)) + content
-
-
-def _float(value: float) -> bytes:
-    try:
-        return struct.pack("<f", value)
-    except OverflowError:  # a loss may be larger than four bytes can tell
-        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-
-
-def _varint(number: int) -> bytes:
-    """Of a number that is not negative, seven bits a byte, the lowest first."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from elasticdl.common.errors import first_finding
 from elasticdl.job.spec import MOST_WORKERS
 from elasticdl.master.state.speedup import Amount, Observation
 
@@ -70,8 +71,7 @@ class Learnt:
         try:
             return _ADAPTER.validate_python(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise ValueError(first_finding(error)) from None
 
 
 _ADAPTER = TypeAdapter(Learnt)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from elasticdl.common.errors import first_finding
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.state.crashes import Crashes
 from elasticdl.master.state.learnt import Learnt
@@ -118,8 +119,7 @@ class Snapshot:
         try:
             return _ADAPTER.validate_python(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"snapshot: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise ValueError(f"snapshot: {first_finding(error)}") from None
 
 
 _ADAPTER = TypeAdapter(Snapshot)
