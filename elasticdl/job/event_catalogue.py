@@ -27,28 +27,20 @@ _BY_EPOCH = dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _NUMBER]
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterEvent:
-    """What `kubectl describe job` shows of an entry."""
-
-    reason: str
-    message: str
-    warning: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of entry. ``fields``: what each field means; an entry has those that are known."""
 
     name: str
     fields: Mapping[str, str]
     level: int = logging.INFO  # in the master's log
-    said: str = ""  # for somebody who watches the job, see `news`; empty: only for the record
+    said: str = ""  # a line for a person, see `line`; empty: only for the record
+    quiet: bool = False  # whoever watches the job sees it otherwise, as in its status
+    cluster: bool = False  # it may be an Event of the Job on Kubernetes
     passing: bool = False  # it comes again each epoch: its line is replaced by the next
     marked: bool = False  # the report shows it as an event
     ends_steps: bool = False  # the steps so far are written with it
     # The types of the fields that a worker may give; if there are none, only the master makes such entries.
     of_worker: Mapping[str, Any] = field(default_factory=dict)
-    cluster: Callable[[Entry], ClusterEvent | None] | None = None
     scalars: Callable[[Entry], Mapping[str, Any]] | None = None  # for TensorBoard
 
     @property
@@ -75,44 +67,8 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {number_text(value)}" for name, value in sorted(metrics.items()))
 
 
-# ---- what a cluster is told of the master's own entries ----
-
-# Causes for which a person should know that a worker left.
-_TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "lost", "out_of_memory", "killed", "crashed", "frozen")
-
-
 def _ids(workers: list[Any]) -> str:
     return ", ".join(map(str, workers))
-
-
-def _restarted(entry: Entry) -> ClusterEvent:
-    missing = entry["missing"]
-    lost = f"; workers {_ids(missing)} have not come back" if missing else ""
-    return ClusterEvent("MasterRestarted", f"a new master has taken over at world {entry['world']}{lost}")
-
-
-def _formed(entry: Entry) -> ClusterEvent:
-    members = entry["members"]
-    size = plural(len(members), "worker")
-    return ClusterEvent("WorldFormed", f"world {entry['world']} of {size} ({_ids(members)}): {entry['reason']}")
-
-
-def _left(entry: Entry) -> ClusterEvent | None:
-    cause = entry["cause"]
-    if cause not in _TOLD_CAUSES:
-        return None
-    reason = f"Worker{cause.title().replace('_', '')}"
-    return ClusterEvent(reason, f"worker {entry['worker']}: {entry['reason']}", warning=True)
-
-
-def _waiting(entry: Entry) -> ClusterEvent | None:
-    return ClusterEvent("WaitingForWorkers", entry["reason"], warning=True) if entry["phase"] == "waiting" else None
-
-
-def _finished(entry: Entry) -> ClusterEvent:
-    phase = entry["phase"]
-    text = entry["reason"] or f"the job has {phase}"
-    return ClusterEvent(f"Job{phase.capitalize()}", text, warning=phase == "failed")
 
 
 # ---- the catalogue ----
@@ -122,12 +78,12 @@ _STEP = {"step": "after which"}
 _KINDS = (
     Kind("job_started", {"job": "its name", "workers": "asked for, MIN-MAX", "specification": "the file that has it",
          "format": "version of the journal, MAJOR.MINOR"},
-         cluster=lambda entry: ClusterEvent("JobStarted", f"asking for {entry['workers']} workers")),
+         said="asking for {wanted}", quiet=True, cluster=True),
     Kind("master_restarted", {"world": "that it has found", "members": "of it", "missing": "workers that were expected and have not come",
-         "seconds": "until it knew"}, marked=True, ends_steps=True, cluster=_restarted),
+         "seconds": "until it knew"}, said="a new master has taken over at world {world}{lost}", quiet=True, marked=True, ends_steps=True, cluster=True),
     Kind("worker_launched", {**_WORKER, "reason": "", "replaces": "whether it takes the place of one that left"}),
     Kind("worker_pending", {**_WORKER, "reason": "asked for, but there is no place for it yet"},
-         cluster=lambda entry: ClusterEvent("WorkerPending", f"worker {entry['worker']}: {entry['reason']}")),
+         said="worker {worker} is pending{because}", quiet=True, cluster=True),
     Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
@@ -138,11 +94,11 @@ _KINDS = (
     Kind("worker_waits", {**_WORKER, "where": "its own code takes long at the start, as in train.py:31 in load", "seconds": ""},
          said="worker {worker} is not ready yet: it has waited for {seconds:.0f} s at {where}", of_worker={"where": str, "seconds": _SECONDS}),
     Kind("worker_left", {**_WORKER, "cause": "", "reason": "", "code": "exit code of its process"},
-         said="worker {worker} left: {reason}", cluster=_left),
+         said="worker {worker} left{because}", cluster=True),
     Kind("change_announced", {"world": "whose members will leave it after their step", "reason": ""}),
     Kind("world_broken", {"world": "whose members leave it at once, as one is gone", "reason": ""}, ends_steps=True),
     Kind("world_formed", {"world": "", "members": "workers in rank order", "step": "with which it begins", "reason": "",
-         "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True, cluster=_formed),
+         "seconds": "since forming began"}, said="world {world}: {who}{since}: {reason}", ends_steps=True, cluster=True),
     Kind("pause", {**_WORKER, "world": "new one", "kind": "grow, shrink or failure", **dict.fromkeys(PAUSE_PARTS, "seconds"), "total": "seconds",
          "steps_torn": ""}, scalars=lambda entry: {f"pause/{part}": entry[part] for part in PAUSE_TIMES if part in entry}),
     Kind("evaluation", {**_WORKER, **_STEP, "epoch": "", "samples": "", "metrics": "", "seconds": ""}, said="evaluation at step {step}: {measured}",
@@ -171,14 +127,15 @@ _KINDS = (
          said="scaling: {text}"),
     Kind("decision", {"workers": "that the job wants from now on", "reason": ""}, said="scaling: {reason}", marked=True),
     Kind("stop_requested", {"reason": "", "checkpoint": "whether one is wanted"}, marked=True),
-    Kind("phase", {"phase": "", "reason": ""}, marked=True, ends_steps=True, cluster=_waiting),
+    Kind("phase", {"phase": "", "reason": ""}, said="the job is {phase}{because}", quiet=True, marked=True, ends_steps=True,
+         cluster=True),
     Kind("steps_over", {**_WORKER, **_STEP, "seconds": "since its last step, evaluation or checkpoint, in which a script did something else"},
          ends_steps=True, of_worker={"step": _COUNT, "seconds": _SECONDS}),
     Kind("steps", {"step": "the last", "world": "", "steps": "how many", "samples": "", "loss": "mean over samples", "learning_rate": "",
          "seconds": "", "again": "how many of them were made before", "waited": "seconds a step that members waited for others, mean",
          "slowest": "of these, those for the slowest"}, logging.DEBUG),
     Kind("job_finished", {"phase": "", "reason": "", "steps": "", "epochs": "", "samples": "", "metrics": "", "collective": "",
-         "compared": "when workers' states were compared last"}, cluster=_finished),
+         "compared": "when workers' states were compared last"}, said="the job has {phase}{because}", quiet=True, cluster=True),
 )  # fmt: skip
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
@@ -203,13 +160,20 @@ def standing(entry: Entry) -> str:
 def news(entry: Entry) -> str | None:
     """A line for somebody who watches the job; None if the entry is only for the record."""
     kind = KINDS.get(entry.get("event", ""))
-    if kind is None or not kind.said or (kind.name == "worker_left" and not entry.get("code")):
+    if kind is None or kind.quiet or not kind.said or (kind.name == "worker_left" and not entry.get("code")):
         return None
-    ids = entry.get("members", [])
+    return line(kind, entry)
+
+
+def line(kind: Kind, entry: Entry) -> str:
+    """What has happened, in words."""
+    ids, missing, reason = entry.get("members", []), entry.get("missing"), entry.get("reason")
     said = {
+        "because": f": {reason}" if reason else "",
         "since": f" from step {entry['step']}" if entry.get("step") else "",
         "wanted": f"{entry.get('workers')} worker{'' if str(entry.get('workers')) == '1' else 's'}",
         "who": f"{plural(len(ids), 'worker')} ({_ids(ids)})",
+        "lost": f"; workers {_ids(missing)} have not come back" if missing else "",
         "measured": metrics_text(entry.get("metrics", {})),
         "standing": standing(entry) or "at an unknown place: no stack could be had",
         "counted": entry.get("epoch", 0) + 1,

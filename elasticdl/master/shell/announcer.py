@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticdl.common.backoff import TokenBucket
-from elasticdl.job.event_catalogue import KINDS
+from elasticdl.job.event_catalogue import KINDS, line
 from elasticdl.kube.api_error import ApiError
 from elasticdl.master.shell.observer import Observer
 from elasticdl.places.pods.judge import ON_ITS_WAY
@@ -28,6 +28,8 @@ FINISH_SECONDS = 5.0
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 BURST = 6
 SECONDS_EACH = 20.0
+# Causes for which a person should know that a worker left.
+TOLD_CAUSES = ("preempted", "evicted", "node_lost", "deleted", "lost", "out_of_memory", "killed", "crashed", "frozen")
 LONGEST = 1000  # bytes of a message; the server refuses more than 1024 bytes
 
 _log = logging.getLogger(__name__)
@@ -48,10 +50,25 @@ class Notice:
 def notice_of(event: str, fields: Mapping[str, Any], now: float) -> Notice | None:
     """The notice that an entry of the journal is worth, if any."""
     kind = KINDS.get(event)
-    told = kind.cluster(fields) if kind and kind.cluster else None
-    if told is None or (event == "worker_pending" and str(fields.get("reason")).startswith(ON_ITS_WAY)):
+    if kind is None or not kind.cluster or not (reason := reason_of(event, fields)):
         return None
-    return Notice(told.reason, told.message, now, now, told.warning)
+    warning = event in ("worker_left", "phase") or fields.get("phase") == "failed"
+    return Notice(reason, line(kind, fields), now, now, warning)
+
+
+def reason_of(event: str, fields: Mapping[str, Any]) -> str:
+    """The reason of the notice, a word for programs; empty: this entry is worth none."""
+    match event:
+        case "worker_left":
+            return f"Worker{fields['cause'].title().replace('_', '')}" if fields["cause"] in TOLD_CAUSES else ""
+        case "worker_pending":
+            return "" if str(fields.get("reason")).startswith(ON_ITS_WAY) else "WorkerPending"
+        case "phase":
+            return "WaitingForWorkers" if fields["phase"] == "waiting" else ""
+        case "job_finished":
+            return f"Job{fields['phase'].capitalize()}"
+        case _:
+            return event.title().replace("_", "")
 
 
 class Digest:
