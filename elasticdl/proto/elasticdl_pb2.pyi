@@ -641,18 +641,6 @@ class StopReply(_message.Message):
 
 class TensorBoardEvent(_message.Message):
     __slots__ = ("wall_time", "step", "file_version", "summary")
-    class Value(_message.Message):
-        __slots__ = ("tag", "simple_value")
-        TAG_FIELD_NUMBER: _ClassVar[int]
-        SIMPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
-        tag: str
-        simple_value: float
-        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ...) -> None: ...
-    class Summary(_message.Message):
-        __slots__ = ("value",)
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        value: _containers.RepeatedCompositeFieldContainer[TensorBoardEvent.Value]
-        def __init__(self, value: _Optional[_Iterable[_Union[TensorBoardEvent.Value, _Mapping]]] = ...) -> None: ...
     WALL_TIME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -660,5 +648,19 @@ class TensorBoardEvent(_message.Message):
     wall_time: float
     step: int
     file_version: str
-    summary: TensorBoardEvent.Summary
-    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., summary: _Optional[_Union[TensorBoardEvent.Summary, _Mapping]] = ...) -> None: ...
+    summary: TensorBoardSummary
+    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., summary: _Optional[_Union[TensorBoardSummary, _Mapping]] = ...) -> None: ...
+
+class TensorBoardSummary(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: _containers.RepeatedCompositeFieldContainer[TensorBoardValue]
+    def __init__(self, value: _Optional[_Iterable[_Union[TensorBoardValue, _Mapping]]] = ...) -> None: ...
+
+class TensorBoardValue(_message.Message):
+    __slots__ = ("tag", "simple_value")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SIMPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    simple_value: float
+    def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ...) -> None: ...
