@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.core.workers import Workers
 from elasticdl.master.state.states import DONE, IN_WORLD, LEAVING, LIVE, WorkerState
 from elasticdl.master.state.values import Phase
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -23,23 +22,22 @@ def check_job(job: Job) -> None:
     Raises:
         InvariantError: one does not hold; its sentence, and of whom it does not.
     """
-    workers = job._workers
-    for record in workers.records.values():
+    for record in job.records.values():
         for sentence, holds in OF_WORKERS.items():
-            if not holds(record, workers):
+            if not holds(record, job):
                 raise InvariantError(f"{sentence}: not so of {record}")
     for sentence, contradicted in OF_THE_JOB.items():
-        if wrong := list(contradicted(workers, job.phase)):
+        if wrong := list(contradicted(job, job.phase)):
             raise InvariantError(f"{sentence}: not so of {wrong}")
 
 
-def _rank_of(record: WorkerRecord, job: Workers) -> int:
+def _rank_of(record: WorkerRecord, job: Job) -> int:
     """In the present world; -1 if it was never in it."""
     world = job.rendezvous.world
     return world.worker_ids.index(record.worker_id) if world and record.world_version == world.version else -1
 
 
-OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Workers], bool]] = {
+OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Job], bool]] = {
     "a record lies under its worker's id, which is below the next id": lambda r, job: (
         job.records[r.worker_id] is r and r.worker_id < job.fleet.next_id
     ),
@@ -61,13 +59,13 @@ OF_WORKERS: Mapping[str, Callable[[WorkerRecord, Workers], bool]] = {
         r.pulse is None or r.state in (*LIVE, _S.DRAINING)
     ),
     "a member of a broken world has a session": lambda r, job: (
-        r.state is not _S.MEMBER or r.connected or not job.rendezvous.broken or job.listening
+        r.state is not _S.MEMBER or r.connected or not job.rendezvous.broken or job.recovery is not None
     ),
     "in a job that ends nobody works on": lambda r, job: r.state not in LIVE or not job.ending.dismissed,
 }
 
 
-def _lost_members(job: Workers, phase: Phase) -> Iterable[object]:
+def _lost_members(job: Job, phase: Phase) -> Iterable[object]:
     rendezvous = job.rendezvous
     if rendezvous.world is None or rendezvous.change or job.ending.outcome or not rendezvous.active_members():
         return ()
@@ -75,13 +73,13 @@ def _lost_members(job: Workers, phase: Phase) -> Iterable[object]:
     return set(rendezvous.world.worker_ids) - inside
 
 
-def _idle(job: Workers, phase: Phase) -> Iterable[object]:
-    waits = job.listening or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.holding
+def _idle(job: Job, phase: Phase) -> Iterable[object]:
+    waits = job.recovery is not None or job.ending.outcome or job.fleet.next_id == 0 or job.fleet.holding
     waits = waits or job.sizing.most()[0] == 0
     return () if waits or not job.all_gone() else (phase,)
 
 
-OF_THE_JOB: Mapping[str, Callable[[Workers, Phase], Iterable[object]]] = {
+OF_THE_JOB: Mapping[str, Callable[[Job, Phase], Iterable[object]]] = {
     "as long as no change is under way, everybody in the world is alive in it or has finished": _lost_members,
     "no version is higher than the newest": lambda job, phase: (
         r.world_version for r in job.records.values() if r.world_version > job.rendezvous.version

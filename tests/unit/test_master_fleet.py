@@ -205,7 +205,7 @@ def test_levels_hold_whatever_happens(history):
     def note(instructions):
         assert not seen.intersection(launched(instructions))
         seen.update(launched(instructions))
-        live = [record for record in y.job._workers.records.values() if record.state in LIVE]
+        live = [record for record in y.job.records.values() if record.state in LIVE]
         assert len(live) <= maximum
         return len(live)
 

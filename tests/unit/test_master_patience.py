@@ -125,7 +125,7 @@ def test_who_hangs_after_an_hour_without_alarm_is_asked_at_the_learnt_limit(kind
     run = LongRun(Training(3, **JOBS[kind]))
     run.live(HOUR)
     require_no_alarm(run)
-    limit = max(NAME_FLOOR, NAME_FACTOR * run.job._workers.progress_limits.longest)
+    limit = max(NAME_FLOOR, NAME_FACTOR * run.job.progress_limits.longest)
     run.training.stuck = 1
     began = run.now
     run.live(UNLEARNT_GIVE_UP)

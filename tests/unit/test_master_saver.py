@@ -100,7 +100,7 @@ class Desk:
         await self.post(e.FromWorker(0, m.Notice("checkpoint", {"step": number, "path": "x"}, number)))
 
     async def break_world(self):
-        self.job._workers.rendezvous.begin(self.now, "it hangs", broken=True)
+        self.job.rendezvous.begin(self.now, "it hangs", broken=True)
         await self.post(e.Tick())
 
     async def leave(self):
@@ -328,7 +328,7 @@ def test_entries_reach_the_members_of_their_world_alone_though_they_come_before_
 async def test_news_that_the_job_can_not_take_is_dropped_with_a_warning_and_the_job_goes_on(desk, caplog):
     await desk.post(e.FromWorker(0, m.Notice("worker_waits", {}, 1)))  # of a worker that is ready nothing is read
     assert not desk.noted("warning")
-    desk.job._workers.records[0].ready = False
+    desk.job.records[0].ready = False
     await desk.post(
         e.FromWorker(0, m.Notice("worker_waits", {}, 2)), e.FromWorker(0, m.Notice("exported", {"path": "x"}, 3))
     )

@@ -269,7 +269,7 @@ def test_members_are_told_what_a_checkpoint_is_to_hold_as_soon_as_they_can_be():
 
 def test_however_many_numbers_did_not_pay_the_next_master_can_read_it():
     cluster = Sized(1, 99)
-    cluster.job._workers.sizing._policy.recall([Rejection(n, 1.0, 600.0) for n in range(2, 99)], cluster.now)
+    cluster.job.sizing._policy.recall([Rejection(n, 1.0, 600.0) for n in range(2, 99)], cluster.now)
     cluster.post(learnt(1, 1.0, 0.9))
     text = Snapshot(cluster.job.snapshot(), 0.0).to_json()
     assert [each.workers for each in Snapshot.from_json(text).job.learnt.rejections] == list(range(2, 34))

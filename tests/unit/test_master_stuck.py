@@ -83,7 +83,7 @@ def test_what_a_master_was_away_for_or_heard_late_teaches_nothing(waiting):
         r.post(e.Tick())
     r.waiting = set()
     r.pass_time(1.0)
-    assert r.job._workers.progress_limits.longest < 3.0
+    assert r.job.progress_limits.longest < 3.0
 
 
 # ---- naming, and giving up ----
@@ -119,7 +119,7 @@ def experienced(maximum=3, epochs=2):
     run.train()
     for epoch in range(epochs):
         run.post(e.FromWorker(0, m.Progress((step_in(epoch),), 0, 0)))
-    for record in run.job._workers.records.values():  # beyond its first steps
+    for record in run.job.records.values():  # beyond its first steps
         record.pulse.steps = 10
     run.pass_time(0.1)
     return run
@@ -144,7 +144,7 @@ def test_while_some_have_returned_another_may_be_writing_the_result_of_a_script(
     r.post(tell(0, "train.py:90 in export"))
     assert r.pass_time(UNLEARNT_GIVE_UP - UNLEARNT_NAME - 2, progress=False) == []
     r.post(e.FromWorker(0, m.Progress((step_in(2),), 0, 0)))  # it goes on after all
-    assert not r.job._workers.progress_limits.ending
+    assert not r.job.progress_limits.ending
 
 
 def test_the_one_that_does_not_wait_is_named_with_its_line_and_replaced():
@@ -197,7 +197,7 @@ def test_who_may_still_answer_at_this_moment_is_not_killed_yet():
     r = stuck(asked=False)
     r.pass_time(UNLEARNT_GIVE_UP - 1, progress=False)
     r.now = round(r.now) + 2.0
-    r.job._workers.records[2].suspicion.asked = r.now - ANSWER_SECONDS - TIME_TO_DUMP
+    r.job.records[2].suspicion.asked = r.now - ANSWER_SECONDS - TIME_TO_DUMP
     assert killed(r.post(e.Tick())) == []
     r.now += TICK
     assert killed(r.post(e.Tick())) == [2]
@@ -215,7 +215,7 @@ def test_who_ends_the_first_epoch_alone_is_not_blamed_before_its_heartbeat_says_
     assert out == []
     r.waiting = set()
     r.pass_time(1.0)
-    assert r.job._workers.progress_limits.longest > GIVE_UP_FLOOR
+    assert r.job.progress_limits.longest > GIVE_UP_FLOOR
 
 
 def test_one_whose_stack_moves_is_named_later_and_not_killed_for_an_hour():
@@ -349,4 +349,4 @@ def test_collectives_that_take_long_are_waited_for():
     assert asked == [i.Tell((worker,), m.DumpStacks()) for worker in range(3)]
     r.waiting = {0, 1, 2}
     assert isinstance(r.pass_time(20 * (NAME_FLOOR + 6), progress=False)[-1].message, m.Broken)
-    assert r.job._workers.progress_limits.longest < NAME_FLOOR + 6
+    assert r.job.progress_limits.longest < NAME_FLOOR + 6

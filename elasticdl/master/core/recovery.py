@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticdl.job.messages import Ask, Finished, Heartbeat, Hello
-from elasticdl.master.core.transitions import TransitionContext, Trigger
-from elasticdl.master.core.workers import Workers
+from elasticdl.job.messages import Ask, Heartbeat, Hello
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
+from elasticdl.master.state.records_by_state import Records
 from elasticdl.master.state.snapshot import JobSnapshot, WorkerSnapshot
 from elasticdl.master.state.states import LEAVING, LIVE, STARTING, WorkerState
 from elasticdl.master.state.values import Member, Settings, World
@@ -53,12 +52,11 @@ def _restore(found: e.FoundWorker, known: WorkerSnapshot | None, settings: Setti
 
 
 class Recovery:
-    """It is over once `Workers.listening` is false again."""
+    """What a job hears until it knows what there is. It makes the records of those that are found; the job does the rest."""
 
-    def __init__(self, workers: Workers, past: JobSnapshot) -> None:
-        self._workers = workers
-        self._records = workers.records
-        self._settings = workers.settings
+    def __init__(self, records: Records, settings: Settings, past: JobSnapshot) -> None:
+        self._records = records
+        self._settings = settings
         self._past = past
         self._since: float | None = None
         self._news = 0.0  # when somebody last came back, or was seen to train
@@ -68,9 +66,8 @@ class Recovery:
         # Who says that it is in a world: by the world's version, and by worker.
         self._claims: dict[int, dict[int, Hello]] = {}
         self._left = 0  # the newest world that somebody has left
-        self._held: list[e.Event] = []
+        self.held: list[e.Event] = []
         self._heard_of: set[int] = set()  # workers of whose sessions something is held
-        workers.listening = True
 
     @property
     def begun(self) -> bool:
@@ -106,29 +103,13 @@ class Recovery:
                 cause, reason = e.ExitCause.DRAINED, "the master ended before it had a place"
             else:
                 cause, reason = e.ExitCause.LOST, "it was gone when the master started again, and nobody has seen why"
-            self._hold(e.WorkerExited(worker_id, cause, -1, reason), now)
-        fleet = self._workers.fleet
-        fleet.next_id = max([fleet.next_id, *(worker_id + 1 for worker_id in self._records)])
+            self.hold(e.WorkerExited(worker_id, cause, -1, reason), now)
         condemned = [r for r in self._records.of(WorkerState.KILLING) if r.worker_id not in gone]
-        out: list[Instruction] = [i.KillWorker(record.worker_id, record.reason) for record in condemned]
-        return [*out, *self._recover(now)] if self._workers.ending.outcome or self._is_over(now) else out
+        return [i.KillWorker(record.worker_id, record.reason) for record in condemned]
 
-    def act(self, event: e.Event, now: float) -> list[Instruction]:
-        """Hold the event back, unless it can't wait; go on once everybody who is awaited was heard of, or the time is over."""
-        match event:
-            case e.StopRequested() | e.LauncherFailed() if self.begun:  # no world is to be formed any more
-                return [*self._recover(now), *self._workers.act(event, now)]
-            case e.ScaleRequested():
-                return self._workers.act(event, now)
-            case e.Tick():
-                self._news += self._workers.forgive_own_absence(now)
-            case e.FromWorker(worker_id, Finished() as told) if (
-                worker_id in self._records
-            ):  # saved as soon as it is taken
-                self._workers.finished(worker_id, told, now)
-            case _:
-                self._hold(event, now)
-        return self._recover(now) if self._is_over(now) else []
+    def forgive(self, absence: float) -> None:
+        """For so long the master could not hear or act."""
+        self._news += absence
 
     def heard(self, worker_id: int, beat: Heartbeat, now: float) -> None:
         """A world that trains has lost nobody: its missing members are alive."""
@@ -136,13 +117,13 @@ class Recovery:
         if beat.world_version and (not beat.waiting or beat.progress != before):
             self._news = now
 
-    def _hold(self, event: e.Event, now: float) -> None:
+    def hold(self, event: e.Event, now: float) -> None:
         match event:
             case e.FromWorker(worker_id, Hello() as hello):
                 # It says again whatever of its earlier session is still true.
                 if worker_id in self._heard_of:
-                    self._held = [
-                        old for old in self._held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
+                    self.held = [
+                        old for old in self.held if not (isinstance(old, _OF_A_SESSION) and old.worker_id == worker_id)
                     ]
                 if worker_id in self._awaited:
                     self._awaited.discard(worker_id)
@@ -159,63 +140,31 @@ class Recovery:
                 self._awaited.discard(worker_id)
                 self._set_connected(worker_id, connected=False)
                 self._forget_claim(worker_id)
-        self._held.append(event)
+        self.held.append(event)
         if isinstance(event, _OF_A_SESSION):
             self._heard_of.add(event.worker_id)
 
     # ---- when it is over ----
 
-    def _is_over(self, now: float) -> bool:
+    def is_over(self, now: float) -> bool:
         if self._since is None:
             return False
         given_up = now - self._news > self._settings.heartbeat_timeout and self._can_be_reached
         return not self._awaited or given_up or now - self._since > self._settings.recovery_timeout
 
-    def _recover(self, now: float) -> list[Instruction]:
-        """Take up what was found, and go on as if it had always been so."""
-        workers, world = self._workers, self.world
-        waited = 0.0 if self._since is None else now - self._since
-        missing = sorted(self._awaited) if self._is_over(now) else []
-        fields = {
-            "world": world.version if world else 0,
-            "members": list(world.worker_ids) if world else [],
-            "missing": missing,
-            "seconds": round(waited, 6),
-        }
-        out: list[Instruction] = [Record("master_restarted", fields)]
-        if world:
-            out.append(self._adopt(world, now))
-        for event in self._held:
-            out += workers.act(event, now)
-        late = f"had not come back {waited:.0f} s after the master was started again"
-        for worker_id in missing:
-            if record := self._records.get(worker_id):
-                out += workers.give_up(record, late, now)
-        # Only now, so that who is to be launched or let go is seen from the whole.
-        workers.listening = False
-        return [*out, *workers.reconcile(now)]
+    def missing(self, now: float) -> list[int]:
+        """Those who have not come back in time."""
+        return sorted(self._awaited) if self.is_over(now) else []
 
-    def _adopt(self, world: World, now: float) -> Instruction:
-        """Its members stand in this world, wherever they are, unless something became of them."""
-        rendezvous, fleet = self._workers.rendezvous, self._workers.fleet
-        rendezvous.adopt(world)
-        fleet.crashes = fleet.crashes.after_world()
-        is_remembered = self._past.world is not None and self._past.world.version == world.version
-        for rank, member in enumerate(world.members):
-            lost = f"worker {member.worker_id} was lost while there was no master"
-            record = self._records.get(member.worker_id)
-            if (
-                record is None
-            ):  # one of a world that was saved, and who was not saved with it: the master before has seen its end
-                cause = f"worker {member.worker_id} had left the world before" if is_remembered else lost
-                rendezvous.begin(now, broken=True).causes[member.worker_id] = cause
-                continue
-            record.world_version, record.rank, record.ready = world.version, rank, True
-            record.step, record.epoch, record.has_state = member.step, member.epoch, True
-            is_draining = record.state is WorkerState.DRAINING
-            cause = f"worker {member.worker_id} leaves: {record.reason}" if is_draining else lost
-            self._workers.transitions.fire(record, Trigger.ADOPT, TransitionContext(now, cause=cause))
-        return i.AdoptWorld(world)
+    def waited(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
+    def report(self, now: float) -> Record:
+        """What there is to say once it is over."""
+        world, missing = self.world, self.missing(now)
+        members = list(world.worker_ids) if world else []
+        fields = {"world": world.version if world else 0, "members": members, "missing": missing}
+        return Record("master_restarted", {**fields, "seconds": round(self.waited(now), 6)})
 
     @property
     def world(self) -> World | None:

@@ -36,10 +36,7 @@ class RuledJob(Protocol):
         """Kill this worker, and replace it."""
 
     def replace(self, record: WorkerRecord, reason: str, now: float, *, first: bool) -> list[Instruction]:
-        """Let this worker leave, and another take its place. ``first``: it stays, and the rule lets it go later."""
-
-    def let_go(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
-        """Let this worker leave: another is there in its place."""
+        """Let this worker leave, and another take its place. ``first``: only ask for the other; the rule lets it go later (`outgoing`)."""
 
     def leave_world(self, cause: str, now: float) -> None:
         """Let all members leave their world, and form the next."""

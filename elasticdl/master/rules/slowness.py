@@ -44,20 +44,18 @@ class SlowWorkers:
     def __init__(self, job: RuledJob) -> None:
         self._job = job
         self._replace = job.settings.replace_slow
-        self.outgoing: int | None = None  # slow worker that stays until another can take its place
         self._opinions: dict[int, _Opinion] = {}
         self._replaced_at: float | None = None
         self._backoff = Backoff(first=SECONDS_BETWEEN_REPLACEMENTS, longest=MOST_SECONDS_BETWEEN)
 
     def look(self, now: float) -> Iterator[Instruction]:
         job, members, world = self._job, self._job.rendezvous.active_members(), self._job.rendezvous.world
-        may_replace = not job.progress_limits.ending and self.outgoing is None
+        may_replace = not (job.progress_limits.ending or self._outgoing())
         alone = world is not None and len(world.members) == 1
         records, to_replace = self.judge(members, now, alone=alone, may_replace=may_replace)
         for record in to_replace:
             # Without it a job at its minimum would stand still until another is ready.
             first = len(members) <= job.limits.minimum and not job.settings.gang
-            self.outgoing = record.worker_id if first else None
             yield from job.replace(record, f"slow: {record.slow}", now, first=first)
         yield from self._relieve(now)
         yield from records
@@ -65,17 +63,17 @@ class SlowWorkers:
     def _relieve(self, now: float) -> Iterator[Instruction]:
         """Let the slow worker go that has stayed until its replacement is ready."""
         job = self._job
-        record = job.records.get(self.outgoing) if self.outgoing is not None else None
-        if record is not None and record.state is WorkerState.REJOINING:
-            return  # it is on its way into the next world
-        is_over = job.progress_limits.ending  # it may be writing the result
-        if record is None or record.state is not WorkerState.MEMBER or record.slow is None or is_over:
-            self.outgoing = None
-            return
-        others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
-        if others >= job.limits.minimum:
-            self.outgoing = None
-            yield from job.let_go(record, f"slow: {record.slow}", now)
+        for record in self._outgoing():
+            if record.state is WorkerState.REJOINING:
+                continue  # it is on its way into the next world
+            is_over = job.progress_limits.ending  # it may be writing the result
+            record.outgoing = record.state is WorkerState.MEMBER and record.slow is not None and not is_over
+            others = len(job.rendezvous.active_members()) - 1 + len(job.rendezvous.standbys())
+            if record.outgoing and others >= job.limits.minimum:
+                yield from job.replace(record, f"slow: {record.slow}", now, first=False)
+
+    def _outgoing(self) -> list[WorkerRecord]:
+        return [record for record in self._job.records.values() if record.outgoing]
 
     def judge(
         self, members: Sequence[WorkerRecord], now: float, *, alone: bool = False, may_replace: bool = True
