@@ -123,7 +123,7 @@ _KINDS = (
          "compared": "the step after which the workers' states were compared last", "compared_workers": "of how many they were one"},
          said="epoch {counted} finished: step {step}, mean loss {loss}", passing=True, marked=True),
     Kind("scale_requested", {"workers": "asked for from now on"}, said="asked for {wanted}", marked=True),
-    Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), low, high (of 80 %), gain (over one worker less)}]"},
+    Kind("advice", {"text": "", "curve": "[{workers, speedup (of one worker), measured (else an estimate)}]"},
          said="scaling: {text}"),
     Kind("decision", {"workers": "that the job wants from now on", "reason": ""}, said="scaling: {reason}", marked=True),
     Kind("stop_requested", {"reason": "", "checkpoint": "whether one is wanted"}, marked=True),

@@ -34,7 +34,7 @@ class JobFacts:
     no_checkpoint: tuple[int, str] = (0, "")  # the last that failed: its step, and why
     wants_checkpoint: bool = False  # it was stopped, and is to be kept
     advice: str = ""
-    speedup: tuple[tuple[float, float, float, float], ...] = ()  # workers, speedup, low, high
+    speedup: tuple[tuple[float, float, bool], ...] = ()  # workers, speedup, whether it was measured
     target: int = 0  # workers that the job wants by its own decision; 0: it decides nothing
     decision: str = ""  # why
     replaced: int = 0  # workers that took the place of one that left
@@ -90,7 +90,9 @@ class JobFacts:
             self.slow[worker] = (f.text(entry, "host"), f.text(entry, "phase"), f.seconds(entry, "factor"))
 
 
-def _speedup(curve: object) -> tuple[tuple[float, float, float, float], ...]:
+def _speedup(curve: object) -> tuple[tuple[float, float, bool], ...]:
     rows = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
-    found = [tuple(f.number(row, name) for name in ("workers", "speedup", "low", "high")) for row in rows]
-    return tuple((a, b, c, d) for a, b, c, d in found if None not in (a, b, c, d))  # type: ignore[misc]
+    found = [(f.number(row, "workers"), f.number(row, "speedup"), row.get("measured") is True) for row in rows]
+    return tuple(
+        (workers, speedup, how) for workers, speedup, how in found if workers is not None and speedup is not None
+    )

@@ -52,8 +52,6 @@ class StepReport:
     world_version: int
     total_samples: int  # since the first step of the model
     ends_epoch: bool
-    gradient_variance: float = 0.0  # `elasticdl.elastic.core.vote.GradientNoise`; both 0 if not measured
-    gradient_square: float = 0.0
     compared: int = 0  # workers whose states were compared before this step, and were one; 0 if that was not done
 
 

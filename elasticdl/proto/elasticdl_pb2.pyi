@@ -132,7 +132,7 @@ class Progress(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., total_steps: _Optional[int] = ..., total_epochs: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch", "gradient_variance", "gradient_square", "compared")
+    __slots__ = ("step", "epoch", "loss", "samples", "learning_rate", "seconds", "world_version", "total_samples", "ends_epoch", "compared")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -142,8 +142,6 @@ class StepReport(_message.Message):
     WORLD_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ENDS_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    GRADIENT_VARIANCE_FIELD_NUMBER: _ClassVar[int]
-    GRADIENT_SQUARE_FIELD_NUMBER: _ClassVar[int]
     COMPARED_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
@@ -154,10 +152,8 @@ class StepReport(_message.Message):
     world_version: int
     total_samples: int
     ends_epoch: bool
-    gradient_variance: float
-    gradient_square: float
     compared: int
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., gradient_variance: _Optional[float] = ..., gradient_square: _Optional[float] = ..., compared: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., loss: _Optional[float] = ..., samples: _Optional[int] = ..., learning_rate: _Optional[float] = ..., seconds: _Optional[float] = ..., world_version: _Optional[int] = ..., total_samples: _Optional[int] = ..., ends_epoch: _Optional[bool] = ..., compared: _Optional[int] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("world_version", "kind", "notice", "drain", "rendezvous", "init", "sync", "first_step", "total", "steps_torn")

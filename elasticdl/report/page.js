@@ -119,7 +119,8 @@
     const troubles = data.marks.filter((mark) => mark[1].startsWith("worker_")).map(([time, event, text, , value]) =>
       [elapsed(time), value.worker ?? "", event.replace("worker_", ""), value.factor ?? null, value.seconds ?? null, text]);
     table("troubles", "Workers that were found slow or stuck", [["at", true], ["worker", true], ["was found"], ["times slower", true], ["seconds", true], ["where"]], troubles);
-    table("speedup", "Expected speedup by number of workers", [["workers", true], ["speedup", true], ["at least", true], ["at most", true]], data.advice.curve);
+    const speedup = data.advice.curve.map(([workers, times, measured]) => [workers, times, measured ? "measured" : "estimate"]);
+    table("speedup", "Speedup by number of workers", [["workers", true], ["speedup", true], ["how"]], speedup);
     $("warnings").closest("section").hidden = !(data.warnings.length || troubles.length || data.advice.text);
     if (open("workers-details")) {
       $("causes").textContent = Object.entries(data.causes).map(([cause, times]) => `${times} ${cause || "unknown"}`).join(", ");

@@ -112,7 +112,7 @@ def everything():
     """A journal in which all kinds of things happen."""
     *lines, end = disturbed()
     metrics = {"accuracy": 0.5, "loss": 1.5, "auc": None}
-    curve = [{"workers": n, "speedup": n, "low": n - 0.1, "high": n + 0.1} for n in (1, 2)]
+    curve = [{"workers": n, "speedup": n, "measured": n == 1} for n in (1, 2)]
     lines += [
         line(91, "evaluation", step=701, epoch=1, seconds=1, metrics=metrics, worker=0),
         line(92, "worker_slow", worker=0, host="h", phase="data", factor=2.5, seconds=0.1),

@@ -38,6 +38,6 @@ def test_a_job_stays_where_it_pays_and_one_that_goes_on_from_its_checkpoint_know
     with start(tmp_path, *TRAIN, *kept, name="second") as job:
         job.wait_for("first advice", lambda: job.entries("advice"))
         speedup = {point["workers"]: point for point in job.entries("advice")[0]["curve"]}[2]
-        assert speedup["high"] - speedup["low"] < 0.3, "it was measured"
+        assert speedup["measured"]
         run_cli(tmp_path, "stop", "second", "--now")
         job.finish()

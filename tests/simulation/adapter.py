@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.core.job_core import Job
-from elasticdl.master.rules import worker_target
+from elasticdl.master.rules import sizing, worker_target
+from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.shell.journal_file import Journal
 from elasticdl.master.shell.loop import SLOW_SAVE_SECONDS as SLOW_SAVE_SECONDS
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
@@ -26,7 +27,7 @@ from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
-from elasticdl.master.state.speedup import Curve, Observation, Point
+from elasticdl.master.state.speedup import Observation
 from elasticdl.master.state.values import Settings
 from elasticdl.places.base import Launcher
 from tests.simulation.job_invariants import check_job
@@ -70,32 +71,32 @@ class MasterCore:
         return self.job.snapshot()
 
     @property
-    def members(self) -> int:
-        """Of the newest world; 1 if there is none."""
-        world = self.job.snapshot().world
-        return len(world.members) if world else 1
-
-    @property
     def target(self) -> int:
         """Workers that the policy wants; 0 without one."""
         return self.job.snapshot().target
 
 
 @contextmanager
-def impatient() -> Iterator[None]:
-    """The policy for the number of workers forgets within a moment what did not pay."""
-    with patch.multiple(worker_target, FIRST_BACKOFF=0.1, LONGEST_BACKOFF=0.5, HORIZON=1e9):
+def impatient(draw: random.Random, measures: Callable[[], bool]) -> Iterator[None]:
+    """The policy for the number of workers forgets within a moment what did not pay. As long as it ``measures``, how the job scales
+    is something else each time."""
+
+    def observations(steps: MeasuredSteps, now: float) -> tuple[Observation, ...]:
+        found, does = [], 1.0
+        for workers in range(1, 9):
+            if workers == steps.workers or draw.random() < 0.4:
+                found.append(Observation(workers, 8, 1.0 / (workers * does)))
+            does *= draw.choice((1.0, 0.9, 0.5))
+        return tuple(found)
+
+    with (
+        patch.multiple(worker_target, FIRST_BACKOFF=0.1, LONGEST_BACKOFF=0.5, HORIZON=1e9),
+        patch.multiple(sizing, FIRST_SECONDS=0.05, LONGEST_SECONDS=0.8),
+        patch.multiple(
+            MeasuredSteps, enough=property(lambda steps: steps.workers > 0 and measures()), observations=observations
+        ),
+    ):
         yield
-
-
-def learnt(draw: random.Random, workers: int) -> e.ScalingLearnt:
-    """How the job scales is something else each time."""
-    efficiency, points = 1.0, []
-    for n in range(1, 9):
-        points.append(Point(n, n * efficiency, 0.95 * n * efficiency, 1.05 * n * efficiency, 0.0, 0.0, 0.0))
-        efficiency *= draw.choice((1.0, 0.9, 0.5))
-    observed = tuple(Observation(n, 8, 1.0, 20, 0.1) for n in {workers, draw.randint(1, 4)})
-    return e.ScalingLearnt(workers, observed, Curve(tuple(points)))
 
 
 # Instructions that a person who follows a history need not see.

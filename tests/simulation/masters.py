@@ -19,7 +19,6 @@ from tests.simulation.adapter import (
     LoopDriver,
     MasterCore,
     SaveRequest,
-    learnt,
     make_settings,
 )
 from tests.simulation.network import Stream, require_hello
@@ -171,23 +170,14 @@ class Master:
         for event in (e.WorkersFound(found), *early, *reports):
             self.post(event)
         self._tick()
-        if self.site.plan.policy:
-            self._learn()
 
     def _tick(self) -> None:
         if self.alive:
-            self.post(e.Tick())
-            self.site.clock.after(TICK_SECONDS, self._tick)
-
-    def _learn(self) -> None:
-        """Now and then it finds out how the job scales, and sometimes too late."""
-        draw = self.site.draw_policy
-        if self.alive and self.site.clock.now < self.site.plan.calm:
             before = self._core.target
-            self.post(learnt(draw, self._core.members if draw.random() < 0.7 else draw.randint(1, 4)))
+            self.post(e.Tick())
             if self._core.target != before:
                 self.site.quiet_from = max(self.site.quiet_from, self.site.clock.now)
-            self.site.clock.after(draw.uniform(0.05, 0.8), self._learn)
+            self.site.clock.after(TICK_SECONDS, self._tick)
 
     @property
     def most(self) -> int:

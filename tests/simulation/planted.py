@@ -16,7 +16,7 @@ from elasticdl.elastic.core import agreement
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.position import Position
 from elasticdl.elastic.core.progress import Progress
-from elasticdl.elastic.core.vote import GradientNoise, Vote
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.worker import WorkerCore
 from elasticdl.elastic.core.world import Member, World
 from elasticdl.job import messages as m
@@ -190,8 +190,8 @@ def _votes_for_one(what: str) -> Planting:
     """Whatever differs, the sum of the votes says that it does not."""
     real = Vote.of
 
-    def of(sums: Sequence[float], noise: GradientNoise | None = None) -> Vote:
-        vote = real(sums, noise)
+    def of(sums: Sequence[float]) -> Vote:
+        vote = real(sums)
         return replace(vote, one_batch=True) if what == "one_batch" else replace(vote, one_state=True)
 
     return _method(Vote, "of", of)

@@ -30,7 +30,7 @@ def run(plan: Plan, trace: Trace | None = None) -> Failure | None:
     site = Site(plan, trace)
     plan_faults(site)
     try:
-        with impatient():
+        with impatient(site.draw_policy, lambda: plan.policy and site.clock.now < plan.calm):
             site.run()
     except Violation as violation:
         return Failure(plan, violation.rule, violation.what)

@@ -268,6 +268,16 @@ class Cluster(Played):
             case i.EndJob():
                 self.end = instruction
 
+    def train(self, seconds, count=30, samples=64):
+        """The members of the present world tell of so many steps, each of so many seconds."""
+        world = self.worlds[self.version]
+        first = self.job.training.step
+        steps = [
+            m.StepReport(first + n, 0, 0.5, samples, 0.1, seconds, world.version, samples * n, False)
+            for n in range(1, count + 1)
+        ]
+        self.post(e.FromWorker(world.worker_ids[0], m.Progress(tuple(steps), 0, 0)))
+
     def order(self, worker_id, message):
         obeyed = isinstance(message, m.Change | m.Broken | m.StopWork | m.Drain)
         if obeyed and worker_id in self.workers and self.workers[worker_id].connected:

@@ -9,8 +9,8 @@ import numpy as np
 from elasticdl.job.shared_values import StepReport
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.measured_steps import MeasuredSteps
-from elasticdl.master.rules.step_time import fit
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
+from elasticdl.master.state.speedup import Curve
 
 
 class Truth:
@@ -83,20 +83,17 @@ class VirtualJob:
         for one in lasted:
             self.steps.take(
                 report(float(one), world=self.world, samples=self.truth.batch(self.workers)),
-                self.truth.computing(self.workers) * math.exp(self.drift),
                 self.now,
             )
 
     def decide(self):
         """Whether the number of workers is another now."""
-        observations = self.steps.observations(self.now)
-        curve = fit(observations, follows=self.truth.follows)
+        curve = Curve(self.steps.observations(self.now))
         situation = Situation(
             limits=self.limits,
             present=self.workers,
-            measured=self.steps.enough,
+            measured=self.steps.enough and curve.can_be,
             incomplete=False,
-            observed={each.workers for each in observations},
             pause=self.pause,
             time_left=-1.0,
             now=self.now,

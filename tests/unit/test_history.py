@@ -338,11 +338,11 @@ def test_who_has_not_reached_the_master_is_told_so_until_it_is_ready():
 
 
 def test_advice_and_trouble_are_kept_as_they_come():
-    lines = [*start(), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "low": 1.7, "high": 1.9, "gain": 0.8}, [1], {"workers": 3}]),
+    lines = [*start(), line(6, "advice", text="4 would do", curve=[{"workers": 2, "speedup": 1.8, "measured": True}, [1], {"workers": 3}]),
              line(7, "worker_stuck", worker=0, host="h", seconds=31, where="train.py:31 in load", stack=["a"]),
              line(8, "worker_recovered", worker=0), line(9, "decision", workers=2, reason="enough")]  # fmt: skip
     history = read(lines)
-    assert (history.advice, history.speedup) == ("4 would do", ((2, 1.8, 1.7, 1.9),))
+    assert (history.advice, history.speedup) == ("4 would do", ((2, 1.8, True),))
     assert (history.target, history.decision) == (2, "enough")
     assert [mark.event for mark in history.marks if mark.event != "phase"] == [
         "worker_stuck",

@@ -19,7 +19,6 @@ from elasticdl.master.rules.slowness import (
 )
 from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
-from elasticdl.master.state.speedup import Curve, Observation, Point
 from elasticdl.master.state.states import WorkerState
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import Pulse, WorkerRecord
@@ -249,21 +248,17 @@ def test_if_there_are_too_many_the_slow_one_leaves():
 
 def test_while_one_looks_slow_nothing_is_concluded_from_the_number_of_workers():
     town = Town(3, scale_policy="efficiency", min_efficiency=0.6)
-    points = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.9), 1))
-    bad = tuple(Point(n, n * x, n * x, n * x, 0.5, 0.4, 0.6) for n, x in enumerate((1.0, 0.9, 0.4), 1))
-    for workers in (1, 2):
-        town.live(3)
-        town.post(e.ScalingLearnt(workers, (Observation(workers, 64, 0.5, 50, 0.1),), Curve(points)))
-    town.live(3)
+    for seconds in (1.0, 0.55):
+        town.train(seconds)
+        town.live(10)
     assert len(town.members) == 3
     town.compute[1] = 0.4
     town.live(5)  # it is not said to be slow yet
-    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
-    town.live(1)
+    town.train(0.9)
+    town.live(4)
     assert len(town.members) == 3
     town.live(20)
     assert [entry["worker"] for entry in town.records("worker_slow")] == [1]
-    town.post(e.ScalingLearnt(3, (Observation(3, 64, 0.5, 50, 0.1),), Curve(bad)))
     town.live(3)
     assert town.members == {0, 2}
 

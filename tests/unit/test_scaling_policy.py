@@ -10,23 +10,27 @@ from scaling_kit import Truth, VirtualJob
 from elasticdl.job.spec import WorkerRange
 from elasticdl.master.rules.worker_target import FIRST_BACKOFF, HORIZON, Situation, WorkerTarget
 from elasticdl.master.state.learnt import Rejection
-from elasticdl.master.state.speedup import Curve, Point
+from elasticdl.master.state.speedup import Point
 
 HOURS = 2
 
 
-def curve(*efficiencies, width=0.02):
-    """By number of workers from 1."""
-    points = []
-    for n, efficiency in enumerate(efficiencies, 1):
-        low, high = (n * (efficiency + sign * width) for sign in (-1, 1))
-        points.append(Point(n, n * efficiency, low, high, 0.0, 0.0, 0.0))
-    return Curve(tuple(points))
+class Believed:
+    """A curve with these efficiencies, by number of workers from 1."""
+
+    def __init__(self, *efficiencies, measured=()):
+        self._points = {n: Point(n, n * each, n in measured) for n, each in enumerate(efficiencies, 1)}
+
+    def at(self, workers):
+        return self._points.get(workers)
+
+    def above(self, present):
+        return (point for n, point in self._points.items() if n > present)
 
 
-def at(present, *, limits=(1, 8), observed=(), **more):
+def at(present, *, limits=(1, 8), **more):
     given = {"measured": True, "incomplete": False, "pause": 1.0, "time_left": -1.0, "now": 0.0, **more}
-    return Situation(WorkerRange(minimum=limits[0], maximum=limits[1]), present, observed=observed, **given)
+    return Situation(WorkerRange(minimum=limits[0], maximum=limits[1]), present, **given)
 
 
 @pytest.mark.parametrize(
@@ -67,32 +71,40 @@ FALLING = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
     ("before", "believed", "situation", "target", "why"),
     [
         pytest.param(
-            1, curve(1.0, 0.8, 0.7, width=0.3), at(1), 2,
-            "tries 2: of 2 workers each should do 0.80 of what one does alone, at least 0.6 is wanted",
+            1, Believed(1.0), at(1), 2, "tries 2: how the job scales is not known yet",
             id="starts with the fewest and tries one more",
         ),
-        pytest.param(2, curve(*FALLING), at(2, observed={2}), 4, "", id="doubles where that is certain to pay"),
+        pytest.param(4, Believed(), at(4, limits=(4, 8)), 5, "", id="of one alone nothing is known"),
         pytest.param(
-            3, curve(1.0, 0.8, 0.65, 0.42), at(3), 3,
-            "stays at 3: of 4 workers each would do 0.42 of what one does alone, less than --min_efficiency 0.6",
-            id="does not explore what a confident fit excludes",
+            1, Believed(1.0, 0.56, 0.5), at(1), 2,
+            "tries 2: of 2 workers each should do 0.56 of what one does alone, at least 0.6 is wanted",
+            id="an estimate may be wrong",
         ),
-        pytest.param(2, curve(1.0, 0.9, 0.9), at(2, measured=False), 2, "", id="has not measured yet"),
-        pytest.param(2, curve(1.0, 0.9, 0.9), at(2, incomplete=True), 2, "", id="others are on their way"),
-        pytest.param(4, curve(1.0, 0.9, 0.8, 0.8, 0.8), at(3, incomplete=True), 4, "", id="fewer than asked for"),
+        pytest.param(1, Believed(1.0, 0.56, measured={1, 2}), at(1), 1, "", id="a measurement is not"),
+        pytest.param(2, Believed(*FALLING, measured={1, 2}), at(2), 4, "", id="doubles where that surely pays"),
+        pytest.param(2, Believed(1.0, 0.9, 0.8, 0.65), at(2), 3, "", id="and not where it may not"),
         pytest.param(
-            1, curve(1.0, 0.9, 0.8, 0.7, 0.65, 0.61, 0.5), at(1, observed={1, 2, 6, 7}), 6, "",
+            3, Believed(1.0, 0.8, 0.65, 0.42, measured={1, 2, 3}), at(3), 3,
+            "stays at 3: of 4 workers each would do 0.42 of what one does alone, less than --min_efficiency 0.6",
+            id="does not explore what the curve excludes",
+        ),
+        pytest.param(2, Believed(1.0, 0.9, 0.9), at(2, measured=False), 2, "", id="has not measured yet"),
+        pytest.param(2, Believed(1.0, 0.9, 0.9), at(2, incomplete=True), 2, "", id="others are on their way"),
+        pytest.param(4, Believed(1.0, 0.9, 0.8, 0.8, 0.8), at(3, incomplete=True), 4, "", id="fewer than asked for"),
+        pytest.param(
+            1, Believed(1.0, 0.9, 0.8, 0.7, 0.65, 0.61, 0.5, measured={1, 2, 6, 7}), at(1), 6, "",
             id="what is known to pay is taken at once",
         ),
-        pytest.param(1, curve(1.0, 0.9), at(1, pause=0.9 * GAIN * HORIZON), 2, "", id="brings more than it costs"),
-        pytest.param(1, curve(1.0, 0.9), at(1, pause=1.1 * GAIN * HORIZON), 1, "", id="costs more than it brings"),
-        pytest.param(3, curve(1.0, 0.8, 0.3), at(3, pause=2.0, time_left=3.0), 3, "", id="too late to change"),
-        pytest.param(4, curve(*[0.9] * 8), at(4, limits=(1, 2)), 2, "", id="the maximum is the user's"),
-        pytest.param(2, curve(*[0.9] * 8), at(2, limits=(5, 6)), 5, "", id="the minimum is the user's"),
+        pytest.param(1, Believed(1.0, 0.9), at(1, pause=0.9 * GAIN * HORIZON), 2, "", id="brings more than it costs"),
+        pytest.param(1, Believed(1.0, 0.9), at(1, pause=1.1 * GAIN * HORIZON), 1, "", id="costs more than it brings"),
+        pytest.param(1, Believed(1.0), at(1, pause=1.1 * HORIZON), 1, "", id="costs more than it could bring"),
+        pytest.param(3, Believed(1.0, 0.8, 0.3), at(3, pause=2.0, time_left=3.0), 3, "", id="too late to change"),
+        pytest.param(4, Believed(*[0.9] * 8), at(4, limits=(1, 2)), 2, "", id="the maximum is the user's"),
+        pytest.param(2, Believed(*[0.9] * 8), at(2, limits=(5, 6)), 5, "", id="the minimum is the user's"),
         pytest.param(
-            5, curve(*[0.9] * 8), at(5, limits=(5, 5)), 5, "stays at 5: --num_workers allows no more", id="no range",
+            5, Believed(*[0.9] * 8), at(5, limits=(5, 5)), 5, "stays at 5: --num_workers allows no more", id="no range",
         ),
-        pytest.param(2, curve(1.0, 0.2), at(2, limits=(2, 8)), 2, "", id="the minimum is kept, whatever it costs"),
+        pytest.param(2, Believed(1.0, 0.2, 0.1), at(2, limits=(2, 8)), 2, "", id="the minimum is kept, whatever it costs"),
     ],
 )  # fmt: skip
 def test_a_decision(before, believed, situation, target, why):
@@ -104,16 +116,17 @@ def test_a_decision(before, believed, situation, target, why):
 
 
 def test_what_does_not_pay_is_given_up_and_tried_again_after_a_back_off_that_doubles():
-    policy, bad, good = WorkerTarget(0.6, 3), curve(1.0, 0.8, 0.5), curve(1.0, 0.8, 0.61)
+    bad, good = (Believed(1.0, 0.8, third, measured={1, 2, 3}) for third in (0.5, 0.61))
+    policy = WorkerTarget(0.6, 3)
     now = 0.0
     for tries in range(3):
         backoff = FIRST_BACKOFF * 2**tries
-        assert policy.decide(bad, at(3, observed={1, 2, 3}, now=now))
+        assert policy.decide(bad, at(3, now=now))
         assert (policy.target, policy.rejections(now)) == (2, (Rejection(3, backoff, backoff),))
-        policy.decide(good, at(2, observed={1, 2, 3}, now=now + 0.99 * backoff))
+        policy.decide(good, at(2, now=now + 0.99 * backoff))
         assert policy.target == 2
         now += backoff
-        assert policy.decide(good, at(2, observed={1, 2, 3}, now=now))
+        assert policy.decide(good, at(2, now=now))
         assert policy.target == 3
 
 
@@ -130,17 +143,27 @@ def test_what_was_measured_in_a_busy_moment_is_measured_again():
     truth = Truth(serial=0.0, network=0.214, growth=0.02, overlap=1.0)
     job = BusyAtFirst(truth, (1, 8), 0.6, seed=1, noise=0.05).run(0.25)
     assert [workers for _, workers, _ in job.moves[:3]] == [2, 1, 2]
-    says = "tries 2 again: of 2 workers each did 0.57 of what one does alone, less than --min_efficiency 0.6"
+    says = "tries 2 again: of 2 workers each did 0.56 of what one does alone, less than --min_efficiency 0.6"
     assert job.moves[2][2] == says
     assert job.moves[2][0] > FIRST_BACKOFF
     assert abs(job.workers - job.best()) <= 1
 
 
-def test_it_is_tried_again_sooner_if_it_has_become_certain_to_pay():
+def test_it_is_tried_again_sooner_if_it_has_come_to_pay_surely():
     policy = WorkerTarget(0.6, 3)
-    policy.decide(curve(1.0, 0.8, 0.5), at(3))
+    policy.decide(Believed(1.0, 0.8, 0.5, measured={1, 2, 3}), at(3))
     early = FIRST_BACKOFF / 8
-    policy.decide(curve(1.0, 0.9, 0.8), at(2, now=early - 1))
+    policy.decide(Believed(1.0, 0.9, 0.8), at(2, now=early - 1))
     assert policy.target == 2
-    policy.decide(curve(1.0, 0.9, 0.8), at(2, now=early))
+    policy.decide(Believed(1.0, 0.9, 0.8), at(2, now=early))
     assert policy.target == 3
+
+
+def test_what_did_not_pay_waits_for_its_time_though_its_measurement_is_forgotten():
+    policy = WorkerTarget(0.6, 2)
+    policy.decide(Believed(1.0, 0.5, measured={1, 2}), at(2))
+    assert policy.target == 1
+    assert policy.decide(Believed(1.0), at(1, now=FIRST_BACKOFF - 1))
+    assert policy.reason == "stays at 1: a further worker does not pay, and is not yet tried again"
+    policy.decide(Believed(1.0), at(1, now=FIRST_BACKOFF))
+    assert policy.target == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from scaling_kit import report
@@ -12,7 +11,6 @@ from elasticdl.master.rules.measured_steps import (
     BELIEVED,
     ENOUGH,
     LONGEST_BELIEVED,
-    MOST_NOISE,
     SKIPPED,
     MeasuredSteps,
 )
@@ -20,14 +18,14 @@ from elasticdl.master.state.learnt import MOST_OBSERVATIONS, MOST_TIMES, Forgott
 from elasticdl.master.state.speedup import Observation
 
 
-def world(steps, version, workers, seconds=0.1, count=40, samples=64, busy=0.0, now=0.0):
+def world(steps, version, workers, seconds=0.1, count=40, samples=64, now=0.0):
     steps.enter(version, workers)
     for _ in range(count):
-        steps.take(report(seconds, world=version, samples=samples), busy, now)
+        steps.take(report(seconds, world=version, samples=samples), now)
     return steps
 
 
-KNOWN = [Observation(1, 64, 1.0, 50, 0.1), Observation(2, 64, 0.6, 50, 0.1)]
+KNOWN = [Observation(1, 64, 1.0), Observation(2, 64, 0.6)]
 
 
 def recalling(observations=KNOWN, forgotten=()):
@@ -44,16 +42,16 @@ def test_the_first_steps_and_those_next_to_a_pause_do_not_count():
     steps = MeasuredSteps()
     steps.enter(1, 2)
     for seconds in [5.0] * SKIPPED + [0.1] * 38 + [9.0, 4.0]:
-        steps.take(report(seconds), 0.0, 0.0)
+        steps.take(report(seconds), 0.0)
     (seen,) = steps.observations(0.0)
-    assert (seen.workers, seen.samples, seen.steps) == (2, 64, 40)
+    assert (seen.workers, seen.samples) == (2, 64)
     assert seen.seconds == pytest.approx(0.1)
 
 
 def test_the_last_batch_of_an_epoch_and_scripts_that_do_not_tell_do_not_count():
     steps = world(MeasuredSteps(), 1, 2)
     for _ in range(9):
-        steps.take(report(0.01, samples=7, ends_epoch=True), 0.0, 0.0)
+        steps.take(report(0.01, samples=7, ends_epoch=True), 0.0)
     assert steps.observations(0.0)[0].seconds == pytest.approx(0.1)
     assert world(MeasuredSteps(), 1, 2, samples=0).observations(0.0) == ()
 
@@ -67,7 +65,7 @@ def test_steps_without_a_usual_size_tell_nothing_and_drop_nothing(size):
         steps.enter(version, version)
         for number in range(200):
             samples = size(draw, number)
-            steps.take(report(samples * 1e-3 * draw.uniform(0.9, 1.1), world=version, samples=samples), 0.0, 0.0)
+            steps.take(report(samples * 1e-3 * draw.uniform(0.9, 1.1), world=version, samples=samples), 0.0)
             assert not steps.enough
             assert [each.seconds for each in steps.observations(0.0)] == [1.0, 0.6]
 
@@ -75,10 +73,10 @@ def test_steps_without_a_usual_size_tell_nothing_and_drop_nothing(size):
 def test_only_steps_of_one_size_make_a_measurement():
     steps = world(MeasuredSteps(), 1, 1, count=SKIPPED)
     for number in range(12):
-        steps.take(report(0.1, samples=7 if number % 4 == 0 else 64), 0.0, 0.0)
+        steps.take(report(0.1, samples=7 if number % 4 == 0 else 64), 0.0)
     assert steps.observations(0.0) == (), "nine are too few"
-    steps.take(report(0.1), 0.0, 0.0)
-    assert [(each.samples, each.steps) for each in steps.observations(0.0)] == [(64, 10)]
+    steps.take(report(0.1), 0.0)
+    assert [each.samples for each in steps.observations(0.0)] == [64]
     assert not world(steps, 1, 1, count=ENOUGH - 11).enough
     assert world(steps, 1, 1, count=1).enough
 
@@ -87,7 +85,7 @@ def test_steps_of_a_world_that_is_over_do_not_count():
     steps = world(MeasuredSteps(), 1, 1, seconds=1.0)
     steps.enter(2, 2)
     for _ in range(40):
-        steps.take(report(1.0, world=1), 0.0, 0.0)
+        steps.take(report(1.0, world=1), 0.0)
     assert known(steps) == [1]
     assert not steps.enough
 
@@ -102,10 +100,10 @@ def test_enough_is_many_steps_or_long_ones(seconds, count, enough):
 def test_each_number_has_its_own_and_ages_and_what_is_recalled_stands_until_it_is_measured_anew():
     steps = world(recalling(), 1, 1, seconds=1.1, now=10.0)
     assert [(each.workers, each.seconds) for each in steps.observations(10.0)] == [(1, pytest.approx(1.1)), (2, 0.6)]
-    world(steps, 2, 2, seconds=0.7, busy=0.5, now=100.0)
+    world(steps, 2, 2, seconds=0.7, now=100.0)
     one, two = steps.observations(110.0)
-    assert (one.workers, one.seconds, one.age, one.busy) == (1, pytest.approx(1.1), 100.0, 0.0)
-    assert (two.workers, two.seconds, two.age, two.busy) == (2, pytest.approx(0.7), 10.0, 0.5)
+    assert (one.workers, one.seconds, one.age) == (1, pytest.approx(1.1), 100.0)
+    assert (two.workers, two.seconds, two.age) == (2, pytest.approx(0.7), 10.0)
 
 
 def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_again():
@@ -119,7 +117,7 @@ def test_that_more_were_slower_is_believed_for_a_while_and_longer_if_it_was_so_a
 
 
 def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
-    slower = [Observation(1, 64, 0.8, 50, 0.1), Observation(2, 64, 1.0, 50, 0.1)]
+    slower = [Observation(1, 64, 0.8), Observation(2, 64, 1.0)]
     for seconds, kept in ((0.8, (Forgotten(2, 1),)), (2.0, ())):
         steps = world(recalling(slower, [Forgotten(2, 1)]), 1, 1, seconds=seconds)
         found = known(steps, BELIEVED + 1)
@@ -134,6 +132,16 @@ def test_how_often_it_was_so_is_recalled_and_dropped_with_the_rest():
 def test_what_is_contradicted_is_forgotten(other):
     """The job has come to another machine, or has another batch."""
     assert known(world(recalling(), 1, 1, **{"seconds": 1.0, **other})) == [1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "samples", "kept"), [(3, 64, True), (3, 63, True), (3, 192, True), (3, 384, False), (1, 63, False)]
+)
+def test_what_is_of_another_batch_is_dropped(workers, samples, kept):
+    """Neither is the batch the same, nor each worker's; nearly, as a script may leave out what can't be divided."""
+    seconds = samples / 64 / workers
+    steps = world(recalling(KNOWN[:1]), 1, workers, seconds=seconds, samples=samples)
+    assert (1 in known(steps), steps.dropped) == (kept or workers == 1, not kept)
 
 
 @pytest.mark.parametrize(
@@ -161,21 +169,3 @@ def test_no_more_numbers_are_kept_than_have_room_and_one_that_is_measured_anew_i
         world(steps, version, workers, count=15, now=float(version))
     world(steps, last + 2, last, count=0, now=float(last + 2))
     assert known(steps, 100.0) == [1, *range(4, last + 1)]
-
-
-def test_the_noise_is_the_ratio_of_running_means():
-    steps = MeasuredSteps()
-    steps.enter(1, 2)
-    for number in range(400):
-        told = {"gradient_variance": (20.0, 0.0, 300.0)[number % 3], "gradient_square": (-1.0, 2.0, 2.0)[number % 3]}
-        steps.take(replace(report(0.1), **(told if number < 9 or number > 100 else {})), 0.0, 0.0)
-        if number == 50:
-            assert steps.observations(0.0)[0].noise == 0.0, "too few to tell"
-    assert steps.observations(0.0)[0].noise == pytest.approx(320 / 3, rel=0.1)
-
-
-def test_noise_without_a_gradient_is_as_much_as_there_may_be():
-    steps = world(MeasuredSteps(), 1, 2)
-    for _ in range(20):
-        steps.take(replace(report(0.1), gradient_variance=5.0, gradient_square=-1.0), 0.0, 0.0)
-    assert steps.observations(0.0)[0].noise == MOST_NOISE

@@ -90,8 +90,6 @@ class Reporting:
                 world_version=self._world.version,
                 total_samples=progress.samples,
                 ends_epoch=ends_epoch,
-                gradient_variance=vote.noise.variance,
-                gradient_square=vote.noise.square,
                 compared=compared,
             )
         )

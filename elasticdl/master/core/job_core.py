@@ -67,7 +67,7 @@ class Job:
         self.progress_limits = ProgressLimits(settings.progress_timeout)
         self.liveness = Liveness(self.records, settings.heartbeat_timeout, self.progress_limits)
         self.watch, self.slow_workers, self.sizing = Watch(self), SlowWorkers(self), Sizing(self, past)
-        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers)
+        self._rules: tuple[Rule, ...] = (self.watch, self.slow_workers, self.sizing)
         # After another master, until it is known what there is.
         self.recovery = Recovery(self.records, settings, past) if snapshot else None
         # An earlier master may have died just after it had ended the job.
@@ -95,6 +95,7 @@ class Job:
                 steps, milestones = self.training.report(progress, now)
                 self.fleet.crashes = self.fleet.crashes.after_steps(len(steps))
                 self.progress_limits.stepped(steps, progress.total_steps, now)
+                self.sizing.stepped(steps, now)
                 news = i.NewSteps(steps, pace_of(self.records.of(WorkerState.MEMBER)))
                 must_be_kept = milestones or self.training.begun is not had_begun
                 return self._in_order([news, *milestones]) if must_be_kept else [news]
@@ -105,10 +106,6 @@ class Job:
             case e.FromWorker(worker_id, Notice() as notice):
                 self.training.notice(notice)
                 return self._in_order(self.sizing.notice(worker_id, notice, now))
-            case e.ScalingLearnt():  # the next tick acts on it
-                # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
-                suspected = self.slow_workers.suspects
-                return self._in_order([] if self.recovery else self.sizing.learn(event, now, suspected=suspected))
             case e.StateSaveStalled(problem):
                 self.liveness.save_problem = problem
                 message = f"what was decided waits until the job's state is saved: {problem}"
@@ -176,7 +173,7 @@ class Job:
                 self.limits = workers
                 self.fleet.scaled(workers.maximum)
                 requested = Record("scale_requested", {"workers": str(workers)})
-                return [requested, *self.sizing.scaled(), *self._reconcile(now)]
+                return [requested, *self.sizing.scaled(now), *self._reconcile(now)]
             case e.LauncherFailed(reason):
                 self.ending.decide(Outcome(Phase.FAILED, reason))
             case e.StopRequested():
@@ -329,6 +326,10 @@ class Job:
         return absence
 
     # ---- what rules ask for ----
+
+    @property
+    def somebody_seems_slow(self) -> bool:
+        return self.slow_workers.suspects
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         why = f"worker {record.worker_id}: {reason}"

@@ -28,8 +28,6 @@ ENOUGH, LONG = 20, 60.0
 CONTRADICTION = 0.25
 # A measurement that more workers are slower may be the machine's fault. It is kept for so long, then twice as long each time.
 BELIEVED, LONGEST_BELIEVED = 600.0, 4 * 3600.0
-# The share of one step in the running means of the gradients' noise; and more noise than this makes no difference.
-NOISE_SHARE, MOST_NOISE = 0.03, 1e12
 
 
 class MeasuredSteps:
@@ -39,11 +37,9 @@ class MeasuredSteps:
         self.workers = 0  # in the present world; 0 as long as there is none
         self._version = 0
         self._steps: deque[StepReport] = deque(maxlen=KEPT)  # of the present world
-        self._busy = 0.0  # seconds a step
         self._seen = 0
         self._compared = False
         self._last = 0.0  # time of the last of them
-        self._noise = _Noise()
         self._known: dict[int, tuple[float, Observation]] = {}  # of earlier worlds, and when; the newest last
         self._forgotten: Counter[int] = Counter()  # how often what was known of so many was
         self.dropped = False  # what was recalled was dropped: it is outdated, or of another batch
@@ -55,24 +51,23 @@ class MeasuredSteps:
         for those in forgotten:
             self._forgotten.setdefault(those.workers, those.times)
 
-    def enter(self, version: int, workers: int) -> None:
-        """A world of so many has begun."""
+    def enter(self, version: int, workers: int) -> bool:
+        """The present world has so many workers. Returns whether it is another than before."""
         if version == self._version:
-            return
+            return False
         self._remember()
         self.workers, self._version = workers, version
         self._steps.clear()
-        self._seen, self._busy, self._compared = 0, 0.0, False
+        self._seen, self._compared = 0, False
+        return True
 
-    def take(self, step: StepReport, busy: float, now: float) -> None:
-        """``busy``: what the members' last steps took of computing, the mean over them; 0 if not known."""
+    def take(self, step: StepReport, now: float) -> None:
         if step.world_version != self._version:
             return  # of a world that is over: its last moments count for nothing
-        self._noise.take(step)
         self._seen += 1
         if self._seen > SKIPPED and step.seconds > 0 and step.samples > 0:
             self._steps.append(step)
-            self._busy, self._last = busy or self._busy, now
+            self._last = now
 
     @property
     def enough(self) -> bool:
@@ -101,8 +96,7 @@ class MeasuredSteps:
         alike = _alike(self._steps)
         if len(alike) < FEWEST and not _are_enough(alike):
             return None
-        seen = summarize(self.workers, alike)
-        return replace(seen, busy=min(self._busy, seen.seconds), noise=self._noise.scale)
+        return summarize(self.workers, alike)
 
     def _remember(self) -> None:
         self._compare()
@@ -125,14 +119,14 @@ class MeasuredSteps:
         """Compare the present world with what was known of other numbers of workers, and once with what was known of this number."""
         if not (self._known and (present := self._present())):
             return
-        if any(_is_impossible(present, before) for _, before in self._known.values()):
+        others = [before for _, before in self._known.values()]
+        if any(_is_impossible(present, before) or _is_of_another_batch(present, before) for before in others):
             self._drop()
         if self._compared or self.workers not in self._known:
             return
         self._compared = True
         _, before = self._known[self.workers]
-        other_batch = present.samples != before.samples
-        if other_batch or abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
+        if abs(math.log(present.seconds / before.seconds)) > CONTRADICTION:
             self._drop()
 
     def _drop(self) -> None:
@@ -157,26 +151,11 @@ def _is_impossible(one: Observation, other: Observation) -> bool:
     return math.log(few.seconds / many.seconds) > math.log(smaller) + CONTRADICTION
 
 
-class _Noise:
-    """The gradient noise scale, tr(S) / |G|^2 in samples: a ratio of running means, as AdaptDL takes it."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._variance = self._square = 0.0
-
-    def take(self, step: StepReport) -> None:
-        if step.gradient_variance or step.gradient_square:
-            self._count += 1
-            share = max(1 / self._count, NOISE_SHARE)
-            self._variance += share * (step.gradient_variance - self._variance)
-            self._square += share * (step.gradient_square - self._square)
-
-    @property
-    def scale(self) -> float:
-        """0 if it is not known yet."""
-        if self._count < FEWEST or self._variance <= 0:
-            return 0.0
-        return min(self._variance / max(self._square, 1e-300), MOST_NOISE)
+def _is_of_another_batch(one: Observation, other: Observation) -> bool:
+    """Neither is the global batch the same, nor each worker's; nearly, as a script may leave out what can't be divided."""
+    of_all = abs(math.log(one.samples / other.samples))
+    of_each = abs(math.log(one.samples / other.samples * other.workers / one.workers))
+    return of_all > 0 if one.workers == other.workers else min(of_all, of_each) > CONTRADICTION
 
 
 def _alike(steps: Collection[StepReport]) -> list[StepReport]:
@@ -198,5 +177,4 @@ def summarize(workers: int, alike: Sequence[StepReport]) -> Observation:
     seconds = sorted(step.seconds for step in alike)
     cut = int(len(seconds) * TRIMMED)
     kept = seconds[cut : len(seconds) - cut]
-    low, high = seconds[round(0.16 * (len(seconds) - 1))], seconds[round(0.84 * (len(seconds) - 1))]
-    return Observation(workers, alike[0].samples, statistics.fmean(kept), len(alike), math.log(high / low) / 2)
+    return Observation(workers, alike[0].samples, statistics.fmean(kept))

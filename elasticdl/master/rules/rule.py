@@ -4,7 +4,7 @@
 | --- | --- |
 | `elasticdl.master.rules.watching` | who is silent, late or stuck, and who is given up for it |
 | `elasticdl.master.rules.slowness` | who holds the others up, and who is replaced for it |
-| `elasticdl.master.rules.sizing` | how many workers pay, and what other jobs of the queue are told |
+| `elasticdl.master.rules.sizing` | how fast the job is with how many workers, and how many pay |
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class RuledJob(Protocol):
     rendezvous: Rendezvous
     training: Training
     progress_limits: ProgressLimits
+
+    @property
+    def somebody_seems_slow(self) -> bool:
+        """A member looks slow, and has not been watched for long enough to say so."""
 
     def give_up(self, record: WorkerRecord, reason: str, now: float) -> list[Instruction]:
         """Kill this worker, and replace it."""

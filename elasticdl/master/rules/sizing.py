@@ -1,19 +1,21 @@
-"""How the job scales, as far as it knows: what it says of that, and how many workers it wants.
+"""How the job scales, as far as its steps tell: what it says of that, and how many workers it wants.
 
-Steps are measured, and the curve is fitted, outside of the core (`elasticdl.master.shell.scaling_observer`); it arrives here
-as an event. What `Sizing` holds may be lost without harm.
+What `Sizing` holds may be lost without harm.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterator, Sequence
 
+from elasticdl.common.backoff import Backoff
 from elasticdl.job import messages
+from elasticdl.job.shared_values import StepReport
 from elasticdl.job.spec import WorkerRange
+from elasticdl.master.rules.measured_steps import MeasuredSteps
 from elasticdl.master.rules.rule import RuledJob
 from elasticdl.master.rules.worker_target import Situation, WorkerTarget
-from elasticdl.master.state import events as e
 from elasticdl.master.state import instructions as i
 from elasticdl.master.state.instructions import Instruction, Record
 from elasticdl.master.state.learnt import MOST_OBSERVATIONS, Learnt
@@ -24,6 +26,8 @@ from elasticdl.master.state.states import LIVE
 # What a change costs is the median of so many pauses, or this many seconds before there was any.
 PAUSES_KEPT = 32
 UNKNOWN_PAUSE = 1.0
+# After a world has formed, what its steps tell counts after so long at first, and then after twice as long each time.
+FIRST_SECONDS, LONGEST_SECONDS = 4.0, 60.0
 # The journal has advice again after so many seconds, if a speedup has changed by this part.
 ADVICE_SECONDS = 30.0
 MATERIAL = 0.1
@@ -40,12 +44,15 @@ class Sizing:
         self._training = job.training
         self._curve = Curve()
         self._learnt = past.learnt
+        self._steps = MeasuredSteps()
+        self._backoff, self._due = Backoff(first=FIRST_SECONDS, longest=LONGEST_SECONDS), 0.0
         self._policy: WorkerTarget | None = None
         if settings.scale_policy == "efficiency":
             self._policy = WorkerTarget(settings.min_efficiency, past.target or past.limits.minimum)
-        self._recalled = past.learnt.rejections  # until it is known whether they are of such a job as this
+        # Until the job's own steps tell whether it is of such a job as this.
+        self._recalled: Learnt | None = past.learnt
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
-        self._present, self._compared = 0, False  # workers that were last measured; other numbers were, too
+        self._present = 0  # workers that were last measured
         self._advised: tuple[float, int, Curve] | None = None  # when, for how many, by what
         self._told = Learnt()  # what the workers were told
 
@@ -63,7 +70,7 @@ class Sizing:
 
     @property
     def advice(self) -> str:
-        return self._curve.advice(self._present, compared=self._compared)
+        return self._curve.advice(self._present)
 
     @property
     def learnt(self) -> Learnt:
@@ -83,8 +90,10 @@ class Sizing:
 
     # ---- what happens ----
 
-    def scaled(self) -> list[Instruction]:
-        """The range of workers is another now."""
+    def scaled(self, now: float) -> list[Instruction]:
+        """The range of workers is another now. Whoever asked for it watches what comes of it."""
+        self._backoff.reset()
+        self._due = now
         policy = self._policy
         if policy is None or not policy.scaled(self._seen.limits):
             return []
@@ -107,19 +116,41 @@ class Sizing:
             return [Record("warning", {"message": reason})]
         # It is in the next checkpoint, too, though this job may be over before it has learnt.
         if self._learnt == Learnt():
-            self._learnt, self._recalled = learnt, learnt.rejections
-        return [i.Recall(learnt), *self._tell()]
+            self._learnt = self._recalled = learnt
+        return self._tell()
 
-    def learn(self, event: e.ScalingLearnt, now: float, *, suspected: bool = False) -> list[Instruction]:
-        """``suspected``: a member looks slow."""
-        self._curve, self._present = event.curve if event.curve.can_be else Curve(), event.workers
-        self._compared = any(each.workers != event.workers for each in event.observations)
+    def stepped(self, steps: Sequence[StepReport], now: float) -> None:
+        """Steps that were not reported before."""
+        if (world := self._rendezvous.world) and self._steps.enter(world.version, len(world.members)):
+            self._backoff.reset()
+            self._due = now + FIRST_SECONDS
+        for step in steps:
+            self._steps.take(step, now)
+
+    def look(self, now: float) -> Iterator[Instruction]:
         stable = self._rendezvous.world is not None and self._rendezvous.change is None
-        members = len(self._rendezvous.active_members()) if stable and not suspected else 0
-        out = self._decide(self._policy, event, members, now) if self._policy else []
+        # While a member looks slow, and is not called so yet, it may be why the job is, and not the number of workers.
+        if now < self._due or not self._steps.enough or not stable or self._seen.somebody_seems_slow:
+            return
+        self._due = now + self._backoff.delay()
+        yield from self._learn(now)
+
+    def _learn(self, now: float) -> Iterator[Instruction]:
+        recalled, self._recalled = self._recalled, None
+        if recalled is not None:
+            self._steps.recall(recalled.observations, now, recalled.forgotten)
+        observations = self._steps.observations(now)
+        curve, self._present = Curve(observations), self._steps.workers
+        self._curve = curve if curve.can_be else Curve()
+        if recalled is not None and self._policy is not None and not self._steps.dropped:
+            # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it.
+            self._policy.recall(recalled.rejections, now)
+        if self._policy is not None:
+            yield from self._decide(self._policy, now, can_be=curve.can_be)
         rejections = self._policy.rejections(now)[:MOST_OBSERVATIONS] if self._policy else ()
-        self._learnt = Learnt(event.observations, rejections, event.forgotten)
-        return [*out, *self._tell(), *self._advise(now)]
+        self._learnt = Learnt(observations, rejections, self._steps.forgotten)
+        yield from self._tell()
+        yield from self._advise(now)
 
     def _tell(self) -> list[Instruction]:
         """Any worker may write the next checkpoint; those that connect later are told then."""
@@ -129,18 +160,13 @@ class Sizing:
         self._told = self._learnt
         return [i.Tell(there, messages.Learnt(self._learnt.to_json()))]
 
-    def _decide(self, policy: WorkerTarget, event: e.ScalingLearnt, members: int, now: float) -> list[Instruction]:
-        observed = {each.workers for each in event.observations}
-        # What was measured of another batch, or on faster machines, was dropped, and so is what followed from it. That a single
-        # number is not there means less: that it was slower than fewer is forgotten long before its back-off is over.
-        policy.recall(() if event.dropped else self._recalled, now)
-        self._recalled = ()
+    def _decide(self, policy: WorkerTarget, now: float, *, can_be: bool) -> list[Instruction]:
+        members = len(self._rendezvous.active_members())
         situation = Situation(
             limits=self._seen.limits,
             present=members,
-            measured=event.workers == members,
+            measured=self._present == members and can_be,
             incomplete=self._records.live != members,
-            observed=observed,
             pause=statistics.median(self._pauses) if self._pauses else UNKNOWN_PAUSE,
             time_left=self._training.time_left(now),
             now=now,
@@ -149,13 +175,13 @@ class Sizing:
         return [Record("decision", {"workers": policy.target, "reason": policy.reason})] if changed else []
 
     def _advise(self, now: float) -> list[Instruction]:
-        text = self.advice
+        text, present = self.advice, self._present
         if not text:
             return []
         if self._advised is not None:
-            at, present, curve = self._advised
-            recent = now - at < ADVICE_SECONDS or not self._curve.differs(curve, MATERIAL)
-            if recent and present == self._present:
+            at, before, curve = self._advised
+            recent = now - at < ADVICE_SECONDS or not self._curve.differs(curve, present, MATERIAL)
+            if recent and before == present:
                 return []
-        self._advised = now, self._present, self._curve
-        return [Record("advice", {"text": text, "curve": self._curve.published()})]
+        self._advised = now, present, self._curve
+        return [Record("advice", {"text": text, "curve": self._curve.published(present)})]

@@ -3,9 +3,10 @@
 The job wants the largest number of workers N within its range for which each does at least ``--min_efficiency`` of what one
 does alone: speedup(N) / N. It
 
-- starts with the fewest, and tries more: twice as many if that is certain to pay, else one more if that may well pay;
+- starts with the fewest, and tries more: up to twice as many if they pay even where the estimate is wrong by `DOUBT`, else one
+  more if it may pay, or if nothing is known of it;
 - stays until it has measured, and gives up a number that does not pay. That one, and any above it, is tried again after a
-  back-off that doubles each time, or after an eighth of it if by then it is certain to pay;
+  back-off that doubles each time, or after an eighth of it if by then it surely pays;
 - changes only if what is gained within the horizon is more than what a pause costs.
 
 So in a time t there are at most about 2 log2(t / FIRST_BACKOFF) changes over each number of workers, however noisy the speed is.
@@ -13,7 +14,7 @@ So in a time t there are at most about 2 log2(t / FIRST_BACKOFF) changes over ea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticdl.common.backoff import Backoff
@@ -26,6 +27,9 @@ LONGEST_BACKOFF = 4 * 3600.0
 EARLY = 1 / 8
 # Seconds for which a gain is counted, unless the job is over sooner.
 HORIZON = 600.0
+UNKNOWN = "how the job scales is not known yet"
+# By this part an estimate may be wrong.
+DOUBT = 0.1
 # The present number is kept unless its efficiency is below the limit by this part.
 SLACK = 0.02
 
@@ -36,9 +40,8 @@ class Situation:
 
     limits: WorkerRange
     present: int  # members of the world
-    measured: bool  # they have made enough steps
+    measured: bool  # they have made enough steps, and what is known of other numbers does not contradict
     incomplete: bool  # others are on their way, or have no place
-    observed: Collection[int]  # numbers of workers that were measured
     pause: float  # that a change costs
     time_left: float  # of the job; negative if not known
     now: float
@@ -51,9 +54,14 @@ class Situation:
 class WorkerTarget:
     def __init__(self, least_efficiency: float, target: int) -> None:
         self.target = target
-        self.reason = f"starts with {target}: how the job scales is not known yet"
+        self._does, self._why = f"starts with {target}", UNKNOWN
         self._least = least_efficiency
         self._rejected: dict[int, tuple[float, Backoff]] = {}  # until when it is not tried
+
+    @property
+    def reason(self) -> str:
+        """Why as many workers are wanted."""
+        return f"{self._does}: {self._why}"
 
     def rejections(self, now: float) -> tuple[Rejection, ...]:
         each = sorted(self._rejected.items())
@@ -67,81 +75,93 @@ class WorkerTarget:
             self._rejected.setdefault(each.workers, (now + min(each.left, LONGEST_BACKOFF), backoff))
 
     def decide(self, curve: Curve, at: Situation) -> bool:
-        """Returns whether the target has changed, or the reason why it stays."""
-        before = self.target, self.reason.partition(":")[0]
+        """Returns whether it does something else now than before; numbers in the reason may change with each measurement."""
+        before = self.target, self._does
         self._fit_into(at.limits)
-        here = curve.at(at.present)
-        if here is not None and at.measured and not self._give_up(curve, here, at):
-            self._try_more(curve, here, at)
-        return before != (self.target, self.reason.partition(":")[0])
+        if at.measured and not self._give_up(curve, at):
+            self._try_more(curve, at)
+        return before != (self.target, self._does)
 
     def scaled(self, limits: WorkerRange) -> bool:
         """The range has changed, so the reason changes, too. Returns whether the target has changed."""
         if self._fit_into(limits):
             return True
-        self.reason = f"stays at {self.target}: the job was scaled to {limits}, and nothing was measured since"
+        self._stay(f"the job was scaled to {limits}, and nothing was measured since")
         return False
 
     def _fit_into(self, limits: WorkerRange) -> bool:
         before, self.target = self.target, min(max(self.target, limits.minimum), limits.maximum)
         if self.target == before:
             return False
-        self.reason = f"goes to {self.target}: the job was scaled to {limits}"
+        self._does, self._why = f"goes to {self.target}", f"the job was scaled to {limits}"
         return True
 
-    def _give_up(self, curve: Curve, here: Point, at: Situation) -> bool:
+    def _give_up(self, curve: Curve, at: Situation) -> bool:
         """Whether there are too many."""
-        if here.workers <= at.limits.minimum or here.efficiency >= self._least * (1 - SLACK):
+        here = curve.at(at.present)
+        if here is None or here.workers <= at.limits.minimum or self._may_pay(here, self._least * (1 - SLACK)):
             return False
-        fewer = [p.workers for p in curve if at.limits.minimum <= p.workers < here.workers and self._pays(p)]
-        best = max(fewer, default=at.limits.minimum)
+        fewer = range(at.limits.minimum, here.workers)
+        best = max((n for n in fewer if (point := curve.at(n)) and self._pays(point)), default=at.limits.minimum)
         if at.horizon * (here.workers - best) <= at.pause * here.workers:
-            self.reason = f"stays at {self.target}: the job is over too soon for a change to pay"
+            self._stay("the job is over too soon for a change to pay")
             return True
         self._reject(here.workers, at.now)
         self.target = best
-        self.reason = f"goes back to {best}: {self._each_does(here, 'does')}"
+        self._does, self._why = f"goes back to {best}", self._each_does(here, "does")
         return True
 
-    def _try_more(self, curve: Curve, here: Point, at: Situation) -> None:
-        if here.workers != self.target or at.incomplete:
+    def _try_more(self, curve: Curve, at: Situation) -> None:
+        if at.present != self.target or at.incomplete:
             return  # what it has asked for is on its way
-        stays = f"stays at {self.target}"
-        if here.workers == at.limits.maximum:
-            self.reason = f"{stays}: --num_workers allows no more"
+        if at.present == at.limits.maximum:
+            self._stay("--num_workers allows no more")
             return
-        allowed = [p for p in curve if here.workers < p.workers <= self._most(curve, at)]
-        promising = [p for p in allowed if self._is_promising(p, here, at)]
-        more = curve.at(here.workers + 1)
+        most, here, more = self._most(curve, at), curve.at(at.present), curve.at(at.present + 1)
+        if here is None or more is None:  # the first number that is measured tells nothing of others
+            if at.present == most:
+                self._stay("a further worker does not pay, and is not yet tried again")
+            else:
+                self._try(at.present + 1, UNKNOWN, 1 / at.present, at)
+            return
+        points = [point for point in curve.above(at.present) if point.workers <= most]
+        promising = [point for point in points if self._is_promising(point, at)]
         if not promising:
-            tried = more is not None and not allowed
-            says = "does not pay, and is not yet tried again" if tried else "would not pay"
-            why = self._each_does(more, "would do") if more is not None and not self._pays(more) else ""
-            self.reason = f"{stays}: {why or f'a further worker {says}'}"
+            says = "would not pay" if points else "does not pay, and is not yet tried again"
+            each_does = self._each_does(more, "did" if more.measured else "would do")
+            self._stay(f"a further worker {says}" if self._pays(more) else each_does)
             return
         best = promising[-1]
-        if at.horizon * (best.speedup / here.speedup - 1) <= at.pause:
-            self.reason = f"{stays}: in the time that is left {best.workers} would gain less than the change costs"
-            return
-        self.target = best.workers
-        if best.workers in at.observed and not self._pays(best):
-            self.reason = f"tries {best.workers} again: {self._each_does(best, 'did')}"
+        gain = best.speedup / here.speedup - 1
+        if best.measured and not self._pays(best):
+            self._try(best.workers, self._each_does(best, "did"), gain, at, again=" again")
         else:
-            self.reason = f"tries {best.workers}: {self._each_does(best, 'should do', wanted=True)}"
+            self._try(best.workers, self._each_does(best, "should do", wanted=True), gain, at)
 
-    def _is_promising(self, point: Point, here: Point, at: Situation) -> bool:
-        if point.workers in at.observed:
-            return self._pays(point) or self._is_due_again(point, here)
-        if point.workers == here.workers + 1:  # with a probability of some 25 % at least
-            return (point.speedup + point.high) / 2 >= self._least * point.workers
-        return point.workers <= 2 * here.workers and self._is_certain(point)
+    def _try(self, workers: int, why: str, gain: float, at: Situation, again: str = "") -> None:
+        """``gain``: by what share of its speed the job should become faster."""
+        if at.horizon * gain <= at.pause:
+            self._stay(f"in the time that is left {workers} would gain less than the change costs")
+            return
+        self.target = workers
+        self._does, self._why = f"tries {workers}{again}", why
 
-    def _is_due_again(self, point: Point, here: Point) -> bool:
+    def _stay(self, why: str) -> None:
+        self._does, self._why = f"stays at {self.target}", why
+
+    def _is_promising(self, point: Point, at: Situation) -> bool:
+        if point.measured:
+            return self._pays(point) or self._is_due_again(point, at)
+        if point.workers == at.present + 1:
+            return self._may_pay(point, self._least)
+        return point.workers <= 2 * at.present and self._surely_pays(point)
+
+    def _is_due_again(self, point: Point, at: Situation) -> bool:
         """Rejected once, and its back-off is over: the machine may have been busy then.
 
         Not after a second time: a number that is always a little short of the limit would come and go.
         """
-        if point.workers != here.workers + 1 or point.workers not in self._rejected:
+        if point.workers != at.present + 1 or point.workers not in self._rejected:
             return False
         _, backoff = self._rejected[point.workers]
         return backoff.bound() == FIRST_BACKOFF
@@ -151,16 +171,19 @@ class WorkerTarget:
         most = at.limits.maximum
         for workers, (until, backoff) in self._rejected.items():
             point = curve.at(workers)
-            certain = point is not None and self._is_certain(point)
-            if at.now < until - (backoff.bound() * (1 - EARLY) if certain else 0.0):
+            pays = point is not None and self._surely_pays(point)
+            if at.now < until - (backoff.bound() * (1 - EARLY) if pays else 0.0):
                 most = min(most, workers - 1)
         return most
 
     def _pays(self, point: Point) -> bool:
         return point.efficiency >= self._least
 
-    def _is_certain(self, point: Point) -> bool:
-        return point.low >= self._least * point.workers
+    def _surely_pays(self, point: Point) -> bool:
+        return point.efficiency * (1 - DOUBT) >= self._least
+
+    def _may_pay(self, point: Point, least: float) -> bool:
+        return point.efficiency * (1 if point.measured else 1 + DOUBT) >= least
 
     def _reject(self, workers: int, now: float) -> None:
         _, backoff = self._rejected.get(workers, (0.0, Backoff(first=FIRST_BACKOFF, longest=LONGEST_BACKOFF)))

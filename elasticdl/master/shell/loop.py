@@ -248,5 +248,3 @@ class Loop:
                 self._news_at = min(self._news_at, self._ports.clock())
             case i.NewSteps(steps, pace):
                 self._ports.observer.trained(steps, pace)
-            case i.Recall(learnt):
-                self._ports.observer.recalled(learnt)

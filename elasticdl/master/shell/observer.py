@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Pace, StepReport
 
 MOST_IN_A_ROW = 10
@@ -21,9 +20,6 @@ class Observer:
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         """Steps that were not reported before. ``pace``: what the members' last steps took."""
-
-    def recalled(self, learnt: Learnt) -> None:
-        """The job goes on from a checkpoint, in which an earlier job left what it had learnt of its scaling."""
 
     def close(self) -> None:
         """Nothing more happens."""
@@ -44,9 +40,6 @@ class Observers(Observer):
 
     def trained(self, steps: Sequence[StepReport], pace: Pace) -> None:
         self._tell(lambda observer: observer.trained(steps, pace))
-
-    def recalled(self, learnt: Learnt) -> None:
-        self._tell(lambda observer: observer.recalled(learnt))
 
     def close(self) -> None:
         self._tell(lambda observer: observer.close())

@@ -27,7 +27,6 @@ from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
 from elasticdl.master.shell.observer import Observer, Observers
 from elasticdl.master.shell.saver import SnapshotStore, StateSaver
-from elasticdl.master.shell.scaling_observer import ScalingObserver
 from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
 from elasticdl.master.shell.step_log import StepLog
@@ -35,7 +34,6 @@ from elasticdl.master.shell.summary import achieved, write_summary
 from elasticdl.master.shell.tensorboard import TensorBoard
 from elasticdl.master.state import events as e
 from elasticdl.master.state.instructions import EndJob, Phase
-from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.snapshot import JobSnapshot, Snapshot
 from elasticdl.master.state.values import Settings
 from elasticdl.places.base import Launcher, Limits, Report
@@ -204,10 +202,8 @@ class Master:
         self._job = Job(settings, past.job if past else None)
         self._sessions = Sessions(past.taken if past else {})
         self._saver = StateSaver(self._store)
-        learnt = past.job.learnt if past else Learnt()
-        scaling = ScalingObserver(spec, self._limits, learnt, self._post_from_thread, time.monotonic)
         tensorboard = [TensorBoard(spec.tensorboard_log_dir)] if spec.tensorboard_log_dir else []
-        self._observers = Observers([self.facts, *tensorboard, scaling, *self._make_observers(self)])
+        self._observers = Observers([self.facts, *tensorboard, *self._make_observers(self)])
         self._journal = Journal(job_dir.journal, self._observers.recorded, self._generation)
         past_steps = past.steps if past else None
         told_steps = (time.time, self._started, past_steps, self._job.training)
@@ -259,9 +255,6 @@ class Master:
     def _limits(self) -> WorkerRange:
         """As they are now."""
         return self._job.limits
-
-    def _post_from_thread(self, event: e.Event) -> None:
-        self._loop.call_soon_threadsafe(self.post, event)
 
     def _wrap(self, state: JobSnapshot) -> Snapshot:
         """Together with what the shell knows at the same moment."""

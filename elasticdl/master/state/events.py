@@ -11,8 +11,6 @@ from enum import StrEnum
 
 from elasticdl.job.messages import Message
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.state.learnt import Forgotten
-from elasticdl.master.state.speedup import Curve, Observation
 
 
 class ExitCause(StrEnum):
@@ -130,24 +128,6 @@ class LauncherFailed(Event):
     """No worker of this job can be started, now or later; ``reason`` is one line that says what is to be mended."""
 
     reason: str
-
-
-# ---- from those who measure ----
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingLearnt(Event):
-    """How fast the job is with how many workers, from the steps so far.
-
-    ``workers``: how many made the newest steps, and enough of them to judge by. ``dropped``: what an earlier
-    job or master had measured was dropped, as the steps contradict it, or it is of another batch.
-    """
-
-    workers: int
-    observations: tuple[Observation, ...]
-    curve: Curve
-    forgotten: tuple[Forgotten, ...] = ()
-    dropped: bool = False
 
 
 # ---- from the store ----

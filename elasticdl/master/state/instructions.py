@@ -12,7 +12,6 @@ from typing import Any
 
 from elasticdl.job import messages
 from elasticdl.job.shared_values import Pace, StepReport
-from elasticdl.master.state.learnt import Learnt
 from elasticdl.master.state.values import Outcome as Outcome
 from elasticdl.master.state.values import Phase as Phase
 from elasticdl.master.state.values import World as World
@@ -99,13 +98,6 @@ class KillWorker(WorkerInstruction):
 
 
 @dataclass(frozen=True, slots=True)
-class Recall(Instruction):
-    """What an earlier job has learnt, from whose checkpoint this one goes on."""
-
-    learnt: Learnt
-
-
-@dataclass(frozen=True, slots=True)
 class NewSteps(Instruction):
     """Steps that were not reported before."""
 
@@ -130,7 +122,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-_UNSAVED = (ReadStacks, ReadLog, Record, NewSteps, Recall)
+_UNSAVED = (ReadStacks, ReadLog, Record, NewSteps)
 _UNSAVED_MESSAGES = (messages.Change, messages.Broken, messages.DumpStacks, messages.Learnt)
 
 

@@ -16,7 +16,7 @@ FORMAT = 1
 # Numbers of workers that are kept: what a cluster keeps of a job has to be small.
 MOST_OBSERVATIONS = 32
 MATERIAL = 0.05
-# The time for which a number is believed stops growing long before so many doublings.
+# Bound on `Forgotten.times`: the time for which a number is believed stops growing long before.
 MOST_TIMES = 32
 
 

@@ -1,8 +1,18 @@
-"""How fast a job trains with how many workers, compared with one: what was measured, and what is believed."""
+"""How fast a job trains with how many workers, compared with one: what was measured, and what follows for other numbers.
+
+A number that was measured is believed as measured. For others the time of a step is
+
+    T(N) = a + b * share + c * (N - 1)        a, b, c >= 0
+
+by least squares over the numbers that were measured. ``share`` is the largest part of the global batch that one worker has;
+it is constant where the batch follows the workers. What this form misses at the next smaller number that was measured is
+corrected. As long as only one number was measured, nothing is known of others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -10,10 +20,11 @@ from pydantic import Field
 
 from elasticdl.job.spec import MOST_WORKERS
 
-Count = Annotated[int, Field(ge=1, le=2**53)]
 # Some jobs are faster with N workers than N times, as each one's part of the data fits into a cache. None is by more than this.
 MOST_EFFICIENCY = 1.25
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]  # it may not be known, which is 0
+# Of least squares; they take a few milliseconds.
+ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +32,23 @@ class Observation:
     """Ordinary steps with one number of workers."""
 
     workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)]
-    samples: Count  # of a step
+    samples: Annotated[int, Field(ge=1, le=2**53)]  # of a step
     seconds: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]  # of a step, the mean without the extremes
-    steps: Count  # that were measured
-    spread: Amount  # robust standard deviation of the logarithm of one step's seconds
-    busy: Amount = 0.0  # seconds of a step in which the members computed, the mean over them
     age: Amount = 0.0  # seconds since the last of these steps
-    noise: Amount = 0.0  # gradient noise scale in samples
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of a curve: with so many workers the job trains ``speedup`` times as fast as with one.
-
-    ``low`` to ``high`` holds it with a probability of 80 %. ``gain``: by how much it is more than with one worker less.
-    """
+    """With so many workers the job trains ``speedup`` times as fast as with one."""
 
     workers: int
     speedup: float
-    low: float
-    high: float
-    gain: float
-    gain_low: float
-    gain_high: float
+    measured: bool  # so many, and one; else it is an estimate
 
     @property
     def efficiency(self) -> float:
@@ -51,63 +56,123 @@ class Point:
         return self.speedup / self.workers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
-    """By rising number of workers, from 1; of large numbers not all are there. Empty if nothing is known."""
+    """What is known of the speedup; nothing, if there are no observations, or of one number of workers only."""
 
-    points: tuple[Point, ...] = ()
-    noise: float = 0.0  # gradient noise scale in samples, if statistical efficiency is in the speedup; else 0
-    _by_workers: dict[int, Point] = field(init=False, repr=False, compare=False)
+    observations: tuple[Observation, ...] = ()  # by number of workers
+    _measured: dict[int, Observation] = field(init=False, repr=False, compare=False)
+    _form: _Form | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_workers", {point.workers: point for point in self.points})
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self.points)
-
-    def at(self, workers: int) -> Point | None:
-        return self._by_workers.get(workers)
-
-    def published(self) -> list[dict[str, Any]]:
-        """For the journal and for other programs."""
-        numbers = ("speedup", "low", "high", "gain")
-        return [{"workers": each.workers, **{name: round(getattr(each, name), 3) for name in numbers}} for each in self]
-
-    def differs(self, other: Curve, share: float) -> bool:
-        """Whether the two know other numbers of workers, or one of them has another speedup by more than this share."""
-        if self._by_workers.keys() != other._by_workers.keys():
-            return True
-        return any(abs(p.speedup - q.speedup) > share * q.speedup for p, q in zip(self, other, strict=True))
+        object.__setattr__(self, "_measured", {each.workers: each for each in self.observations})
+        object.__setattr__(self, "_form", _Form(self.observations) if len(self._measured) > 1 else None)
 
     @property
     def can_be(self) -> bool:
         """Else what was measured of some numbers of workers has other causes, as where the first epoch reads its data from afar."""
-        return all(point.efficiency <= MOST_EFFICIENCY for point in self)
+        each_does = [each.rate / each.workers for each in self.observations]
+        return all(does <= MOST_EFFICIENCY * each_does[0] for does in each_does)
 
-    def advice(self, present: int, *, compared: bool = True) -> str:
-        """What so many workers bring, and one more; empty if that is not known. ``compared``: other numbers were measured, too."""
+    def at(self, workers: int) -> Point | None:
+        """None, if nothing is known of so many. N workers never do more than N times the work of one."""
+        if self._form is None:
+            return Point(1, 1.0, True) if workers == 1 in self._measured else None
+        speedup = min(float(workers), self._rate(workers) / self._rate(1))
+        return Point(workers, speedup, workers in self._measured and 1 in self._measured)
+
+    def above(self, present: int) -> Iterator[Point]:
+        """Of more workers, as far as twice as many, and of those beyond that were measured."""
+        numbers = {*range(present + 1, 2 * present + 1), *(n for n in self._measured if n > present)}
+        return (point for n in sorted(numbers) if (point := self.at(n)) is not None)
+
+    def _rate(self, workers: int) -> float:
+        assert self._form is not None, "an estimate needs several numbers of workers"
+        if workers in self._measured:
+            return self._measured[workers].rate
+        # What the form misses where it is closest is taken to be missed here, too.
+        near = max((n for n in self._measured if n < workers), default=min(self._measured))
+        missed = self._measured[near].seconds / self._form.seconds(near)
+        return self._form.samples(workers) / (self._form.seconds(workers) * missed)
+
+    def points(self, present: int) -> tuple[Point, ...]:
+        """Those that people are shown: of the numbers that were measured, the present one, one more, and twice as many."""
+        numbers = sorted({1, *self._measured, present, present + 1, 2 * present} - {0})
+        return tuple(point for n in numbers if (point := self.at(n)) is not None)
+
+    def published(self, present: int) -> list[dict[str, Any]]:
+        """For the journal and for other programs."""
+        points = self.points(present)
+        return [{"workers": p.workers, "speedup": round(p.speedup, 3), "measured": p.measured} for p in points]
+
+    def differs(self, other: Curve, present: int, share: float) -> bool:
+        """Whether the two know other numbers of workers, or one of them has another speedup by more than this share."""
+        mine, others = ({p.workers: p.speedup for p in each.points(present)} for each in (self, other))
+        return mine.keys() != others.keys() or any(abs(mine[n] - others[n]) > share * others[n] for n in mine)
+
+    def advice(self, present: int) -> str:
+        """What so many workers bring, and one more; empty if there is nothing to say."""
         here, more = self.at(present), self.at(present + 1)
         if here is None:
+            alone = f"only {present} workers were measured, so what fewer or more would do is not known"
+            return alone if present in self._measured else ""
+        if more is None:
             return ""
         said = []
         if present > 1:
-            interval = _interval(here.low, here.high)
-            said.append(f"{present} workers do {_short(here.speedup)} times the work of one {interval}")
-        if more is not None:
-            said.append(f"{_article(present + 1)} {ordinal(present + 1)} {_brings(more)}")
-        worth = ", counting that samples of larger batches are worth less" if self.noise else ""
-        estimate = "" if compared else ", by estimate: no other number of workers was measured"
-        return f"{'; '.join(said)}{worth}{estimate}" if said else ""
+            how = "measured" if here.measured else "by estimate"
+            each = f"each does {here.efficiency:.2f} of one worker, {how}"
+            said.append(f"{present} workers do {here.speedup:.1f} times the work of one ({each})")
+        said.append(f"{_article(present + 1)} {ordinal(present + 1)} {_brings(more, more.speedup - here.speedup)}")
+        return "; ".join(said)
 
 
-def _brings(more: Point) -> str:
-    if round(more.gain, 1) > 0:
-        return f"would add {_short(more.gain)} {_interval(more.gain_low, more.gain_high)}"
-    return "would make the job slower" if round(more.gain_high, 1) < 0 else "would add nothing that can be measured"
+class _Form:
+    """T(N) = a + b * share + c * (N - 1), by the observations of at least two numbers of workers."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        fewest, most = observations[0], observations[-1]
+        growth = math.log(most.samples / fewest.samples) / math.log(most.workers / fewest.workers)
+        self._follows = growth > 0.5  # the global batch follows the number of workers
+        self._batch = most.samples / most.workers if self._follows else float(most.samples)
+        # Relative to the seconds that were measured: errors are in proportion to them.
+        rows = [[term / each.seconds for term in self._terms(each.workers)] for each in observations]
+        self._factors = _least_squares(rows)
+
+    def samples(self, workers: int) -> float:
+        return self._batch * workers if self._follows else self._batch
+
+    def seconds(self, workers: int) -> float:
+        """Positive, however absurd the observations are: a checkpoint may tell anything."""
+        return max(sum(map(float.__mul__, self._factors, self._terms(workers))), 1e-12)
+
+    def _terms(self, workers: int) -> list[float]:
+        share = 1.0 if self._follows else math.ceil(self._batch / workers) / self._batch
+        return [1.0, *([] if self._follows else [share]), workers - 1.0]
 
 
-def _interval(low: float, high: float) -> str:
-    return f"(80 % interval {_short(low)} to {_short(high)})"
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Factors >= 0 of the columns, with which each row sums up to 1, nearly: one after another each is made the best beside the others.
+
+    Where several choices are as good, as with fewer rows than columns, the earlier columns have the larger part.
+    """
+    columns = range(len(rows[0]))
+    products = [[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns]
+    wanted = [sum(row[i] for row in rows) for i in columns]
+    factors = [0.0 for _ in columns]
+    for _ in range(ROUNDS):
+        for i in columns:
+            missing = wanted[i] - sum(map(float.__mul__, products[i], factors))
+            factors[i] = max(0.0, factors[i] + missing / products[i][i])
+    return factors
+
+
+def _brings(more: Point, gain: float) -> str:
+    if more.measured:
+        return f"adds {gain:.1f}, measured" if round(gain, 1) > 0 else "adds nothing, measured"
+    if round(gain, 1) > 0:
+        return f"would add about {gain:.1f}"
+    return "would make the job slower" if round(gain, 1) < 0 else "would add nothing that can be measured"
 
 
 def _article(number: int) -> str:
@@ -117,7 +182,3 @@ def _article(number: int) -> str:
 def ordinal(number: int) -> str:
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
-
-
-def _short(number: float) -> str:
-    return f"{round(number, 1) + 0.0:.1f}"  # -0.0 becomes 0.0

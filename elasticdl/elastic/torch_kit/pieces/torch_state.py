@@ -10,7 +10,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.core.plan import step_seed
 from elasticdl.elastic.core.step_times import Activity
-from elasticdl.elastic.core.vote import NOISE_STEPS, Vote
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.torch_kit.data.loaders import ElasticDataLoader, ElasticSampler
 from elasticdl.elastic.torch_kit.optimizers import each_of, require_summable
@@ -174,8 +174,6 @@ class TorchState(state.TrainingState):
         batch = self.sampler.current if self.sampler is not None else None
         if batch and backward is None:
             self._weighed.require()
-        if batch and self._measures_noise:
-            self._reducer.measure_noise(self._job.policy.batch_size(self._job.world.size))
         if backward is not None:
             self._reducer.backward(backward, last=True)
         self._job.advance(Activity.WAIT)
@@ -191,11 +189,6 @@ class TorchState(state.TrainingState):
         self._share = (self._job.world.version, batch.share) if batch else (-1, 0.0)
         self._voted(outcome.vote, outcome.seconds)
         self.hooks.call(lambda: step_seed(self._job.seed, self.progress.step, EVERYBODY))
-
-    @property
-    def _measures_noise(self) -> bool:
-        """What more workers are worth depends on it only where they make the batch larger."""
-        return not self._job.policy.fixed and self.progress.step % NOISE_STEPS == 0
 
     def _summed(self) -> Iterator[torch.nn.Parameter]:
         """Of which the gradients are summed in a step."""

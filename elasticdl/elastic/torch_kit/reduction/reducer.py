@@ -16,7 +16,7 @@ import torch
 from elasticdl.common.errors import UserError
 from elasticdl.elastic.collectives.port import Collective
 from elasticdl.elastic.core import agreement, vote
-from elasticdl.elastic.core.vote import GradientNoise, Vote
+from elasticdl.elastic.core.vote import Vote
 from elasticdl.elastic.torch_kit.flat import strides_of
 from elasticdl.elastic.torch_kit.gpu import HostCopy, PassTimer
 from elasticdl.elastic.torch_kit.reduction.buckets import Buckets
@@ -82,7 +82,6 @@ class GradientReducer:
         self._small = torch.zeros(0)  # votes, what rides, and of each trained parameter the workers with a gradient
         self._trained: list[torch.nn.Parameter] = []
         self._deltas: list[torch.Tensor] = []  # of buffers, as they were when it was agreed on them
-        self._batch = 0  # samples of this step, if the noise of its gradients is measured
         self._agreed = -1  # version of the world whose members have found that they train the same parameters
         self._buckets: Buckets | None = None
         self._made = self._launched_at = 0  # backward passes of this step; the first of them that has begun sums
@@ -112,7 +111,6 @@ class GradientReducer:
         if self._loss is not None:
             self._loss.zero_()
         self._has_loss, self._read_loss = False, None
-        self._batch = 0
         self._buffers.begin()
         self.passes.begin()
 
@@ -152,11 +150,6 @@ class GradientReducer:
         alone = self._collective.world.size == 1
         self._buffers.add(weight, is_first=is_first, alone=alone, samples=samples, passes=passes)
 
-    def measure_noise(self, batch: int) -> None:
-        """Before the last pass of a step on so many samples, which all members make so. Their own gradients, weighed by their counts, have
-        to be there at its end: nothing is summed meanwhile."""
-        self._batch = batch if self._collective.world.size > 1 else 0
-
     def backward(self, run: Callable[[], object], *, last: bool | None = None) -> None:
         """Have ``run`` make a backward pass, of which the hooks of parameters hear nothing.
 
@@ -171,9 +164,7 @@ class GradientReducer:
         if last and world.size == 1 and self._loss is not None and self._has_loss:
             # It comes to the host while the device is on the backward pass, which is not waited for.
             self._read_loss = HostCopy(self._loss)
-        elif (
-            last and self._overlaps and not self._batch and self._buckets is not None and self._agreed == world.version
-        ):
+        elif last and self._overlaps and self._buckets is not None and self._agreed == world.version:
             self._launched_at, launching = self._launched_at or self._made, self._buckets.launching()
         with self.hooks.aside(), launching:
             run()
@@ -247,10 +238,7 @@ class GradientReducer:
     def _vote(self) -> Vote:
         if self._loss is not None and (self._has_loss or self._collective.world.size > 1):
             self._votes[vote.LOSS] += (self._read_loss or HostCopy(self._loss)).wait().item()
-        if not self._batch or self._batch != round(self._votes[vote.SAMPLES]):  # of others nothing was measured
-            return Vote.of(self._votes)
-        squares, reduced = self._votes[vote.SQUARES] * self._batch**2, _square(self._trained)
-        return Vote.of(self._votes, GradientNoise.of(squares, reduced, self._batch, self._collective.world.size))
+        return Vote.of(self._votes)
 
     def _count_passes(self) -> None:
         """What is expected of the next step. Where workers differ, they do of nothing."""
@@ -277,8 +265,6 @@ class GradientReducer:
             tail = [*self._deltas, self._small, *([] if self._loss is None else [self._loss])]
             self._buckets = Buckets(self._trained, tail, self._collective)
         buckets, riding = self._buckets, self._rides.numbers()
-        if self._batch and self._votes[vote.SAMPLES]:  # its gradients are b_i / B times the mean over its samples
-            self._votes[vote.SQUARES] = _square(self._trained) / self._votes[vote.SAMPLES]
         self._votes[CHANGED] = self._has_changed()
         self._votes[PASSES], self._votes[PASSES_SQUARED] = self._made, self._made**2
         buckets.begin_early()
@@ -300,7 +286,6 @@ class GradientReducer:
                 parameter.grad = parameter.grad if number else None
         if self._votes[CHANGED]:
             self._sum_changed(scale)
-            self._batch = 0  # the squares were those of other gradients
         if not agreement.all_equal(self._votes[RIDES:], self._collective.world.size):
             self._rides.are_alike = False
         elif riding:
@@ -380,12 +365,3 @@ def _differ(present: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> 
 def _order(parameter: torch.Tensor) -> list[int]:
     """In which its elements lie, and those of its gradient."""
     return [stride for size, stride in zip(parameter.shape, strides_of(parameter), strict=True) if size > 1]
-
-
-def _square(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Of the gradients of all of these, as one vector."""
-    gradients = [each.grad for each in parameters if each.grad is not None and not each.grad.is_sparse]
-    if not gradients:
-        return 0.0
-    with torch.no_grad():
-        return float(torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).square().sum())
