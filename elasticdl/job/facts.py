@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
 
-from elasticdl.job import fields as f
 from elasticdl.job.bounded import CappedList, Curve, Histogram
 from elasticdl.job.event_catalogue import FORMAT, KINDS, PAUSE_PARTS, PAUSE_TIMES, is_newer
+from elasticdl.job.fields import Fields
 from elasticdl.job.history import (
     History,
     Mark,
@@ -96,15 +97,16 @@ class Facts:
 
     def take(self, entry: Entry) -> None:
         """The next entry, which has a time and an event; nothing in it makes this raise."""
-        event, time = str(entry["event"]), float(entry["time"])
+        told = Fields.of(entry)
+        event, time = told.event, told.time
         if self._time is None:
             self._cut = event != "job_started"
             self._began = time
             self._time = Timeline(time, TimeUse.PRODUCTIVE if self._cut else TimeUse.STARTING)
         elif event == "job_started":
             self._begin_again(time)
-        if self._worlds_before and f.count(entry, "world"):
-            entry = {**entry, "world": f.count(entry, "world") + self._worlds_before}
+        if told.world:
+            told.world += self._worlds_before
         line = self._line
         if time < line.now:
             self._went_back += 1
@@ -116,15 +118,13 @@ class Facts:
         if kind is None and len(self._unknown) < MOST_NAMES:
             self._unknown.add(event[:MOST_NAMES])
         if event != STEPS:  # of which there are most, and some are told twice
-            self.state.take(entry)
-        self._lanes.take(entry, now)
-        self._act(entry, now)
+            self.state.take(told)
+        self._lanes.take(told, now)
+        self._act(told, now)
         if kind and kind.marked:
-            named = [key for key in entry if key in ("phase", "reason", "message", "path", "workers")]
-            said = " ".join(filter(None, (*(f.text(entry, key) for key in named), f.standing_of(entry))))
-            found = {key: f.number(entry, key) for key in ("worker", "seconds", "factor")}
-            value = f.numbers(entry, "metrics") | {key: each for key, each in found.items() if each is not None}
-            self._marks.add(Mark(now, event, said, f.count(entry, "step"), value))
+            said = (told.workers, told.phase, told.path, told.reason, told.message, told.standing)
+            value = told.metrics | told.given("worker", "seconds", "factor")
+            self._marks.add(Mark(now, event, " ".join(filter(None, said)), told.step, value))
         line.change(crew=self._lanes.crew)
 
     def _begin_again(self, time: float) -> None:
@@ -159,7 +159,7 @@ class Facts:
             until = line.now
         change = self._changing
         if change and not change.told and not self._tells_no_steps:  # nothing was trained since
-            line = line.copy()
+            line = deepcopy(line)
             line.advance(until)
             line.relabel(change.use, change.since, line.now)
         pauses, changes = tuple(self._pauses), dict(self._changes)
@@ -228,31 +228,31 @@ class Facts:
         assert self._time is not None, "it begins with the first entry"
         return self._time
 
-    def _act(self, entry: Entry, now: float) -> None:
+    def _act(self, told: Fields, now: float) -> None:
         """What the entry means for where the time went, for worlds and curves."""
-        match entry["event"]:
+        match told.event:
             case "steps":
-                self._steps(entry, now)
+                self._steps(told, now)
             case "steps_over":
-                self._steps_over(entry, now)
+                self._steps_over(told, now)
             case "pause":
-                self._pause(entry, now)
+                self._pause(told, now)
             case "world_formed":
-                self._world_formed(entry, now)
+                self._world_formed(told, now)
             case "world_broken":
                 self._world_broken(now)
             case "master_restarted":
-                self._master_restarted(entry, now)
+                self._master_restarted(told, now)
             case "worker_left":
-                self._worker_left(entry)
+                self._worker_left(told)
             case "evaluation":
-                self._line.take(TimeUse.EVALUATION, f.seconds(entry, "seconds"))
+                self._line.take(TimeUse.EVALUATION, told.seconds)
             case "checkpoint":
-                self._line.take(TimeUse.CHECKPOINT, f.seconds(entry, "held"))
+                self._line.take(TimeUse.CHECKPOINT, told.held)
             case "warning":
-                self._warnings.add(Mark(now, "warning", f.text(entry, "message")))
+                self._warnings.add(Mark(now, "warning", told.message))
             case "job_started":
-                self._format = f.text(entry, "format")
+                self._format = told.format
             case "phase":
                 self._phase(now)
             case "job_finished":
@@ -260,11 +260,11 @@ class Facts:
                 self._lanes.end(now)
                 self._end_world(now)
 
-    def _worker_left(self, entry: Entry) -> None:
-        cause, last = f.text(entry, "cause"), self._worlds.last
+    def _worker_left(self, told: Fields) -> None:
+        cause, last = told.cause, self._worlds.last
         self.causes[cause if cause in self.causes or len(self.causes) < MOST_NAMES else "other"] += 1
         if not self._lost and last is not None and cause not in _IN_ORDER:
-            self._lost = f.number(entry, "worker") in last.members
+            self._lost = told.worker in last.members
 
     def _phase(self, now: float) -> None:
         phase, line = self.state.phase, self._line
@@ -278,21 +278,19 @@ class Facts:
 
     # ---- worlds ----
 
-    def _world_formed(self, entry: Entry, now: float) -> None:
-        line, before, ids = self._line, self._worlds.last, f.members(entry)
+    def _world_formed(self, told: Fields, now: float) -> None:
+        line, before, ids = self._line, self._worlds.last, tuple(told.members)
         first = line.doing is TimeUse.STARTING
         if self._changing is None:
             # If the last member is lost, nobody is left whose world could be called broken.
             grew = before is None or len(ids) > before.size
             doing = TimeUse.FAILURE if self._lost else TimeUse.GROW if grew else TimeUse.SHRINK
-            since = now if first else now - f.seconds(entry, "seconds")
+            since = now if first else now - told.seconds
             self._changing = WorldChange(since, TimeUse.STARTING if first else doing)
         self._changing.told = self._lost = False
         self._end_world(now)
         self._lanes.form(ids, before.members if before else (), now)
-        self._worlds.add(
-            WorldSpan(f.count(entry, "world"), len(ids), ids, f.text(entry, "reason"), f.count(entry, "step"), now)
-        )
+        self._worlds.add(WorldSpan(told.world, len(ids), ids, told.reason, told.step, now))
         self._members += len(ids)
         if self._members > MOST_MEMBERS:
             self._members = 0
@@ -312,29 +310,29 @@ class Facts:
             self._line.change(TimeUse.FAILURE)
         self._changing = self._changing or WorldChange(now, TimeUse.FAILURE)
 
-    def _master_restarted(self, entry: Entry, now: float) -> None:
+    def _master_restarted(self, told: Fields, now: float) -> None:
         """The entry tells the world that the new master has found: the journal may lack its ``world_formed``. The new master
         knows nothing of slow or stuck workers, so it never tells that they recovered."""
         self._lanes.nothing_found()
-        version, last = f.count(entry, "world"), self._worlds.last
+        version, last = told.world, self._worlds.last
         if version and (last is None or last.version < version):
             # In the seconds of the entry the master waited for workers, and they trained.
-            self._world_formed({**entry, "reason": "found by a master that was started again", "seconds": 0}, now)
+            found = {"reason": "found by a master that was started again", "seconds": 0.0}
+            self._world_formed(told.model_copy(update=found), now)
 
     def _end_world(self, now: float) -> None:
         last = self._worlds.last
         if last is not None and last.until is None:
             self._worlds.amend(replace(last, until=now))
 
-    def _pause(self, entry: Entry, now: float) -> None:
+    def _pause(self, told: Fields, now: float) -> None:
         """Each survivor tells its pause; the longest counts."""
-        world, total, kind = f.count(entry, "world"), f.seconds(entry, "total"), f.text(entry, "kind")
+        world, total, kind = told.world, told.total, told.kind
         doing = _KINDS.get(kind)
         if doing is None:
             return
-        for part in PAUSE_TIMES:
-            if (seconds := f.number(entry, part)) is not None:
-                self.pause_times[kind, part].add(seconds)
+        for part, seconds in told.given(*PAUSE_TIMES).items():
+            self.pause_times[kind, part].add(seconds)
         if change := self._changing:
             # Until now all time since the break counted as failure.
             if change.use is TimeUse.FAILURE and not change.told:
@@ -342,14 +340,14 @@ class Facts:
             change.told = True
         last = self._pauses.last
         if last is None or last.world != world:
-            parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
-            self._pauses.add(PauseRecord(world, kind, now, total, 1, f.count(entry, "steps_torn"), parts))
+            parts = {name: getattr(told, name) for name in PAUSE_PARTS}
+            self._pauses.add(PauseRecord(world, kind, now, total, 1, told.steps_torn, parts))
             self._changes[kind] += 1
         else:
             known = replace(last, workers=last.workers + 1)
             if total > last.total:
-                parts = {name: f.seconds(entry, name) for name in PAUSE_PARTS}
-                torn = max(last.steps_torn, f.count(entry, "steps_torn"))
+                parts = {name: getattr(told, name) for name in PAUSE_PARTS}
+                torn = max(last.steps_torn, told.steps_torn)
                 known = replace(known, total=total, parts=parts, time=now, steps_torn=torn)
             self._pauses.amend(known)
             if total <= last.total:
@@ -358,18 +356,18 @@ class Facts:
 
     # ---- steps ----
 
-    def _steps_over(self, entry: Entry, now: float) -> None:
+    def _steps_over(self, told: Fields, now: float) -> None:
         """Whatever a script does after its last step counts as the job's end."""
         line = self._line
-        since = now - f.seconds(entry, "seconds")
+        since = now - told.seconds
         line.relabel(TimeUse.ENDING, since, now)
         if line.doing is TimeUse.PRODUCTIVE:
             line.change(TimeUse.ENDING)
         self._lanes.rest(since, "has made its last step")
 
-    def _steps(self, entry: Entry, now: float) -> None:
-        line, last, took = self._line, self._worlds.last, f.seconds(entry, "seconds")
-        made, world, step = f.count(entry, "steps"), f.count(entry, "world"), f.count(entry, "step")
+    def _steps(self, told: Fields, now: float) -> None:
+        line, last, took = self._line, self._worlds.last, told.seconds
+        made, world, step = told.steps, told.world, told.step
         if step > 0 and (world, step) <= self._told:
             return  # a master that was started again is told the last steps once more
         self._told = world, step
@@ -384,12 +382,12 @@ class Facts:
                     self._pauses.add(PauseRecord(world, str(change.use), began, began - change.since, 0, 0))
                 self._changes[str(change.use)] += 1
             self._changing = None
-        again = min(f.count(entry, "again"), made)
-        slowest, workers = f.seconds(entry, "slowest"), last.size if last else 0
+        again = min(told.again, made)
+        slowest, workers = told.slowest, last.size if last else 0
         line.take(TimeUse.AGAIN, took * again / made if made else 0.0)
         line.take(TimeUse.SLOW, slowest * (made - again))  # each second counts once
-        point = Point(step, world, made, f.count(entry, "samples"), f.number(entry, "loss"), f.number(entry, "learning_rate"),
-                      took, again, f.seconds(entry, "waited"), slowest, time=now, workers=workers)  # fmt: skip
+        point = Point(step, world, made, told.samples, told.loss, told.learning_rate,
+                      took, again, told.waited, slowest, time=now, workers=workers)  # fmt: skip
         self._curve.add(point)
         state = self.state
         state.step, state.loss, state.rate = step or state.step, point.loss, point.rate

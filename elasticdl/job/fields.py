@@ -1,68 +1,100 @@
-"""Fields of an entry as values that can be trusted: a journal may be of another version, damaged, or made up."""
+"""The fields of an entry as values that can be trusted: a journal may be of another version, damaged, or made up."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, PlainValidator, ValidationError
 
 from elasticdl.job.event_catalogue import standing
-from elasticdl.job.journal import Entry
 
 LONGEST_TEXT = 2000
-MOST = 1e15  # seconds, steps, samples: a larger number is made up
+MOST = 1e15  # seconds, steps, samples: a larger number is made up, and a browser can't count with it
+Whole = Annotated[int, Field(gt=-MOST, lt=MOST)]
+Count = Annotated[int, Field(ge=0, lt=MOST)]
+Seconds = Annotated[float, Field(ge=0, lt=MOST)]
+Number = Annotated[float, Field(allow_inf_nan=False)] | None
+Text = Annotated[str, PlainValidator(lambda value: ("" if value is None else str(value))[:LONGEST_TEXT])]
 
 
-def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """None if there is none, or it is infinite."""
-    value = entry.get(name)
-    if type(value) is not float and type(value) is not int:  # True is none
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+class SpeedupRow(BaseModel):
+    """A row of ``curve``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    workers: Seconds
+    speedup: Seconds
+    measured: bool = False
 
 
-def seconds(entry: Mapping[str, Any], name: str) -> float:
-    """0 if it is not known."""
-    value = number(entry, name) or 0.0
-    return value if 0 < value < MOST else 0.0
+class Fields(BaseModel):
+    """Of an entry of any kind (`elasticdl.job.event_catalogue`). What it lacks, and what makes no sense, is as here."""
 
+    model_config = ConfigDict(strict=True, extra="ignore")
 
-def count(entry: Mapping[str, Any], name: str) -> int:
-    """0 if it is not known."""
-    return int(seconds(entry, name))
+    time: Seconds = 0.0
+    event: Text = ""
+    worker: Whole | None = None
+    code: Whole | None = None
+    members: list[OnErrorOmit[Whole]] = []
+    world: Count = 0
+    step: Count = 0
+    steps: Count = 0
+    steps_torn: Count = 0
+    again: Count = 0
+    samples: Count = 0
+    compared: Count = 0
+    compared_workers: Count = 0
+    seconds: Seconds = 0.0
+    held: Seconds = 0.0
+    factor: Seconds = 0.0
+    waited: Seconds = 0.0
+    slowest: Seconds = 0.0
+    # Of a pause: its parts, and their sum.
+    notice: Seconds = 0.0
+    drain: Seconds = 0.0
+    rendezvous: Seconds = 0.0
+    init: Seconds = 0.0
+    sync: Seconds = 0.0
+    first_step: Seconds = 0.0
+    total: Seconds = 0.0
+    loss: Number = None
+    learning_rate: Number = None
+    metrics: dict[str, Number] = {}
+    curve: list[OnErrorOmit[SpeedupRow]] = []
+    replaces: bool = False
+    checkpoint: bool = False
+    job: Text = ""
+    workers: Text = ""
+    phase: Text = ""
+    path: Text = ""
+    reason: Text = ""
+    message: Text = ""
+    format: Text = ""
+    engine: Text = ""
+    text: Text = ""
+    host: Text = ""
+    why: Text = ""
+    cause: Text = ""
+    kind: Text = ""
+    state: Text = ""
+    where: Text = ""
+    differs: Text = ""
 
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Self:
+        try:
+            return cls.model_validate(entry)
+        except ValidationError as error:
+            wrong = {finding["loc"][0] for finding in error.errors()}
+            return cls.model_validate({name: value for name, value in entry.items() if name not in wrong})
 
-def whole(entry: Mapping[str, Any], name: str) -> int | None:
-    """As the number of a worker, or an exit code; None if there is none."""
-    return _whole(entry.get(name))
+    @property
+    def standing(self) -> str:
+        """Of a stuck worker."""
+        return standing(vars(self))[:LONGEST_TEXT]
 
-
-def _whole(value: Any) -> int | None:
-    """None if it is none, or too large for a browser to count with."""
-    return value if type(value) is int and abs(value) < MOST else None
-
-
-def text(entry: Mapping[str, Any], name: str) -> str:
-    """Empty if there is none."""
-    value = entry.get(name, "")
-    return ("" if value is None else str(value))[:LONGEST_TEXT]
-
-
-def standing_of(entry: Entry) -> str:
-    """Of a stuck worker."""
-    return standing(entry)[:LONGEST_TEXT]
-
-
-def members(entry: Mapping[str, Any]) -> tuple[int, ...]:
-    value = entry.get("members")
-    found = map(_whole, value) if isinstance(value, list) else ()
-    return tuple(each for each in found if each is not None)
-
-
-def numbers(entry: Mapping[str, Any], name: str) -> dict[str, float | None]:
-    """What is no number becomes None."""
-    value = entry.get(name)
-    return {str(key): number(value, key) for key in value} if isinstance(value, dict) else {}
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these fields that the entry has."""
+        return {name: getattr(self, name) for name in names if name in self.model_fields_set}

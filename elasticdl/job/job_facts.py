@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elasticdl.job import fields as f
-from elasticdl.job.journal import Entry
+from elasticdl.job.fields import Fields
 
 MOST_SLOW = 2000
 
@@ -40,59 +39,46 @@ class JobFacts:
     replaced: int = 0  # workers that took the place of one that left
     slow: dict[int, tuple[str, str, float]] = field(default_factory=dict)  # host, phase and factor, by worker
 
-    def take(self, entry: Entry) -> None:
+    def take(self, told: Fields) -> None:
         """To be called with every entry, except those on steps: some of these are told twice."""
-        match entry["event"]:
+        match told.event:
             case "job_started":
-                self.job, self.wanted = f.text(entry, "job") or self.job, f.text(entry, "workers")
+                self.job, self.wanted = told.job or self.job, told.workers
                 # What an earlier job of the same training has told of its end.
                 self.phase, self.reason, self.over, self.wants_checkpoint = "pending", "", False, False
             case "scale_requested":
-                self.wanted = f.text(entry, "workers")
+                self.wanted = told.workers
             case "collective":
-                self.collective = f.text(entry, "engine")
+                self.collective = told.engine
             case "resumed":
-                self.step = self.resumed = f.count(entry, "step")
+                self.step = self.resumed = told.step
             case "evaluation":
-                self.metrics = f.numbers(entry, "metrics") or self.metrics
+                self.metrics = told.metrics or self.metrics
             case "epoch_finished":
-                self.compared = (f.count(entry, "compared"), f.count(entry, "compared_workers"))
+                self.compared = (told.compared, told.compared_workers)
             case "checkpoint":
-                self.checkpoint = (f.count(entry, "step"), f.text(entry, "path"))
+                self.checkpoint = (told.step, told.path)
             case "checkpoint_failed":
-                self.no_checkpoint = (f.count(entry, "step"), f.text(entry, "reason"))
+                self.no_checkpoint = (told.step, told.reason)
             case "stop_requested":
-                self.wants_checkpoint = entry.get("checkpoint") is True
+                self.wants_checkpoint = told.checkpoint
             case "advice":
-                self.advice, self.speedup = f.text(entry, "text"), _speedup(entry.get("curve"))
+                self.advice = told.text
+                self.speedup = tuple((each.workers, each.speedup, each.measured) for each in told.curve)
             case "decision":
-                self.target, self.decision = f.count(entry, "workers"), f.text(entry, "reason")
+                self.target, self.decision = int(told.workers) if told.workers.isdecimal() else 0, told.reason
             case "phase":
-                self.phase, self.reason = f.text(entry, "phase") or self.phase, f.text(entry, "reason")
+                self.phase, self.reason = told.phase or self.phase, told.reason
             case "job_finished":
                 self.over = True
-                self.phase, self.reason = f.text(entry, "phase") or self.phase, f.text(entry, "reason")
-                self.step = f.count(entry, "steps") or self.step
-                self.metrics = f.numbers(entry, "metrics") or self.metrics
+                self.phase, self.reason = told.phase or self.phase, told.reason
+                self.step = told.steps or self.step
+                self.metrics = told.metrics or self.metrics
             case "worker_launched":
-                self.replaced += entry.get("replaces") is True
+                self.replaced += told.replaces
             case "master_restarted":
                 self.slow.clear()  # a new master finds them anew, and never says of the others that they recovered
-            case "worker_slow" | "worker_recovered" | "worker_left":
-                self._take_slow(entry)
-
-    def _take_slow(self, entry: Entry) -> None:
-        worker = f.whole(entry, "worker")
-        if worker is None:
-            return
-        self.slow.pop(worker, None)
-        if entry["event"] == "worker_slow" and len(self.slow) < MOST_SLOW:
-            self.slow[worker] = (f.text(entry, "host"), f.text(entry, "phase"), f.seconds(entry, "factor"))
-
-
-def _speedup(curve: object) -> tuple[tuple[float, float, bool], ...]:
-    rows = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
-    found = [(f.number(row, "workers"), f.number(row, "speedup"), row.get("measured") is True) for row in rows]
-    return tuple(
-        (workers, speedup, how) for workers, speedup, how in found if workers is not None and speedup is not None
-    )
+            case "worker_slow" | "worker_recovered" | "worker_left" if told.worker is not None:
+                self.slow.pop(told.worker, None)
+                if told.event == "worker_slow" and len(self.slow) < MOST_SLOW:
+                    self.slow[told.worker] = (told.host, told.phase, told.factor)

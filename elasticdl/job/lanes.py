@@ -7,9 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from elasticdl.common.reach import NOT_REACHED
-from elasticdl.job import fields as f
+from elasticdl.job.fields import Fields
 from elasticdl.job.history import Lane, Span, WorkerPhase
-from elasticdl.job.journal import Entry
 from elasticdl.job.timeline import Crew
 
 MOST_LANES = 2000
@@ -33,31 +32,30 @@ class Lanes:
         training, starting = phases[WorkerPhase.TRAINING], phases[WorkerPhase.STARTING]
         return Crew(training, starting, phases[WorkerPhase.WARM], phases[WorkerPhase.LEAVING])
 
-    def take(self, entry: Entry, now: float) -> None:
+    def take(self, told: Fields, now: float) -> None:
         """What an entry says of one worker."""
-        worker = f.whole(entry, "worker")
+        worker = told.worker
         if worker is None:
             return
         self.next_worker = max(self.next_worker, worker + 1)
-        match entry["event"]:
+        match told.event:
             case "worker_launched" | "worker_pending":
-                self.become(worker, WorkerPhase.PENDING, now, f.text(entry, "reason"))
+                self.become(worker, WorkerPhase.PENDING, now, told.reason)
             case "worker_started":
-                self._started(worker, f.text(entry, "host"), now)
+                self._started(worker, told.host, now)
             case "worker_ready":
                 self.become(worker, WorkerPhase.WARM, now)
                 self._found(worker, "")  # whatever held it up has passed
             case "worker_draining":
-                self.become(worker, WorkerPhase.LEAVING, now, f.text(entry, "reason"))
+                self.become(worker, WorkerPhase.LEAVING, now, told.reason)
             case "worker_slow":
-                self._found(worker, f"slow {f.text(entry, 'phase')}".strip())
+                self._found(worker, f"slow {told.phase}".strip())
             case "worker_stuck":
-                what = NOT_REACHED if f.text(entry, "why") == NOT_REACHED else "stuck"
-                self._found(worker, f"{what} {f.standing_of(entry)}".strip())
+                self._found(worker, f"{NOT_REACHED if told.why == NOT_REACHED else 'stuck'} {told.standing}".strip())
             case "worker_recovered":
                 self._found(worker, "")
             case "worker_left":
-                self.left(worker, now, f.text(entry, "cause"), f.text(entry, "reason"), f.whole(entry, "code"))
+                self.left(worker, now, told.cause, told.reason, told.code)
 
     def become(self, worker: int, phase: WorkerPhase, now: float, reason: str = "") -> None:
         """Begin another span of a worker's lane; nothing changes once the worker is gone."""

@@ -9,6 +9,7 @@ out of the time in which the job trained.
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from elasticdl.job.history import TimeSpent, TimeUse
@@ -47,12 +48,6 @@ class _Sums:
         self.wall: dict[TimeUse, float] = defaultdict(float)
         self.workers: dict[TimeUse, float] = defaultdict(float)
         self.owed: dict[TimeUse, float] = defaultdict(float)  # to be taken out of productive time
-
-    def copy(self) -> _Sums:
-        other = _Sums()
-        for name in ("wall", "workers", "owed"):
-            getattr(other, name).update(getattr(self, name))
-        return other
 
     def add(self, segment: _Segment) -> None:
         crew, left = segment.crew, segment.seconds
@@ -128,12 +123,6 @@ class Timeline:
         self._segments = split
         self._shorten()
 
-    def copy(self) -> Timeline:
-        other = Timeline(self.now, self.doing)
-        other._since = self._since
-        other._sums, other._segments = self._sums.copy(), [replace(segment) for segment in self._segments]
-        return other
-
     def take(self, doing: TimeUse, seconds: float) -> None:
         """So many seconds of training, up to now, were spent on this. Those since the job began to end count as its end."""
         ending = self.now - self._since if self.doing is TimeUse.ENDING else 0.0
@@ -154,7 +143,7 @@ class Timeline:
 
     def settled(self) -> TimeSpent:
         """What is final, and all that is no training: these numbers never fall."""
-        sums = self._sums.copy()
+        sums = deepcopy(self._sums)
         for segment in self._segments:
             if segment.doing not in _TRAINING:
                 sums.add(segment)
@@ -162,7 +151,7 @@ class Timeline:
 
     def spent(self, until: float) -> TimeSpent:
         """Up to ``until``, if that is later than now, as if all stayed as it is."""
-        sums = self._sums.copy()
+        sums = deepcopy(self._sums)
         for segment in self._segments[:-1]:
             sums.add(segment)
         last = self._segments[-1]

@@ -15,6 +15,7 @@ from test_history import end, read, spent, start
 from elasticdl.job.bounded import MOST_POINTS, CappedList, Curve
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.facts import Facts
+from elasticdl.job.fields import Fields
 from elasticdl.job.history import Point, TimeUse, WorkerPhase
 from elasticdl.job.lanes import MOST_LANES, MOST_SPANS, Lanes
 from elasticdl.job.timeline import MOST_SEGMENTS, Crew, Timeline
@@ -27,6 +28,10 @@ def test_what_is_damaged_or_unknown_is_left_out_and_remarked():
     assert spent(history) == {"starting": 5, "productive": 5, "ending": 1}
     said = " ".join(history.remarks)
     assert all(part in said for part in ("left out: 6", "1 (of_tomorrow)", "go back: 1;"))
+
+
+def test_only_what_entries_may_have_is_read_of_them():
+    assert set(Fields.model_fields) - {"time", "event"} <= {name for kind in KINDS.values() for name in kind.fields}
 
 
 def test_a_journal_without_its_beginning_counts_from_its_first_entry():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from elasticdl.job.facts import Facts
+from elasticdl.job.journal import plain
 from elasticdl.master.shell.observer import Observer
 
 
@@ -29,7 +30,7 @@ class LiveFacts(Observer):
 
     def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
         with self._taking:
-            self._facts.take({"time": self._clock(), **fields, "event": event})
+            self._facts.take(plain({"time": self._clock(), **fields, "event": event}))
 
     @contextmanager
     def now(self) -> Iterator[tuple[Facts, float]]:
