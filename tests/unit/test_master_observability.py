@@ -1,5 +1,6 @@
 """What others see of a job: metrics, and who may have them."""
 
+import asyncio
 import itertools
 import json
 import re
@@ -19,8 +20,8 @@ from elasticdl.common.certificates import issue
 from elasticdl.common.credentials import Role, TlsFolder
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import job_objects, names
-from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.metrics import MetricsServer, Prometheus
+from elasticdl.master.shell.observer import LiveFacts
 from elasticdl.master.shell.step_log import StepLog
 from elasticdl.master.state.values import Pace, StepReport
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -59,7 +60,10 @@ class Metrics(Prometheus):
         self.facts = LiveFacts(clock)
         self.facts.read(map(json.dumps, past))
         self.recorded = self.facts.recorded
-        super().__init__(status, self.facts)
+        super().__init__(status, self.facts, None, clock)
+
+    def collect(self):
+        return asyncio.run(self.told())
 
 
 def train(metrics, steps):

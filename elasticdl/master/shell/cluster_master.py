@@ -67,7 +67,6 @@ from elasticdl.proto import elasticdl_pb2 as pb
 
 EXIT_LEFT = 128 + signal.SIGTERM  # of a master that was told to leave
 LEFT_SECONDS = 3.0  # a pod that is left has GPUs that others may wait for
-STATUS_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _LOOPBACKS = ("127.0.0.1", "[::1]")
 _log = logging.getLogger(__name__)
 
@@ -289,17 +288,9 @@ class ClusterMaster:
 
     def _metrics(self, master: Master) -> list[Observer]:
         """If the port is taken, the job goes on without metrics."""
-        loop = asyncio.get_running_loop()
-
-        async def answer() -> pb.JobStatus:
-            return master.status()
-
-        def ask() -> pb.JobStatus:
-            return asyncio.run_coroutine_threadsafe(answer(), loop).result(STATUS_SECONDS)
-
-        address, metrics = (self.pod.address, METRICS_PORT), Prometheus(ask, master.facts)
+        metrics = Prometheus(master.status, master.facts, asyncio.get_running_loop())
         try:
-            return [MetricsServer(address, self.pod.tls, metrics)]
+            return [MetricsServer((self.pod.address, METRICS_PORT), self.pod.tls, metrics)]
         except OSError as error:
             _log.error("can't listen at port %d, so there are no metrics: %s", METRICS_PORT, error.strerror)
             return []

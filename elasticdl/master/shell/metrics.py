@@ -7,11 +7,13 @@ of a long job has them later.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -25,31 +27,42 @@ from prometheus_client.registry import Collector
 from elasticdl.common.credentials import TlsFolder
 from elasticdl.job.facts import Facts
 from elasticdl.job.history import TimeSpent, TimeUse
-from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.observer import Observer
 from elasticdl.master.state.instructions import Phase
 from elasticdl.proto import elasticdl_pb2 as pb
 
 STATES = ("pending", "starting", "standby", "member", "draining")
 SILENCE_SECONDS = 10.0
+LOOP_SECONDS = 5.0  # for the master's own task to tell its numbers to a collector's thread
 _log = logging.getLogger(__name__)
 
 
 class Prometheus(Collector):
-    """``status`` is called by whoever collects, in its thread.
-
-    Where the time went is told as far as it is final: training up to the last report of steps but one, waiting and
+    """Where the time went is told as far as it is final: training up to the last report of steps but one, waiting and
     starting up to now.
+
+    ``loop``: the event loop on which the master knows what it does. ``clock``: seconds since the epoch.
     """
 
-    def __init__(self, status: Callable[[], pb.JobStatus], facts: LiveFacts) -> None:
+    def __init__(
+        self,
+        status: Callable[[], pb.JobStatus],
+        facts: Facts,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._status = status
         self._facts = facts
+        self._loop = loop
+        self._clock = clock
 
-    def collect(self) -> Iterator[Metric]:
-        yield from _of_status(self._status())
-        with self._facts.now() as (facts, now):
-            yield from [*_of_facts(facts), *_of_time(facts.settled(now))]
+    def collect(self) -> list[Metric]:
+        """Called by whoever collects, in its thread."""
+        return asyncio.run_coroutine_threadsafe(self.told(), self._loop).result(LOOP_SECONDS)
+
+    async def told(self) -> list[Metric]:
+        facts = self._facts
+        return [*_of_status(self._status()), *_of_facts(facts), *_of_time(facts.settled(self._clock()))]
 
 
 def _of_status(now: pb.JobStatus) -> Iterator[Metric]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticdl.job.facts import Facts
+from elasticdl.job.journal import plain
 from elasticdl.master.state.values import Pace, StepReport
 
 MOST_IN_A_ROW = 10
@@ -23,6 +26,20 @@ class Observer:
 
     def close(self) -> None:
         """Nothing more happens."""
+
+
+class LiveFacts(Facts, Observer):
+    """What the journal has told, kept up to date while the master runs.
+
+    ``clock``: seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def recorded(self, event: str, fields: Mapping[str, Any]) -> None:
+        self.take(plain({"time": self._clock(), **fields, "event": event}))
 
 
 class Observers(Observer):

@@ -23,9 +23,8 @@ from elasticdl.master.core.job_core import Job
 from elasticdl.master.shell.agents import Agents
 from elasticdl.master.shell.convert import to_status
 from elasticdl.master.shell.journal_file import Journal
-from elasticdl.master.shell.live_facts import LiveFacts
 from elasticdl.master.shell.loop import Loop, Mailbox, Ports
-from elasticdl.master.shell.observer import Observer, Observers
+from elasticdl.master.shell.observer import LiveFacts, Observer, Observers
 from elasticdl.master.shell.saver import SnapshotStore, StateSaver
 from elasticdl.master.shell.servicer import Server, Servicer, SharedStatus
 from elasticdl.master.shell.sessions import Sessions
@@ -197,9 +196,7 @@ class Master:
         spec, job_dir = self._spec, self._job_dir
         self._started, self._generation = (past.started, past.generation + 1) if past else (time.time(), 1)
         self._began = time.monotonic() - (time.time() - self._started)
-        with self.facts.now() as (told, _):
-            settings = Settings.from_spec(spec, told.next_worker)
-        self._job = Job(settings, past.job if past else None)
+        self._job = Job(Settings.from_spec(spec, self.facts.next_worker), past.job if past else None)
         self._sessions = Sessions(past.taken if past else {})
         self._saver = StateSaver(self._store)
         tensorboard = [TensorBoard(spec.tensorboard_log_dir)] if spec.tensorboard_log_dir else []
@@ -279,9 +276,8 @@ class Master:
     def _write_summary(self, end: EndJob) -> None:
         if folder := self._spec.output:
             try:
-                with self.facts.now() as (facts, _):
-                    wall_time = time.monotonic() - self._began
-                    write_summary(folder, end, self._job.training, facts.result(), wall_time)
+                wall_time = time.monotonic() - self._began
+                write_summary(folder, end, self._job.training, self.facts.result(), wall_time)
             except OSError as error:
                 _log.error("can't write summary.json to %s: %s", folder, error)
 
