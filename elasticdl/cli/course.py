@@ -36,7 +36,7 @@ class Follower:
         lost: Called if the job is lost.
     """
 
-    prints: Callable[[Screen], Prints] = lambda screen: Prints(())
+    prints: Callable[[Screen], Prints] = lambda screen: Prints((), screen, None)
     watch: Callable[[Screen, Following], Watch] | None = None
     farewell: str | None = ""
     at_end: Callable[[], object] = lambda: None

@@ -10,7 +10,7 @@
     batch          the number of the master's batch job, where that is one
     tls/ROLE/      certificates, where workers are on other machines
     stopped-...    the state that its training was stopped with, as `KeptName` says
-    logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart; marks.jsonl
+    logs/          master.log, worker-N.log; worker-N.out where what a worker prints on stdout is kept apart
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class JobDir:
     tls = PathBelow("tls")
     logs = PathBelow("logs")
     master_log = PathBelow("logs/master.log")
-    marks = PathBelow("logs/marks.jsonl")  # see `elasticdl.job.log_marks`
 
     def worker_log(self, worker_id: int) -> Path:
         return self.logs / f"worker-{worker_id}.log"

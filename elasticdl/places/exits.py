@@ -7,6 +7,7 @@ import signal
 from elasticdl.common.stacks import last_words
 from elasticdl.common.tracebacks import last_exception, last_line
 from elasticdl.common.triton_first import why_it_crashed
+from elasticdl.job.log_marks import without_marks
 from elasticdl.master.state.events import ExitCause
 
 OUTPUT_CHARACTERS = 4096
@@ -40,6 +41,7 @@ def judge_end(code: int, text: str, *, memory_was_short: bool = False) -> tuple[
 
     ``memory_was_short``: the kernel has killed a process for it.
     """
+    text = without_marks(text)
     output = end_of(text)
     cause, detail = judge_exit(code, text if code in (1, USAGE) else output)
     if memory_was_short and code in (-signal.SIGKILL, _SHELL_SIGNAL_BASE + signal.SIGKILL):

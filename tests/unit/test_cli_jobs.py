@@ -15,9 +15,10 @@ from cli_fake_jobs import ended_job, new_job, run
 from cli_fake_master import DEADLINE, TOKEN, FakeMaster, serving
 from google.protobuf import json_format
 
-from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrinters
 from elasticdl.cli.course import show_course
 from elasticdl.cli.local.folder_job import KEPT_STATES, FolderJob, Life, handle_of, prune_jobs
+from elasticdl.cli.printed import Prints
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root, list_jobs, write_aside
 from elasticdl.job.journal import read_journal
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -311,9 +312,9 @@ def test_what_is_no_entry_is_left_out_and_counted(capsys, rubbish):
 
 def test_who_watches_a_job_is_not_ended_by_what_stands_in_its_journal():
     told = []
-    screen = types.SimpleNamespace(line=told.append)
-    prints = PodPrints(None, "one", (0,), screen)
-    events = ('"world_formed", "members": 3', '"world_formed"', '"worker_started"', '"worker_slow"')
+    screen = types.SimpleNamespace(line=told.append, draws=lambda stream: False)
+    prints = Prints((0,), screen, PodPrinters(None, "one"))
+    events = ('"world_formed", "world": 1, "members": 3', '"world_formed"', '"worker_started"', '"worker_slow"')
     wrong = ["garbage{", *(f'{{"time": 1, "event": {event}}}' for event in events)]
     right = '{"time": 1, "event": "warning", "message": "late"}'
     show_course([*wrong, right], screen, lambda heard: False, prints.hear)

@@ -2,11 +2,12 @@
 
 import pytest
 import urllib3
-from test_cli_printed import OUT, Pods, Shown, shown_of
+from test_cli_printed import OUT, Pods, Shown, entered, shown_of
 
 from elasticdl.cli.cluster import pod_logs
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
-from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrinters
+from elasticdl.cli.printed import Prints
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import dump_entry
 from elasticdl.kube.api_error import NoAnswerError, NotDoneError
@@ -20,10 +21,10 @@ def said(second, text):
 # One pod, in which worker 2 has followed worker 0, which was cut short in the middle of a line.
 SHARED = (
     said(1, "starting worker 0")
-    + "1970-01-01T00:00:02Z a\n"
+    + f"1970-01-01T00:00:02Z {entered(0, 0, 1)}\n1970-01-01T00:00:03Z a\n"
     + f"1970-01-01T00:00:04Z half{said(4, 'worker 0 has ended')[21:]}"
 )
-SHARED += said(5, "starting worker 2") + "1970-01-01T00:00:06Z b\n"
+SHARED += f"{said(5, 'starting worker 2')}1970-01-01T00:00:06Z {entered(2, 0, 2)}\n1970-01-01T00:00:07Z b\n"
 
 
 def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
@@ -33,7 +34,7 @@ def test_workers_that_ran_in_one_pod_one_after_another_are_told_apart():
     assert [line.partition(" ")[0] for line in every] == ["place-0", "worker-0", "place-0", "place-0", "worker-2"]
     with pytest.raises(UserError, match="job job has no logs of worker 7; it has logs of place-0, worker-0, worker-2"):
         list(pod_logs.read_logs(Pods(SHARED), "job", 7))
-    shown = shown_of(Pods(SHARED), "0", (1.0, [0]), (5.5, [2]))
+    shown = shown_of(Pods(SHARED), "0", [0], [2])
     assert shown.texts[OUT] == "a\nb\n"
 
 
@@ -122,7 +123,7 @@ class JobPods(Pods):
         return super().log(pod, follow, timestamps=True)
 
 
-FIFTH = (SHARED, said(1, "starting worker 5") + "1970-01-01T00:00:02Z c\n")
+FIFTH = (SHARED, f"{said(1, 'starting worker 5')}1970-01-01T00:00:02Z {entered(5, 0, 1)}\n1970-01-01T00:00:03Z c\n")
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -155,9 +156,9 @@ def test_a_worker_that_is_in_a_pod_and_has_printed_nothing_yet_has_an_empty_log(
 def test_of_the_prints_of_rank_0_only_its_pod_is_read():
     pods = JobPods(*FIFTH, entry={})
     shown = Shown()
-    prints = PodPrints(pods, "job", (0,), shown)
+    prints = Prints((0,), shown, PodPrinters(pods, "job"))
     prints.hear({"event": "worker_started", "worker": 5, "host": "n", "pid": 1, "place": "w-1"})
-    prints.hear({"event": "world_formed", "time": 2.0, "members": [5]})
+    prints.hear({"event": "world_formed", "time": 2.0, "world": 1, "members": [5]})
     with prints.shown(wait=lambda: True):
         pass
     assert (shown.texts[OUT], set(pods.read)) == ("c\n", {"w-1"})

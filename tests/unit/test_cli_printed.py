@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 from datetime import datetime
 
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrinters
 from elasticdl.cli.local.local_logs import LocalLogs
-from elasticdl.cli.local.local_prints import LocalPrints, apart, local_prints
-from elasticdl.cli.printed import LONGEST_LINE, PrintedLines
+from elasticdl.cli.local.local_prints import FilePrinters, apart, local_prints
+from elasticdl.cli.printed import LONGEST_LINE, PrintedLines, Prints
 from elasticdl.cli.screens import LiveScreen, Outlet, PlainScreen, Stream
+from elasticdl.cli.wording import moment
 from elasticdl.job.jobdir import create_job_dir
+from elasticdl.job.log_marks import WorldMark, split_at_mark, without_marks
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.api_error import NotDoneError
-from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.proto import elasticdl_pb2 as pb
 
 OUT, ERR = Stream.OUT, Stream.ERR
@@ -50,17 +54,18 @@ class Shown:
 
 
 class Job:
-    """A job's folder in which the test plays the workers that print, and the master that makes marks."""
+    """A job's folder in which the test plays the workers that print, and the master whose journal is followed."""
 
     def __init__(self, ranks="0", *, stdout_apart=False):
         self.dir = create_job_dir("job")
-        self.now = 1000.0
-        self.marks = LogMarker(self.dir, lambda: self.now)
+        self.now, self.version = 1000.0, 0
+        self.unheard = None  # entries that are heard later, if any are
         self.shown = Shown()
-        files = {OUT: self.dir.worker_log}
+        self.files = {OUT: self.dir.worker_log}
         if stdout_apart:
-            files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
-        self.prints = LocalPrints(self.dir, files, JobSpec(log_ranks=ranks).shown_ranks(), self.shown)
+            self.files = {OUT: self.dir.worker_out, ERR: self.dir.worker_log}
+        ranks = JobSpec(log_ranks=ranks).shown_ranks()
+        self.prints = Prints(ranks, self.shown, FilePrinters(self.dir, self.files))
 
     def launched(self, *workers):
         for worker in workers:
@@ -69,18 +74,39 @@ class Job:
 
     def record(self, event, **fields):
         self.now += 1.0
-        self.marks.recorded(event, fields)
+        entry = {"time": self.now, "event": event, **fields}
+        with self.dir.journal.open("a") as journal:
+            journal.write(f"{json.dumps(entry)}\n")
+        if self.unheard is None:
+            self.prints.hear(entry)
+        else:
+            self.unheard.append(entry)
+
+    def hear(self):
+        while self.unheard:
+            self.prints.hear(self.unheard.pop(0))
 
     def world(self, *members):
-        self.record("world_formed", members=list(members))
+        self.form(*members)
+        self.enter(*members)
+
+    def form(self, *members):
+        self.version += 1
+        self.record("world_formed", world=self.version, members=list(members))
+
+    def enter(self, *members):
+        self.now += 0.1
+        for rank, worker in enumerate(members):
+            mark = WorldMark(moment(self.now), worker, rank, self.version).to_line().decode()
+            for path_of in self.files.values():
+                self.print(worker, mark, to=path_of)
 
     def print(self, worker, text, *, to=None):
         with (to or self.dir.worker_log)(worker).open("a") as log:
             log.write(text)
 
     def look(self):
-        for _ in range(2):  # who becomes rank 0 is seen by the first, and what it prints then by the second
-            self.prints.look()
+        self.prints.look()
         return self.shown.texts[OUT]
 
 
@@ -110,23 +136,29 @@ def test_another_rank_0_goes_on_where_the_last_one_ended(looks_often):
     if looks_often:
         job.look()
     job.print(1, "step 3\nstep 4\n")
-    job.print(0, "never seen: it is gone\n")
     assert job.look() == "loads\nstep 1\nstep 2\nstep 3\nstep 3\nstep 4\n"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed):
+def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and_looks_come(seed, is_late):
+    """Also if the journal is heard later than what the workers print."""
     draw = random.Random(seed)
-    job, printed, members, leaving, number, ids = Job(), [], [], [], 0, 0
+    job, printed, in_order, members, leaving, number, ids = Job(), [], [], [], [], 0, 0
+    job.unheard = [] if is_late else None
     for _ in range(60):
-        match draw.choice(("print", "print", "print", "look", "world", "left")):
+        match draw.choice(("print", "print", "print", "look", "hear", "world", "left")):
             case "print" if members:
                 worker = draw.choice([*members, *leaving])
                 job.print(worker, f"worker {worker} line {(number := number + 1)}\n")
                 if worker == members[0] or worker in leaving:
                     printed.append(f"worker {worker} line {number}")
+                if worker == members[0]:
+                    in_order.append(f"worker {worker} line {number}")
             case "look":
-                job.prints.look()
+                job.look()
+            case "hear":
+                job.hear()
             case "left" if leaving:
                 job.record("worker_left", worker=leaving.pop(), code=0)
             case "world" if not leaving:
@@ -142,9 +174,11 @@ def test_what_was_printed_by_whoever_had_rank_0_is_shown_once_however_worlds_and
                     printed.append(f"worker {members[0]} begins")
                 # Only of rank 0 it is of interest what it prints while it leaves.
                 leaving = [each for each in before if each not in members]
+    job.hear()
     job.look()
     shown = job.shown.texts[OUT].splitlines()
     assert sorted(shown) == sorted(printed)
+    assert [line for line in shown if line in in_order] == in_order
     for worker in {line.split()[1] for line in printed}:
         of_it = f"worker {worker} "
         assert [each for each in shown if each.startswith(of_it)] == [
@@ -170,6 +204,7 @@ def test_worker_0_is_not_shown_once_the_job_has_begun_without_it():
     job.print(0, "loads\n")
     job.world(1)
     job.print(1, "step 1\n")
+    assert job.look() == "loads\nstep 1\n"
     job.print(0, "loads on\n")
     assert job.look() == "loads\nstep 1\n"
 
@@ -190,6 +225,44 @@ def test_ranks_are_taken_in_any_form_and_nothing_else_is(given):
         assert JobSpec(log_ranks=ranks).log_ranks == kept
     with pytest.raises(ValueError, match="String should match pattern"):
         JobSpec(log_ranks=given)
+
+
+# ---- marks ----
+
+MARK = WorldMark("2026-01-31 23:59:59.123", 3, 0, 5)
+
+
+def test_a_mark_is_found_in_the_midst_of_a_line_and_however_it_is_read():
+    line = MARK.to_line()
+    assert split_at_mark(b"1 of 3 [" + line + b"2 of 3") == (b"1 of 3 [", MARK, b"2 of 3")
+    for size in range(1, len(line)):
+        assert split_at_mark(b"a\n1 of 3 [" + line[:size]) == (b"a\n1 of 3 [", None, line[:size])
+    for other in (b"", b"a\n", b"50%|## [00:01", b"[elastic] ", b"[elasticdl]\n", b"[elasticdl " + b"x" * 200):
+        before, mark, rest = split_at_mark(other)
+        assert (before + rest, mark, rest) == (other, None, b"")
+    assert without_marks(f"a{line.decode()}b\n{line.decode()}") == "ab\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "marked"), [("log", "log", ["log"]), ("out", "log", ["out", "log"]), ("out", None, ["out"])]
+)
+def test_a_worker_marks_each_of_its_files_after_what_it_has_printed_and_of_two_pipes_one(tmp_path, out, err, marked):
+    code = (
+        "from elasticdl.elastic.core.world import Member, World\n"
+        "from elasticdl.elastic.training.worlds import print_mark\n"
+        "print('before', flush=False)\n"
+        "print_mark(7, World.of(2, (Member(7, 'h', 0, False),), 0, ''))\n"
+        "print('after')\n"
+    )
+    files = {name: (tmp_path / name).open("ab") for name in {out, err} - {None}}
+    stderr = files.get(err, subprocess.PIPE)
+    found = subprocess.run([sys.executable, "-c", code], stdout=files[out], stderr=stderr, check=True, timeout=DEADLINE)
+    assert not found.stderr
+    for name in marked:
+        text = (tmp_path / name).read_bytes()
+        before, mark, after = split_at_mark(text)
+        assert mark[1:] == (7, 0, 2)
+        assert (before + after).decode() == ("before\nafter\n" if name == out else "")
 
 
 # ---- where it goes ----
@@ -346,51 +419,35 @@ def test_no_line_is_lost_while_the_panel_grows_and_shrinks(monkeypatch):
 # ---- among the lines of the logs ----
 
 
-def test_lines_without_a_time_stand_where_they_were_written_among_the_masters():
-    job = Job()
+def test_lines_without_a_time_stand_where_their_worker_was_started_or_entered_a_world():
+    job = Job(stdout_apart=True)
 
-    def master(text):
-        stamp = datetime.fromtimestamp(job.now + 1.0).strftime("%Y-%m-%d %H:%M:%S,000")
+    def master(event, **fields):
+        job.record(event, **fields)
+        stamp = datetime.fromtimestamp(job.now).strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]
         with job.dir.master_log.open("a") as log:
-            log.write(f"{stamp} {text}\n")
+            log.write(f"{stamp} {event}\n")
 
     master("job_started")
-    job.record("job_started")
-    master("worker_launched 0")
-    job.launched(0)
+    master("worker_started", worker=0)
     job.print(0, "loads\n")
-    master("world_formed")
-    job.world(0)
-    job.print(0, "2001-01-01 00:00:00 is a date in the data\n")
+    master("world_formed", world=1, members=[0])
+    job.print(0, "a bar: 50%|")
+    job.version = 1
+    job.enter(0)
+    job.print(0, "1961-01-01 00:00:00 is a date in the data\n")
     job.print(0, "step 1\n", to=job.dir.worker_out)
     master("epoch_finished")
-    job.record("epoch_finished")
-    job.print(0, "after all marks\n")
     lines = [re.sub(r"\| \d{4}.*? (?=[a-z]+_)", "| ", line) for line in LocalLogs(job.dir, None).look()]
     assert lines == [
         "master    | job_started",
-        "master    | worker_launched 0",
+        "master    | worker_started",
         "worker-0  | loads",
+        "worker-0  | a bar: 50%|",
         "master    | world_formed",
         "worker-0  | step 1",
-        "worker-0  | 2001-01-01 00:00:00 is a date in the data",
+        "worker-0  | 1961-01-01 00:00:00 is a date in the data",
         "master    | epoch_finished",
-        "worker-0  | after all marks",
-    ]
-
-
-def test_with_very_many_workers_the_logs_are_looked_at_less_often_and_always_as_a_world_forms():
-    times = iter([10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
-    job = create_job_dir("many")
-    marks = LogMarker(job, lambda: next(times))  # by which each look takes a second
-    marks.recorded("worker_launched", {"worker": 0})  # looks at 10, and then not before 31
-    job.worker_log(0).write_text("a\n")
-    marks.recorded("warning", {"message": "of no worker"})
-    marks.recorded("world_formed", {"members": [0]})
-    lines = job.marks.read_text().splitlines()
-    assert lines == [
-        '{"time":10.0,"sizes":{"worker-0.log":0,"worker-0.out":0}}',
-        '{"time":13.0,"sizes":{"worker-0.log":2},"members":[0]}',
     ]
 
 
@@ -431,22 +488,31 @@ class Pods:
 
 def shown_of(pods, ranks, *worlds):
     shown = Shown()
-    prints = PodPrints(pods, "job", JobSpec(log_ranks=ranks).shown_ranks(), shown)
-    for time, members in worlds:
-        prints.hear({"event": "world_formed", "time": time, "members": members})
+    prints = Prints(JobSpec(log_ranks=ranks).shown_ranks(), shown, PodPrinters(pods, "job"))
+    for number, members in enumerate(worlds, 1):
+        prints.hear({"event": "world_formed", "time": float(number), "world": number, "members": members})
     with prints.shown(wait=lambda: True):
         pass
     return shown
 
 
+def in_pod(*lines):
+    """Each with the time by the clock of its node, which is of no use. A pair: the mark of a worker with this rank in this world."""
+    return "".join(f"2001-01-01T00:00:00.{number}Z {line}\n" for number, line in enumerate(lines))
+
+
+def entered(worker, rank, world):
+    return WorldMark("2026-01-31 23:59:59.123", worker, rank, world).to_line().decode().removesuffix("\n")
+
+
 def test_on_a_cluster_another_rank_0_goes_on_where_the_last_one_ended():
-    first = "1970-01-01T00:00:01.5Z loads\n1970-01-01T00:00:03.000000000Z step 1\n1970-01-01T00:00:09Z late\n"
-    second = "1970-01-01T00:00:01Z loads\n1970-01-01T00:00:03Z step 1\n1970-01-01T00:00:05.25Z step 2\n"
-    worlds = (2.0, [0, 1]), (5.0, [1])
+    first = in_pod("loads", entered(0, 0, 1), "step 1", "late")
+    second = in_pod("loads", entered(1, 1, 1), "step 1", entered(1, 0, 2), "step 2")
+    worlds = [0, 1], [1]
     assert shown_of(Pods("", second), "0", *worlds).texts[OUT] == "step 2\n"
-    assert shown_of(Pods(first, ""), "0", *worlds).texts[OUT] == "loads\nstep 1\nlate\n"  # it leaves
-    assert shown_of(Pods(first, ""), "0", worlds[0], (5.0, [1, 0])).texts[OUT] == "loads\nstep 1\n"
-    assert shown_of(Pods(first, second), "0", worlds[0]).texts[OUT] == "loads\nstep 1\nlate\n"
+    assert shown_of(Pods(first, second), "0", *worlds).texts[OUT] == "loads\nstep 1\nlate\nstep 2\n"  # it leaves
+    stays = in_pod("loads", entered(0, 0, 1), "step 1", entered(0, 1, 2), "step 2")
+    assert shown_of(Pods(stays, second), "0", [0, 1], [1, 0]).texts[OUT] == "loads\nstep 1\nstep 2\n"
     every = shown_of(Pods(first, second), "all", *worlds).texts[OUT].splitlines()
     own = {0: ["loads", "step 1", "late"], 1: ["loads", "step 1", "step 2"]}
     assert sorted(every) == sorted(f"[worker {worker}] {text}" for worker, texts in own.items() for text in texts)

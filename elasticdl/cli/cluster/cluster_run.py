@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from elasticdl.cli.cluster.namespace_job import NamespaceJob
-from elasticdl.cli.cluster.pod_logs import PodPrints
+from elasticdl.cli.cluster.pod_logs import PodPrinters
 from elasticdl.cli.cluster.submission import Submission, make_parts
 from elasticdl.cli.course import Follower, Watch, follow
 from elasticdl.cli.follow import Following
 from elasticdl.cli.job_names import made_up_name
+from elasticdl.cli.printed import Prints
 from elasticdl.cli.screens import Screen, tell
 from elasticdl.cli.signals import SignalLog, caught, interrupt
 from elasticdl.cli.wording import insists
@@ -124,7 +125,7 @@ def follow_submitted(handle: NamespaceJob, spec: JobSpec) -> int:
         return lambda heard: masters.hear(heard, following.failure, time.monotonic())
 
     follower = Follower(
-        prints=lambda screen: PodPrints(handle.client, handle.name, ranks, screen),
+        prints=lambda screen: Prints(ranks, screen, PodPrinters(handle.client, handle.name)),
         watch=watch,
         farewell=f"job {handle.name} goes on: `elasticdl stop {handle.name}{handle.flags}` stops it",
     )

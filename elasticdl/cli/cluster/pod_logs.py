@@ -12,18 +12,18 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 import urllib3
 
 from elasticdl.cli.job_handle import Lines
-from elasticdl.cli.printed import POLL, PrintedLines, Prints, prefix_among, workers_of
-from elasticdl.cli.screens import Screen, Stream, tell
+from elasticdl.cli.printed import POLL, Printers
+from elasticdl.cli.screens import Stream, tell
 from elasticdl.cli.wording import Dating, by_writer, merged, prefix
 from elasticdl.common.errors import ElasticDLError, UnreachableError, UserError
 from elasticdl.job.journal import Entry
+from elasticdl.job.log_marks import unmarked
 from elasticdl.kube.api_error import NotDoneError
 from elasticdl.kube.client import Client, Object
 from elasticdl.kube.job_pods import find_pods
@@ -37,7 +37,6 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) ")
 _AGENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ [A-Z]+ elasticdl\.places\.\w+: (.*)")
 _BEGINS = re.compile(r"starting worker (\d+)$")
 WAITING_LINES = 10_000  # that were read and not taken
-_ALWAYS = float("inf")
 _BROKEN_OFF = (ElasticDLError, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
@@ -55,7 +54,7 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
     its_own = [pod for pod in all_pods if pod["metadata"]["name"] == pod_name]
     pods = its_own or all_pods
     written: dict[str, list[tuple[str, str]]] = {}
-    datings: dict[str, Dating] = {}
+    datings = collections.defaultdict[str, Dating](Dating)
     failures: list[str] = []
     for pod in pods:
         writers, name = Writers(pod), pod["metadata"]["name"]
@@ -64,9 +63,9 @@ def read_logs(client: Client, job: str, worker: int | None, pod_name: str = "") 
                 every = bytes(response.data).decode(errors="replace").splitlines()
                 for when, line in map(timed, every):
                     writer = writers.of(line)
-                    start = prefix(writer) if worker is None else ""
-                    dated = datings.setdefault(writer, Dating()).of("", when), start + line
-                    written.setdefault(writer, []).append(dated)
+                    if (text := unmarked(line)[0]) is not None:
+                        start = prefix(writer) if worker is None else ""
+                        written.setdefault(writer, []).append((datings[writer].of("", when), start + text))
         except NotDoneError as error:  # else its container has not begun yet
             if error.by_rights:
                 raise
@@ -105,9 +104,10 @@ def follow_logs(
         ended, told = False, set[str]()
 
         def shown(lines: Iterator[LogLine]) -> Iterator[str]:
-            if worker is None:
-                return (prefix(each.writer) + each.text for each in lines)
-            return (each.text for each in lines if each.writer == f"worker-{worker}")
+            for each in lines:
+                text, _ = unmarked(each.text)
+                if text is not None and worker in (None, _number(each.writer)):
+                    yield prefix(each.writer) + text if worker is None else text
 
         while not ended:
             with contextlib.suppress(UnreachableError):
@@ -261,89 +261,68 @@ def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[str]:
         yield rest.decode(errors="replace")
 
 
-class PodPrints(Prints):
-    """When a line was written is told by its node's clock, and when a world was formed by the master's: where they differ, a line may be
-    shown twice, or left out, as another worker becomes rank 0."""
+class PodPrinters(Printers):
+    """Only the pods are read in which workers are whose output is wanted."""
 
-    def __init__(self, client: Client, job: str, ranks: tuple[int, ...] | None, screen: Screen) -> None:
-        super().__init__(ranks)
+    def __init__(self, client: Client, job: str) -> None:
         self._client = client
         self._job = job
-        self._screen = screen
         self._readers = LogReaders(client)
-        self._since = dict.fromkeys(ranks or (), 0.0)  # by worker: it is shown from then on
-        self._until = dict.fromkeys(ranks or (), _ALWAYS)
-        self._formed = False  # there was a world
         self._pods: dict[int, str | None] = {}  # their names by worker; None if that is not told
-        self._lines: dict[str, PrintedLines] = {}
-        self._told: set[str] = set()
+        self._printed: dict[int, PodSource] = {}
+        self._look_at = 0.0
 
     def hear(self, entry: Entry) -> None:
-        """Of the journal."""
         if entry["event"] == "worker_started":
             self._pods = {**self._pods, entry["worker"]: entry.get("place")}
-        if entry["event"] != "world_formed" or self._ranks is None:
-            return
-        workers = workers_of(self._ranks, entry["members"])
-        # Whoever leaves has its rank until it has left; before the first world nobody has one.
-        for worker in {*entry["members"], *(() if self._formed else self._until)}.difference(workers):
-            if self._until.get(worker) == _ALWAYS:
-                self._until[worker] = entry["time"]
-        self._formed = True
-        for worker in workers:
-            if self._until.get(worker) != _ALWAYS:
-                self._until, self._since = {**self._until, worker: _ALWAYS}, {**self._since, worker: entry["time"]}
 
-    # -- details --
+    def known(self) -> Iterable[int]:
+        return self._printed.keys()
 
-    def _every_lines(self) -> list[PrintedLines]:
-        return list(self._lines.values())
+    def sources(self, worker: int) -> Mapping[Stream, PodSource]:
+        return {Stream.OUT: self._source(worker)}
 
-    def _close(self) -> None:
+    def collect(self, workers: Collection[int] | None, *, to_end: bool) -> str:
+        refusal = ""
+        if to_end or time.monotonic() >= self._look_at:
+            try:
+                self._find_pods(workers)
+                refusal = self._readers.refusal
+            except ElasticDLError as error:
+                refusal = str(error)
+            self._look_at = time.monotonic() + LOOK_SECONDS
+        lines = self._readers.rest() if to_end else itertools.islice(self._readers.lines(0.0), WAITING_LINES)
+        for line in lines:
+            if (worker := _number(line.writer)) is not None:
+                self._source(worker).add(line.text)
+        return refusal
+
+    def close(self) -> None:
         self._readers.close()
 
-    def _run(self) -> None:
-        is_last, look_at = False, 0.0
-        while not is_last:
-            is_last = self._over.is_set()
-            if is_last or time.monotonic() >= look_at:
-                self._take_up()
-                look_at = time.monotonic() + LOOK_SECONDS
-            for line in self._readers.rest() if is_last else self._readers.lines(POLL):
-                self._show(line)
+    def _source(self, worker: int) -> PodSource:
+        return self._printed.setdefault(worker, PodSource())
 
-    def _take_up(self) -> None:
-        try:
-            self._find_pods()
-            refusal = self._readers.refusal
-        except ElasticDLError as error:
-            refusal = str(error)
-        if refusal and refusal not in self._told:
-            self._told.add(refusal)
-            self._screen.line(f"what workers print can't be shown at the moment: {refusal}")
-
-    def _find_pods(self) -> None:
+    def _find_pods(self, workers: Collection[int] | None) -> None:
         pods = [pod for pod in find_pods(self._client, self._job) if is_of_workers(pod)]
-        if self._ranks is not None:  # of the others nothing is shown
-            names = {self._pods.get(worker) for worker, until in self._until.items() if until == _ALWAYS}
+        if workers is not None:  # of the others nothing is shown
+            names = {self._pods.get(worker) for worker in workers}
             pods = [pod for pod in pods if None in names or pod["metadata"]["name"] in names]
         self._readers.take_up(pods)
 
-    def _show(self, line: LogLine) -> None:
-        worker = _number(line.writer)
-        if worker is None or not self._is_shown(worker, line.when):
-            return
-        if line.writer not in self._lines:
-            self._lines[line.writer] = PrintedLines(self._screen, Stream.OUT, prefix_among(self._ranks, worker))
-        self._lines[line.writer].feed(f"{line.text}\n".encode(errors="replace"))
 
-    def _is_shown(self, worker: int, when: str) -> bool:
-        if self._ranks is None:
-            return True
-        if not when:  # the cluster does not tell
-            return self._until.get(worker) == _ALWAYS
-        moment = datetime.fromisoformat(when).timestamp()
-        return worker in self._since and self._since[worker] <= moment < self._until[worker]
+class PodSource:
+    """What one worker has printed. A `elasticdl.cli.printed.Source`."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque()
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def chunks(self) -> Iterator[bytes]:
+        while self._lines:
+            yield f"{self._lines.popleft()}\n".encode(errors="replace")
 
 
 def _number(writer: str) -> int | None:

@@ -1,22 +1,23 @@
 """The logs of a job of this machine as one: its master's and its workers' lines, in the order of time.
 
-Few of the lines that workers print begin with a time. Of the others it is known between which marks they were written
-(`elasticdl.job.log_marks`), and so where they belong among the lines of the master, which makes those marks.
+Few of the lines that workers print begin with a time. Of the others it is known after which mark they were written
+(`elasticdl.job.log_marks`), or that their worker had been started.
 """
 
 from __future__ import annotations
 
-import bisect
 import os
+import time
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 
-from elasticdl.cli.wording import LATEST, Dating, by_writer, merged, moment, prefix
+from elasticdl.cli.wording import Dating, by_writer, merged, moment, prefix
 from elasticdl.job.jobdir import JobDir
-from elasticdl.job.log_marks import LogMark
+from elasticdl.job.journal import parse_entry
+from elasticdl.job.log_marks import unmarked
 
-SUFFIXES = (".out", ".log")  # of two lines that are from between the same two marks, the one on stdout first
+SUFFIXES = (".out", ".log")  # of two lines of the same time the one on stdout first
+STARTED = "worker_started"
 
 
 class LocalLogs:
@@ -25,21 +26,23 @@ class LocalLogs:
     def __init__(self, job: JobDir, worker: int | None) -> None:
         self._job = job
         self._only = None if worker is None else job.worker_log(worker).stem
-        self._marks = Marks(job)
-        self._tails: dict[str, tuple[Tail, Dating]] = {}
+        self._journal = Tail(job.journal)
+        self._started: dict[str, str] = {}  # when, by the name of the worker's log
+        self._files: dict[str, _LogFile] = {}
 
     def exist(self) -> bool:
         return bool(self._names())
 
     def look(self) -> Iterator[str]:
         """Whole lines that have come since the last look."""
-        found = [(name, self._of(name)[0].placed_lines()) for name in self._names()]
-        self._marks.read()
-        yield from merged(self._dated(name, lines) for name, lines in found)
+        for entry in (parse_entry(line) for line in self._journal.lines() if STARTED in line):
+            if entry and entry["event"] == STARTED:
+                self._started[f"worker-{entry['worker']}"] = moment(entry["time"])
+        yield from merged([*self._dated(name)] for name in self._names())
 
     def rest(self) -> Iterator[str]:
         """Last lines that are not finished."""
-        return (self._prefix(name) + rest for name, (tail, _) in self._tails.items() if (rest := tail.rest()))
+        return (self._prefix(name) + rest for name, file in self._files.items() if (rest := file.tail.rest()))
 
     def _names(self) -> list[str]:
         """Of the files that there are."""
@@ -51,44 +54,27 @@ class LocalLogs:
         writers = [self._only] if self._only else by_writer(logs)
         return [f"{writer}{suffix}" for writer in writers for suffix in SUFFIXES if f"{writer}{suffix}" in there]
 
-    def _of(self, name: str) -> tuple[Tail, Dating]:
-        return self._tails.setdefault(name, (Tail(self._job.logs / name), Dating()))
-
-    def _dated(self, name: str, lines: list[tuple[int, str]]) -> Iterator[tuple[str, str]]:
-        dating = self._of(name)[1]
-        for place, line in lines:
-            yield dating.of(line, *self._marks.around(name, place)), self._prefix(name) + line
+    def _dated(self, name: str) -> Iterator[tuple[str, str]]:
+        file = self._files.setdefault(name, _LogFile(self._job.logs / name))
+        for when, line in file.dated_lines(self._started.get(name[:-4], "")):
+            yield when, self._prefix(name) + line
 
     def _prefix(self, name: str) -> str:
         return "" if self._only else prefix(name[:-4])
 
 
-class Marks:
-    """Between what moments the lines of each log were written."""
+class _LogFile:
+    def __init__(self, path: Path) -> None:
+        self.tail = Tail(path)
+        self._dating = Dating()
+        self._entered = ""  # when its worker entered the newest world
 
-    def __init__(self, job: JobDir) -> None:
-        self._tail = Tail(job.marks)
-        self._last = ""  # mark for which all logs were looked at
-        self._ends: dict[str, list[int]] = {}  # of what came to a log between two looks at it
-        self._between: dict[str, list[tuple[str, str]]] = {}  # when that was
-
-    def read(self) -> None:
-        for mark in filter(None, map(LogMark.from_line, self._tail.lines())):
-            when = moment(mark.time)
-            for name, size in mark.sizes.items():
-                between = self._between.setdefault(name, [])
-                between.append((max(self._last, between[-1][1] if between else ""), when))
-                self._ends.setdefault(name, []).append(size)
-            if mark.whole:
-                self._last = when
-
-    def around(self, name: str, place: int) -> tuple[str, str]:
-        """After and before what moment the line was written that begins there."""
-        between = self._between.get(name)
-        if not between:  # no marks are made in it
-            return "", LATEST
-        number = bisect.bisect_right(self._ends[name], place)
-        return between[number] if number < len(between) else (max(self._last, between[-1][1]), LATEST)
+    def dated_lines(self, started: str) -> Iterator[tuple[str, str]]:
+        now = moment(time.time())
+        for text, mark in map(unmarked, self.tail.lines()):
+            if text is not None:
+                yield self._dating.of(text, self._entered or started, now), text
+            self._entered = mark.when if mark else self._entered
 
 
 class Tail:
@@ -103,10 +89,6 @@ class Tail:
 
     def lines(self, most: int = -1) -> list[str]:
         """Whole lines that have come since the last look, without their ends; of ``most`` bytes and what ends their last."""
-        return [line for _, line in self.placed_lines(most)]
-
-    def placed_lines(self, most: int = -1) -> list[tuple[int, str]]:
-        """The same, with where each begins."""
         try:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())
@@ -117,11 +99,9 @@ class Tail:
                 fresh = file.read(most) + file.readline()
         except FileNotFoundError:
             return []
-        place = self._position - len(self._rest)
         self._position += len(fresh)
         *whole, self._rest = (self._rest + fresh).split(b"\n")
-        places = accumulate((len(line) + 1 for line in whole), initial=place)
-        return [(start, line.decode(errors="replace")) for start, line in zip(places, whole, strict=False)]
+        return [line.decode(errors="replace") for line in whole]
 
     def rest(self) -> str:
         """The unfinished last line."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from elasticdl.elastic.core import protocol as p
 from elasticdl.elastic.core.interruptions import Stopped, WorldBroken, WorldChanged
 from elasticdl.elastic.core.world import World
 from elasticdl.elastic.link.session import Session
+from elasticdl.job.log_marks import WorldMark
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,8 @@ class Worlds:
         while True:
             match self._session.order():
                 case p.Connect(world):
+                    if self._core.under_master:
+                        print_mark(self._core.worker_id, world)
                     self.attempt(lambda world=world: member.enter(world), p.Trigger.CONNECTED)  # type: ignore[misc]
                 case p.Synchronize(world):
                     if not self.attempt(lambda world=world: member.synchronize(world), p.Trigger.SYNCED):  # type: ignore[misc]
@@ -90,3 +98,25 @@ class Worlds:
             log.info("%s", failure)  # a lost worker is no matter, and the master tells of it
             self.tell(p.CollectiveFailed(str(failure)))
         return True
+
+
+def print_mark(worker_id: int, world: World) -> None:
+    """Into this process's output, after all that it has printed before."""
+    when = datetime.now().isoformat(" ", "milliseconds")
+    line = WorldMark(when, worker_id, world.rank, world.version).to_line()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the script may have put anything there, or closed it
+            stream.flush()
+    out, err = _opened(1), _opened(2)
+    # Where stderr leads to a file of its own. What goes through pipes comes to one log, which needs one mark.
+    err_is_apart = err and stat.S_ISREG(err.st_mode) and not (out and os.path.samestat(out, err))
+    for descriptor in (1, 2) if err_is_apart else (1,):
+        with suppress(OSError):
+            os.write(descriptor, line)
+
+
+def _opened(descriptor: int) -> os.stat_result | None:
+    try:
+        return os.fstat(descriptor)
+    except OSError:
+        return None

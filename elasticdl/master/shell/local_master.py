@@ -29,7 +29,6 @@ from elasticdl.common.tether import die_with_parent
 from elasticdl.job.jobdir import JobDir, MasterAddress, jobs_root
 from elasticdl.job.spec import JobSpec, WorkerRange
 from elasticdl.master.shell.access import TokenAccess
-from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.saver import NoStore
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
@@ -107,8 +106,7 @@ async def serve_here(spec: JobSpec, job_dir: JobDir, prepare: Prepare, *, held: 
     make_launcher = prepare(address)
     if held and not await asyncio.to_thread(sys.stdin.readline):
         raise UserError("the command that started the job is gone")
-    marker = LogMarker(job_dir)
-    master = Master(spec, job_dir, server, NoStore(), make_launcher, make_observers=lambda _: [marker], address=address)
+    master = Master(spec, job_dir, server, NoStore(), make_launcher, address=address)
     with stopped_by_signals(master.post):
         return await master.run()
 

@@ -37,7 +37,6 @@ from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TlsAccess
 from elasticdl.master.shell.agents import Agents
-from elasticdl.master.shell.log_marking import LogMarker
 from elasticdl.master.shell.serve import (
     EXIT_CODES,
     EXIT_USER_ERROR,
@@ -104,7 +103,6 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
-    marker = LogMarker(job_dir)
     store = FileState(job_dir, new_mark(restarts), lambda: master.leave("it has taken over"))
     master = Master(
         spec,
@@ -112,7 +110,6 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
         server,
         store,
         make_launcher,
-        make_observers=lambda _: [marker],
         agents=agents,
         address=address,
     )
