@@ -74,7 +74,7 @@ def priority_class(api, name, value):
 
 
 @on(on_cluster)
-async def test_who_takes_a_place_is_known(scene, namespace):
+async def test_a_place_that_is_taken_is_told_from_a_deletion(scene, namespace):
     with priority_class(scene.api, f"urgent-{namespace}", 1000):
         await scene.become_ready(2)
         intruder = scene.pods.manifest(99, 0)
@@ -83,7 +83,7 @@ async def test_who_takes_a_place_is_known(scene, namespace):
         await scene.ask("create_namespaced_pod", namespace, intruder)
         await scene.until(lambda scene: scene.lost)
         (lost,) = scene.lost.values()
-        assert (lost.cause, "intruder" in lost.detail) == (ExitCause.PREEMPTED, True)
+        assert (lost.cause, "preempting" in lost.detail) == (ExitCause.PREEMPTED, True)
         await scene.ask("delete_namespaced_pod", "intruder", namespace, grace_period_seconds=0)
 
 

@@ -87,9 +87,9 @@ class FakeObjects:
 class FakePods:
     """What is done to pods; each method first fails as told, by name."""
 
-    def __init__(self, objects, events):
+    def __init__(self, objects):
         self.objects = self.pods = objects
-        self.events = events
+        self.warnings = {}  # what a node warns of, by a pod's name
         self.failures = {}  # a list of failures for each method
         self.calls = []
         self.uids = itertools.count()
@@ -117,6 +117,10 @@ class FakePods:
     def read(self, name):
         self._call("read", name)
         return self._find(name)
+
+    def warning(self, name, uid):
+        self._call("warning", name, uid)
+        return self.warnings.get(name, "")
 
     def delete(self, name, grace):
         self._call("delete", name, grace)

@@ -13,7 +13,7 @@ from elasticdl.places.pods.pod_places import PodPlaces, PodTimeouts
 
 DEADLINE = 20.0
 QUICK = PodTimeouts(
-    image=0.05, event=0.02, force=0.05, leave=0.05, close=5.0, start=0.3, first_retry=0.01, longest_retry=0.02
+    image=0.05, explain=0.02, force=0.05, leave=0.05, close=5.0, start=0.3, first_retry=0.01, longest_retry=0.02
 )
 
 
@@ -24,8 +24,8 @@ def name(number):
 class Scene:
     def __init__(self, timeouts, workers):
         self.timeouts, self.workers = timeouts, workers
-        self.objects, self.events = FakeObjects(), FakeObjects()
-        self.pods = FakePods(self.objects, self.events)
+        self.objects = FakeObjects()
+        self.pods = FakePods(self.objects)
         self.reports = asyncio.Queue()
         self.places = self.another()
 

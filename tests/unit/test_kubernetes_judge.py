@@ -1,9 +1,9 @@
-"""What pods and events say of workers, on clusters with and without the condition DisruptionTarget."""
+"""What pods say of workers, with and without the condition DisruptionTarget."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, event, pod, terminated, waiting
+from kubernetes_kit import NAMESPACE, PODS, RUNNING, condition, pod, terminated, waiting
 
 from elasticdl.job.quantities import Priority
 from elasticdl.job.spec import JobSpec, WorkerRange
@@ -40,50 +40,40 @@ NO_GANG = group(
 OF_VOLCANO = PODS.manifest(0, 0)
 OF_VOLCANO = {**OF_VOLCANO, "spec": {**OF_VOLCANO["spec"], "schedulerName": "volcano"}}
 CREATING, STARTS = waiting("ContainerCreating"), "it is being started on node n0"
-COMPOSE = event("ErrWorkloadCompose", "'digits-workers' group has fewer runnable pods than expected", "Warning")
 NO_PAPERS = 'secret "digits-worker-tls" not found'
-FULL, MOUNT = event("FailedScheduling", "0/2 nodes", "Warning"), event("FailedMount", NO_PAPERS, "Warning")
 PULLED = [{"name": "init", "state": waiting("ImagePullBackOff", "Back-off")}]
 NO_KEY = waiting("CreateContainerConfigError", "couldn't find key x")
 
 
 @pytest.mark.parametrize(
-    ("seen", "events", "image", "reason"),
+    ("seen", "warning", "image", "reason"),
     [
-        (pod(node=""), [], False, "the scheduler has not looked at it yet"),
-        (pod(node="", conditions=[UNSCHEDULABLE]), [], False, NO_ROOM),
-        (pod(node="", conditions=[GATED]), [], False, "it waits in its queue"),
-        (pod(node="", conditions=[NO_QUOTA]), [], False, "it waits in its queue"),
-        (pod(node="", conditions=[NO_GANG]), [], False, f"it waits in its queue: {NO_ROOM}"),
-        (pod(node="", manifest=OF_VOLCANO), [], False, "the scheduler volcano has not looked at it yet"),
-        (pod(), [], False, STARTS),
-        (pod(state=CREATING), [COMPOSE], False, STARTS),
-        (pod(state=CREATING), [FULL, event("Scheduled"), MOUNT], False, f"it can't be started on node n0: {NO_PAPERS}"),
-        (pod(state=waiting("ErrImagePull", "not found")), [], True, "the image can't be pulled: not found"),
-        (pod(initContainerStatuses=PULLED), [], True, "the image can't be pulled: Back-off"),
-        (pod(state=NO_KEY), [], False, "its container can't be started on node n0: couldn't find key x"),
+        (pod(node=""), "", False, "the scheduler has not looked at it yet"),
+        (pod(node="", conditions=[UNSCHEDULABLE]), "", False, NO_ROOM),
+        (pod(node="", conditions=[GATED]), "", False, "it waits in its queue"),
+        (pod(node="", conditions=[NO_QUOTA]), "", False, "it waits in its queue"),
+        (pod(node="", conditions=[NO_GANG]), "", False, f"it waits in its queue: {NO_ROOM}"),
+        (pod(node="", manifest=OF_VOLCANO), "", False, "the scheduler volcano has not looked at it yet"),
+        (pod(), "", False, STARTS),
+        (pod(state=CREATING), "", False, STARTS),
+        (pod(state=CREATING), NO_PAPERS, False, f"it can't be started on node n0: {NO_PAPERS}"),
+        (pod(state=waiting("ErrImagePull", "not found")), "", True, "the image can't be pulled: not found"),
+        (pod(initContainerStatuses=PULLED), "", True, "the image can't be pulled: Back-off"),
+        (pod(state=NO_KEY), "", False, "its container can't be started on node n0: couldn't find key x"),
     ],
 )
-def test_what_a_pod_waits_for(seen, events, image, reason):
-    found = judge(seen, events, told=False)
+def test_what_a_pod_waits_for(seen, warning, image, reason):
+    found = judge(seen, told=False, warning=warning)
     assert isinstance(found, Waiting)
     assert (found.image, found.reason) == (image, reason)
 
 
 def test_a_pod_runs_when_its_container_does():
-    assert judge(pod(phase="Running", state=RUNNING), [], told=False) == Running("n0")
+    assert judge(pod(phase="Running", state=RUNNING), told=False) == Running("n0")
     leaving = pod(phase="Running", state=RUNNING, deleted=True)
-    assert judge(leaving, [event("Preempted")], told=False) == Running("n0")
+    assert judge(leaving, told=False) == Running("n0")
 
 
-RELATED = {"kind": "Pod", "namespace": "lab", "name": "urgent", "uid": "5f2b"}
-PREEMPTED = event("Preempted", "Preempted by pod 5f2b on node n0", related=RELATED)
-PREEMPTED_BY = "Preempted by lab/urgent on node n0"
-TAINT = event("TaintManagerEviction", "Marking for deletion Pod lab/digits-worker-0")
-NO_TAINT = event("TaintManagerEviction", "Cancelling deletion of Pod lab/digits-worker-0")
-TAINTED = "node n0 got a taint that it does not tolerate"
-NOT_READY = event("NodeNotReady", "Node is not ready", "Warning")
-EXCESS = event("ExcessPodDeleted", "Excess pod deleted")
 DELETED = "somebody deleted pod digits-worker-0"
 LOW, SILENT, UNREADY = "The node was low on resource: memory.", "Node n0 is unresponsive", condition("Ready", "False")
 KUEUE_PREEMPTS = (
@@ -96,10 +86,6 @@ def stopped(why, text):
     """As Kueue stops a pod: first the condition, then the deletion."""
     told = condition("TerminationTarget", "True", why, text)
     return pod(phase="Succeeded", state=terminated(0), conditions=[told], deleted=True)
-
-
-RECLAIM = "Pod is evicted, because of reclaim"
-RECLAIMS, OF_RECLAIM = event("Evict", RECLAIM, "Warning"), f"Volcano: {RECLAIM}"
 
 
 def disrupted(why, text="x", state=None, **more):
@@ -129,84 +115,70 @@ LIKE_A_LEAVING_ONE = pod(phase="Running", state=terminated(0), deleted=True)
 
 
 @pytest.mark.parametrize(
-    ("last", "events", "gone", "cause", "code", "detail"),
+    ("last", "gone", "cause", "code", "detail"),
     [
-        # A condition says it, and who preempted it the event.
-        (BY_PRIORITY, [], False, C.PREEMPTED, 0, "for one of a higher priority"),
-        (BY_PRIORITY, [PREEMPTED, event("Killing")], True, C.PREEMPTED, 0, "Preempted by pod lab/urgent on node n0"),
-        (disrupted("PreemptionByKubeScheduler", state=terminated(137)), [], True, C.PREEMPTED, 137, "x"),
-        (disrupted("EvictionByEvictionAPI", state=terminated(143)), [], False, C.EVICTED, 143, "x"),
-        (disrupted("DeletionByTaintManager"), [], False, C.EVICTED, 0, "x"),
-        (disrupted("DeletionByTaintManager", state=RUNNING), [], True, C.NODE_LOST, -9, "x"),
-        (disrupted("DeletionByPodGC", state=RUNNING), [], True, C.NODE_LOST, -9, "x"),
-        (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), [], False, C.EVICTED, 137, LOW),
+        # A condition says it.
+        (BY_PRIORITY, False, C.PREEMPTED, 0, "for one of a higher priority"),
+        (disrupted("PreemptionByKubeScheduler", state=terminated(137)), True, C.PREEMPTED, 137, "x"),
+        (disrupted("EvictionByEvictionAPI", state=terminated(143)), False, C.EVICTED, 143, "x"),
+        (disrupted("DeletionByTaintManager"), False, C.EVICTED, 0, "x"),
+        (disrupted("DeletionByTaintManager", state=RUNNING), True, C.NODE_LOST, -9, "x"),
+        (disrupted("DeletionByPodGC", state=RUNNING), True, C.NODE_LOST, -9, "x"),
+        (disrupted("TerminationByKubelet", LOW, terminated(137), reason="Evicted"), False, C.EVICTED, 137, LOW),
         # Kueue's own condition, in newer releases and in older ones.
-        (BY_KUEUE, [event("Stopped", KUEUE_PREEMPTS)], False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
-        (stopped("WorkloadEvicted", KUEUE_PREEMPTS), [], True, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
-        (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), [], False, C.EVICTED, 0, "Kueue: x"),
-        (stopped("WorkloadDeleted", ""), [], False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
-        (pod(deleted=True, node=""), [EXCESS], True, C.EVICTED, -9, "Excess pod deleted"),
-        # Volcano's event, with the condition and, before its release 1.13, without it.
-        (BY_VOLCANO, [event("Scheduled"), RECLAIMS, event("Killing")], False, C.PREEMPTED, 0, OF_RECLAIM),
-        (LIKE_A_LEAVING_ONE, [RECLAIMS], True, C.PREEMPTED, 0, OF_RECLAIM),
-        # Without the condition: the pod's own reason, the events about it, what its node last told.
-        (LIKE_A_LEAVING_ONE, [event("Preempted", PREEMPTED_BY)], True, C.PREEMPTED, 0, PREEMPTED_BY),
-        (refused("Preempting", "for a critical pod"), [], False, C.PREEMPTED, -9, "for a critical pod"),
-        (refused("Evicted", LOW), [], False, C.EVICTED, -9, LOW),
-        (refused("OutOfnvidia.com/gpu", "not enough"), [], False, C.EVICTED, -9, "not enough"),
-        (refused("UnexpectedAdmissionError", "Allocate failed"), [], False, C.EVICTED, -9, "Allocate failed"),
-        (running(reason="NodeLost", message=SILENT), [], True, C.NODE_LOST, -9, SILENT),
-        (running(conditions=[UNREADY]), [NOT_READY], True, C.NODE_LOST, -9, "node n0 does not answer"),
-        (running(), [TAINT], True, C.NODE_LOST, -9, TAINTED),
-        (pod(phase="Succeeded", state=terminated(0), deleted=True), [TAINT], False, C.EVICTED, 0, TAINTED),
-        (pod(phase="Running", state=terminated(137), deleted=True), [NO_TAINT], True, C.DELETED, 137, DELETED),
+        (BY_KUEUE, False, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
+        (stopped("WorkloadEvicted", KUEUE_PREEMPTS), True, C.PREEMPTED, 0, f"Kueue: {KUEUE_PREEMPTS}"),
+        (stopped("WorkloadEvictedDueToClusterQueueStopped", "x"), False, C.EVICTED, 0, "Kueue: x"),
+        (stopped("WorkloadDeleted", ""), False, C.EVICTED, 0, "Kueue: WorkloadDeleted"),
+        (BY_VOLCANO, False, C.PREEMPTED, 0, "volcano: preempting to accommodate a higher priority pod"),
+        # Without the condition: the pod's own reason, and what its node last told.
+        (refused("Preempting", "for a critical pod"), False, C.PREEMPTED, -9, "for a critical pod"),
+        (refused("Evicted", LOW), False, C.EVICTED, -9, LOW),
+        (refused("OutOfnvidia.com/gpu", "not enough"), False, C.EVICTED, -9, "not enough"),
+        (refused("UnexpectedAdmissionError", "Allocate failed"), False, C.EVICTED, -9, "Allocate failed"),
+        (running(reason="NodeLost", message=SILENT), True, C.NODE_LOST, -9, SILENT),
+        (running(conditions=[UNREADY]), True, C.NODE_LOST, -9, "node n0 does not answer"),
+        (pod(phase="Running", state=terminated(137), deleted=True), True, C.DELETED, 137, DELETED),
         # Any cluster.
-        (running(conditions=[condition("Ready")]), [], True, C.DELETED, -9, DELETED),
-        (pod(phase="Succeeded", state=terminated(0)), [], False, C.CLEAN, 0, "exit code 0"),
-        (failed(terminated(3)), [], False, C.CRASHED, 3, f"exit code 3; {LOG}"),
-        (failed(terminated(139)), [], False, C.CRASHED, 139, f"SIGSEGV; {LOG}"),
-        (failed(terminated(137)), [], False, C.KILLED, 137, "SIGKILL"),
-        (failed(OOM), [], False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        (failed(OOM, deleted=True), [event("Preempted")], True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
-        (failed(terminated(128, "StartError", "no python")), [], False, C.CRASHED, 128, "can't start it: no python"),
-        (refused("SomethingNew", "who knows"), [], False, C.CRASHED, 1, "who knows"),
+        (running(conditions=[condition("Ready")]), True, C.DELETED, -9, DELETED),
+        (pod(phase="Succeeded", state=terminated(0)), False, C.CLEAN, 0, "exit code 0"),
+        (failed(terminated(3)), False, C.CRASHED, 3, f"exit code 3; {LOG}"),
+        (failed(terminated(139)), False, C.CRASHED, 139, f"SIGSEGV; {LOG}"),
+        (failed(terminated(137)), False, C.KILLED, 137, "SIGKILL"),
+        (failed(OOM), False, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
+        (failed(OOM, deleted=True), True, C.OUT_OF_MEMORY, 137, "its node was out of memory"),
+        (failed(terminated(128, "StartError", "no python")), False, C.CRASHED, 128, "can't start it: no python"),
+        (refused("SomethingNew", "who knows"), False, C.CRASHED, 1, "who knows"),
     ],
 )
-def test_why_a_worker_ended(last, events, gone, cause, code, detail):
-    ended = judge_end(last, events, told=False, gone=gone) if gone else judge(last, events, told=False)
+def test_why_a_worker_ended(last, gone, cause, code, detail):
+    ended = judge_end(last, told=False, gone=gone) if gone else judge(last, told=False)
     assert isinstance(ended, Ended)
     assert (ended.cause, ended.code, ended.detail) == (cause, code, detail)
 
 
-def test_a_preemption_is_open_until_it_is_told_who_came():
-    assert [judge(BY_PRIORITY, events, told=False).open for events in ([], [PREEMPTED])] == [True, False]
-    assert [judge(BY_VOLCANO, events, told=False).open for events in ([], [RECLAIMS])] == [True, False]
-    for last in (disrupted("EvictionByEvictionAPI"), BY_KUEUE):  # which have said all that they say
-        assert not judge(last, [], told=False).open
-
-
 def test_what_we_had_deleted_is_killed_unless_the_cluster_was_first():
     last = LIKE_A_LEAVING_ONE
-    assert judge_end(last, [], told=True, gone=True) == Ended(ExitCause.KILLED, 0, "as told")
-    assert judge_end(last, [event("Preempted", "x")], told=True, gone=True).cause is ExitCause.PREEMPTED
-    assert judge_end(pod(node=""), [], told=True, gone=True).detail == "it had no place yet"
+    assert judge_end(last, told=True, gone=True) == Ended(ExitCause.KILLED, 0, "as told")
+    assert judge_end(BY_PRIORITY, told=True, gone=True).cause is ExitCause.PREEMPTED
+    assert judge_end(pod(node=""), told=True, gone=True).detail == "it had no place yet"
 
 
 def test_the_end_of_the_log_of_a_failed_worker_comes_with_its_status():
-    assert judge(failed(terminated(1, message="a\nb\n")), [], told=False).output == "a\nb\n"
+    assert judge(failed(terminated(1, message="a\nb\n")), told=False).output == "a\nb\n"
 
 
 def test_memory_is_named_with_its_limit():
     limited = failed(terminated(137, "OOMKilled"))
     limited["spec"]["containers"][0] = {"name": "elasticdl", "resources": {"limits": {"memory": "2Gi"}}}
-    assert judge(limited, [], told=False).detail == "it took more memory than its limit of 2Gi"
+    assert judge(limited, told=False).detail == "it took more memory than its limit of 2Gi"
 
 
 def test_a_pod_with_further_containers_is_over_when_the_worker_is():
     last = pod(phase="Running", state=terminated(0))
-    assert isinstance(judge(last, [], told=False), Waiting)  # its node has not finished telling
+    assert isinstance(judge(last, told=False), Waiting)  # its node has not finished telling
     last["spec"]["containers"] = [*last["spec"]["containers"], {"name": "sidecar"}]
-    assert judge(last, [], told=False).cause is ExitCause.CLEAN
+    assert judge(last, told=False).cause is ExitCause.CLEAN
 
 
 def test_a_workers_pod():

@@ -108,7 +108,7 @@ def test_the_group_is_over_by_the_pods_that_kueue_keeps():
 
 def test_the_group_is_over_also_where_a_master_gives_the_job_up():
     """It has no launcher, which would see to that."""
-    pods = FakePods(FakeObjects(), FakeObjects())
+    pods = FakePods(FakeObjects())
     asyncio.run(cluster_master.end_workers(pods))
     assert pods.calls == [("end_group",), ("delete_all", 1)]
 

@@ -3,10 +3,9 @@
 import itertools
 import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
+from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 
 from elasticdl.master.state.events import ExitCause
 from elasticdl.places.base import Place, PlaceChanged, PlaceLost, PlaceState
@@ -78,49 +77,13 @@ def test_the_image_is_no_trouble_once_a_worker_has_run():
     assert ledger.image_trouble is None
 
 
-TARGET = condition("DisruptionTarget", "True", "PreemptionByScheduler", "to accommodate another")
-
-
-@pytest.mark.parametrize("conditions", [[], [TARGET]])
-def test_an_end_is_held_until_it_is_clear_who_did_it(conditions):
-    over = pod(phase="Succeeded", state=terminated(0), deleted=True, conditions=conditions)
-    ledger = asked()
-    assert causes(ledger.seen(over)) == ledger.gone(0) == []  # it ends for all that is known
-    assert ledger.held(0)
-    related = {"kind": "Pod", "namespace": "lab", "name": "urgent"}
-    (told,) = losses(ledger.happened(0, event("Preempted", "by a number", related=related)))
-    assert (told.cause, told.detail) == (ExitCause.PREEMPTED, "Preempted by pod lab/urgent on node n0")
-    assert ledger.settle(0) == []
-    ledger = asked()
-    ledger.seen(over)
-    assert causes(ledger.settle(0)) == [ExitCause.PREEMPTED if conditions else ExitCause.DELETED], (
-        "nothing more is heard"
-    )
-    assert ledger.gone(0) == ledger.settle(0) == []
-
-
-def test_a_preemptor_of_which_only_the_number_is_told_is_known_if_it_was_seen_to_wait():
-    uid, number = "cee3e985-bb3d-49a1-a203-43ec376c94be", "Preempted by pod {} on node n0"
-    ledger = asked(2)
-    ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": "urgent", "uid": uid})
-    ended = []
-    for worker_id, by in ((0, uid), (1, uid.replace("c", "d"))):
-        ledger.seen(pod(worker_id, phase="Succeeded", state=terminated(0), deleted=True))
-        ended += ledger.happened(worker_id, event("Preempted", number.format(by), worker_id=worker_id))
-    assert [each.detail for each in losses(ended)] == [
-        "Preempted by pod lab/urgent on node n0",
-        number.format("dee3e985-bb3d-49a1-a203-43ed376d94be"),
-    ]
-
-
-def test_of_those_that_wait_the_newest_are_known():
-    ledger = asked()
-    for number in range(1000):
-        ledger.finds_no_place({"kind": "Pod", "namespace": "lab", "name": f"p{number}", "uid": f"{number:036}"})
-    ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
-    (told,) = losses(ledger.happened(0, event("Preempted", f"Preempted by pod {999:036} on node n0")))
-    assert told.detail == "Preempted by pod lab/p999 on node n0"
-    assert len(ledger._waiting) <= 100
+def test_who_took_a_pod_away_is_told_with_its_end():
+    over = pod(phase="Succeeded", state=terminated(0), deleted=True)
+    taken = {**over["status"], "conditions": [condition("DisruptionTarget", "True", "PreemptionByScheduler", "x")]}
+    for status, cause in ((over["status"], ExitCause.DELETED), (taken, ExitCause.PREEMPTED)):
+        ledger = asked()
+        assert causes(ledger.seen({**over, "status": status})) == [cause]
+        assert ledger.gone(0) == []
 
 
 def test_what_we_had_ended_is_told_at_once_though_nobody_has_seen_it():
@@ -135,29 +98,25 @@ def test_what_we_had_ended_is_told_at_once_though_nobody_has_seen_it():
     assert causes(ledger.gone(2)) == [ExitCause.DELETED]
 
 
-def test_events_of_a_pod_that_had_the_name_before_mean_nothing():
-    ledger = asked()
-    ledger.seen(LEAVING)
-    ledger.happened(0, event("Preempted", uid="another"))
-    ledger.gone(0)
-    assert ledger.held(0)
-
-
-def test_an_event_tells_what_a_pod_waits_for():
-    ledger = asked()
+def test_a_pod_that_does_not_start_waits_for_what_its_node_warns_of():
+    ledger = asked(2)
     ledger.seen(pod(state=waiting("ContainerCreating")))
-    told = ledger.happened(0, event("FailedMount", "no such claim", "Warning"))
-    assert told == waits("it can't be started on node n0: no such claim", "n0")
+    assert ledger.starting() == {0: "uid-0"}
+    assert ledger.warned(0, "no such claim") == waits("it can't be started on node n0: no such claim", "n0")
+    assert ledger.warned(0, "no such claim") == ledger.warned(1, "it is not there yet") == []
+    assert ledger.starting() == {0: "uid-0"}, "the reason may become another"
+    ledger.seen(RUNS)
+    assert ledger.starting() == {}
+    ledger.seen(pod(1, state=waiting("ErrImagePull")))
+    assert ledger.starting() == {}, "it says why by itself"
 
 
-def test_a_pod_that_ends_is_ending_until_it_is_clear_why():
+def test_a_pod_that_is_being_deleted_is_ending():
     ledger = asked()
     ledger.seen(RUNS)
     assert ledger.seen(LEAVING) == is_ready(state=PlaceState.ENDING, reason="its pod is being deleted")
     assert ledger.wanted(PlaceState.READY) == set()
     assert ledger.seen(RUNS) == is_ready()  # of one whose node has come back the same is told
-    (ending,) = ledger.seen(pod(phase="Succeeded", state=terminated(0), deleted=True))
-    assert (ending.place.state, ending.place.reason) == (PlaceState.ENDING, "somebody deleted pod digits-worker-0")
 
 
 def test_which_node_has_refused_a_pod_is_known_before_it_is_lost():
@@ -222,11 +181,9 @@ HISTORY = st.lists(
             lambda ledger: ledger.seen(DONE),
             lambda ledger: ledger.seen(pod(phase="Failed", state=terminated(137), deleted=True)),
             lambda ledger: ledger.created(pod(node="")),
-            lambda ledger: ledger.happened(0, event("Preempted")),
-            lambda ledger: ledger.happened(0, event("FailedMount", "x", "Warning")),
+            lambda ledger: ledger.warned(0, "x"),
             lambda ledger: ledger.gone(0),
             lambda ledger: ledger.gone(0, DONE),
-            lambda ledger: ledger.settle(0),
             lambda ledger: ledger.tell(0) and [],
             lambda ledger: ledger.refused(0, "quota"),
         ]
@@ -244,7 +201,7 @@ def test_whatever_happens_a_place_never_waits_again_and_is_lost_once(history):
         for state in (PlaceState.WAITING, PlaceState.READY):
             is_wanted = 0 in ledger and not ledger._entries[0].told and ledger.place(0).state is state
             assert ledger.wanted(state) == ({0} if is_wanted else set())
-    reports += [*ledger.gone(0), *ledger.settle(0)]
+    reports += ledger.gone(0)
     *changes, last = reports
     assert isinstance(last, PlaceLost)
     assert all(isinstance(report, PlaceChanged) for report in changes)

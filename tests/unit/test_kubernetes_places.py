@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from kubernetes_kit import PODS, RUNNING, condition, event, pod, terminated, waiting
+from kubernetes_kit import PODS, RUNNING, condition, pod, terminated, waiting
 from kubernetes_scene import DEADLINE, name, pods_scene
 
 from elasticdl.common.errors import UnreachableError
@@ -312,13 +312,29 @@ async def test_closing_is_bounded(scene):
     assert scene.reports.empty()
 
 
-@on(partial(pods_scene, PodTimeouts(event=DEADLINE)))
-async def test_an_event_says_who_deleted_a_pod_also_when_it_comes_last(scene):
-    await scene.ready(1)
+@on(pods_scene)
+async def test_the_node_of_a_pod_that_does_not_start_is_asked_why(scene):
+    scene.pods.warnings[name(0)] = "no such claim"
+    scene.pods.failures["warning"] = [ApiError(403, "forbidden")]
+    scene.want(1)
+    await scene.made(0)
+    scene.show(0, "Pending", waiting("ContainerCreating"))
     uid = scene.objects.objects[name(0)]["metadata"]["uid"]
-    scene.remove(0)
-    scene.events.put("e", event("Preempted", "Preempted by x", uid=uid))
-    assert (await scene.lost()).cause is ExitCause.PREEMPTED
+    while (reason := await scene.waits()) != "it can't be started on node n0: no such claim":
+        assert reason.startswith("it is being started")
+    await scene.called("warning", name(0), uid, times=2)
+    scene.show(0)
+    await scene.changed(0, PlaceState.READY)
+
+
+@on(pods_scene)
+async def test_a_pod_that_waits_for_its_name_holds_up_no_other(scene):
+    scene.objects.put(name(0), {**pod(0), "metadata": {**pod(0)["metadata"], "ownerReferences": []}})
+    scene.want(2)
+    await scene.made(1)
+    assert "of another job" in await scene.waits(0)
+    scene.give_back(0)
+    assert (await scene.lost(0)).cause is ExitCause.KILLED
 
 
 @on(pods_scene)

@@ -121,7 +121,7 @@ def rules(job: str, *, announces: bool = True) -> list[Manifest]:
     """All that the master may do. Pods can't be listed by name, as their names are not known beforehand."""
     return [
         _rule("", "pods", list(_POD_VERBS)),
-        _rule("", "events", ["create", "list", "watch"] if announces else ["list", "watch"]),
+        _rule("", "events", ["create", "list"] if announces else ["list"]),
         _rule("", "configmaps", ["get", "patch"], names.state_name(job)),
         _rule("batch", "jobs", ["get", "patch"], names.master_name(job)),
     ]

@@ -1,16 +1,14 @@
 """What a pod says of itself: whether it waits, runs or has ended, and why.
 
-The condition `DisruptionTarget` says who ended a pod. Where it is missing, that is gathered from the pod's reason, the
-events about it and what its node last told. The first line that fits decides:
+The condition `DisruptionTarget` says who ended a pod. Where it is missing, the pod's reason and what its node last told do.
+No event is asked for a cause: events come late, or not at all. The first line that fits decides:
 
 | what is seen | the cause |
 | --- | --- |
 | the container was `OOMKilled` | out of memory |
 | `TerminationTarget`, by Kueue | as its reason says, with Kueue's own text, which has its preemptor's number |
-| `DisruptionTarget` | as its reason says; who preempted it says the event `Preempted`, and why Volcano did the event `Evict` |
+| `DisruptionTarget` | as its reason says |
 | the pod's own `reason`: Preempting; Evicted, a node that shuts down or refused it; NodeLost | preempted; evicted; node lost |
-| event `Preempted`, `Evict` (by Volcano); `Evicted`, `ExcessPodDeleted` (by Kueue) | preempted; evicted |
-| it was deleted for a taint of its node (`TaintManagerEviction`) | evicted; node lost if the node never told of its end |
 | it was deleted, not ready, and the node never told of its end | node lost |
 | it was deleted by us; by somebody else | killed; deleted |
 | anything else | as its exit code says |
@@ -51,7 +49,7 @@ _DISRUPTIONS = {
     "TerminationByKubelet": ExitCause.EVICTED,
     "DeletionByPodGC": ExitCause.NODE_LOST,
 }
-_TAINT = ("DeletionByTaintManager", "TaintManagerEviction")
+_TAINT = "DeletionByTaintManager"
 _REASONS = {
     "Preempting": ExitCause.PREEMPTED,  # in favour of a pod that the node itself can't do without
     "Evicted": ExitCause.EVICTED,
@@ -63,14 +61,6 @@ _REASONS = {
     "NodePorts": ExitCause.EVICTED,
 }
 _OUT_OF = "OutOf"  # ... something, of which another pod took the last just before
-# Volcano's event for each place that it takes away. Its condition, which older releases don't set, says of all that a pod of a higher
-# priority needs the place, also where another queue has a right to it.
-_VOLCANO = "Evict"
-_PREEMPTIONS = ("Preempted", _VOLCANO)
-_EVENTS = {
-    **dict.fromkeys(_PREEMPTIONS, ExitCause.PREEMPTED),
-    **dict.fromkeys(("Evicted", "ExcessPodDeleted"), ExitCause.EVICTED),
-}
 # Kueue sets it before it deletes a pod. Its other reasons are evictions: a queue that is stopped, pods that are not ready in time,
 # a workload that is gone. Older
 # releases say WorkloadEvicted only, and the text says the rest.
@@ -83,8 +73,6 @@ _IN_QUEUE = "it waits in its queue"
 # So Volcano describes the group. The counts change with each of its pods, which is no news of the others.
 _VOLCANO_WAITS = re.compile(r"pod group is (?:not )?ready, .*?(?:\. Origin reason is[^:]*: (?P<why>.*))?$")
 _DEFAULT_SCHEDULER = "default-scheduler"
-# Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
-_BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
 _QUIET = ("ContainerCreating", "PodInitializing")
 
 
@@ -115,23 +103,21 @@ class Ended:
     code: int
     detail: str
     output: str = ""
-    # An event that is still to come may say otherwise, or more.
-    open: bool = False
 
 
 Verdict = Waiting | Running | Ended
 
 
-def judge(pod: Object, events: Sequence[Object], *, told: bool) -> Verdict:
-    """What a pod that is there says. ``told``: it is us who had it ended."""
+def judge(pod: Object, *, told: bool, warning: str = "") -> Verdict:
+    """What a pod that is there says. ``told``: it is us who had it ended. ``warning``: why it can't be started, as its node says."""
     main, phase = _main_status(pod), _status(pod).get("phase")
     # With further containers in it a pod is not over before those are, which may be never.
     alone = len(pod["spec"].get("containers") or ()) < 2
     if phase in ("Succeeded", "Failed") or ("terminated" in main and not alone):
-        return judge_end(pod, events, told=told, gone=False)
+        return judge_end(pod, told=told, gone=False)
     if "running" in main:
         return Running(str(pod["spec"].get("nodeName") or ""))
-    return _judge_wait(pod, events)
+    return _judge_wait(pod, warning)
 
 
 def doubt(pod: Object) -> str:
@@ -147,22 +133,21 @@ def log_of(pod: Object) -> str:
     return f"kubectl logs -n {metadata.get('namespace', 'default')} {metadata['name']}"
 
 
-def judge_end(pod: Object, events: Sequence[Object], *, told: bool, gone: bool) -> Ended:
+def judge_end(pod: Object, *, told: bool, gone: bool) -> Ended:
     """Why a pod is over. ``gone``: its object is not there any more, and this is the last that was seen of it."""
     end = _main_status(pod).get("terminated")
     code = _NO_CODE if end is None else int(end.get("exitCode", 1))
     output = str((end or {}).get("message") or "") if code > 0 else ""
     if (end or {}).get("reason") == "OOMKilled":
         return Ended(ExitCause.OUT_OF_MEMORY, code, _memory(pod), output)
-    if found := _disruption(pod, events, end is None):
-        named = _kueue(pod) is not None or _preemption(events)
-        return Ended(found[0], code, found[1], open=found[0] is ExitCause.PREEMPTED and not named)
+    if found := _disruption(pod, end is None):
+        return Ended(found[0], code, found[1])
     if gone or _deleted(pod):
         if end is None and _silent(pod):
             return Ended(ExitCause.NODE_LOST, code, f"{_node(pod)} does not answer")
         if told:
             return Ended(ExitCause.KILLED, code, "as told" if _scheduled(pod) else "it had no place yet")
-        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}", open=True)
+        return Ended(ExitCause.DELETED, code, f"somebody deleted pod {pod['metadata']['name']}")
     if end is None:
         return Ended(ExitCause.CRASHED, 1, flat(_status(pod).get("message") or "its pod has failed"))
     return _by_code(pod, end, code, output)
@@ -172,7 +157,7 @@ def crash_loop(crashes: Sequence[Object]) -> str:
     """Why no other master should be started after these; empty if one should."""
     if len(crashes) < MOST_CRASHES:
         return ""
-    verdict = judge_end(crashes[0], (), told=False, gone=False)
+    verdict = judge_end(crashes[0], told=False, gone=False)
     said = verdict.output.strip().splitlines()[-1:]
     return f"its master crashed {len(crashes)} times in a row: {', '.join([*said, verdict.detail])}"
 
@@ -193,7 +178,7 @@ def counting(pod: Object, *, counted: bool) -> dict[str, Any]:
 
 
 def _crashed_soon(pod: Object) -> bool:
-    cause = judge_end(pod, (), told=False, gone=False).cause
+    cause = judge_end(pod, told=False, gone=False).cause
     seconds = (_finished(pod) - datetime.fromisoformat(_end(pod)["startedAt"])).total_seconds()
     return cause in (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY) and seconds < SOON_SECONDS
 
@@ -213,25 +198,20 @@ def _silent(pod: Object) -> bool:
     return _condition(pod, "Ready").get("status") == "False" and "running" in _main_status(pod)
 
 
-def _disruption(pod: Object, events: Sequence[Object], unseen: bool) -> tuple[ExitCause, str] | None:
+def _disruption(pod: Object, unseen: bool) -> tuple[ExitCause, str] | None:
     """Who took the pod's place away; ``unseen``: no node has told of its end."""
     if kueue := _kueue(pod):
         return kueue
     condition, status = _condition(pod, "DisruptionTarget"), _status(pod)
-    taint = ExitCause.NODE_LOST if unseen else ExitCause.EVICTED
     if condition.get("status") == "True":
         reason = str(condition.get("reason"))
-        cause = taint if reason in _TAINT else _DISRUPTIONS.get(reason, ExitCause.EVICTED)
-        preemption = _preemption(events) if cause is ExitCause.PREEMPTED else {}
-        return cause, _preemptor(pod, preemption) or flat(condition.get("message") or reason)
+        cause = _DISRUPTIONS.get(reason, ExitCause.EVICTED)
+        if reason == _TAINT and unseen:
+            cause = ExitCause.NODE_LOST
+        return cause, flat(condition.get("message") or reason)
     reason = str(status.get("reason") or "")
     if reason in _REASONS or reason.startswith(_OUT_OF):
         return _REASONS.get(reason, ExitCause.EVICTED), flat(status.get("message") or reason)
-    for event in reversed(events):
-        if event.get("reason") in _EVENTS:
-            return _EVENTS[event["reason"]], _preemptor(pod, event) or flat(event.get("message") or event["reason"])
-        if event.get("reason") in _TAINT and "Cancelling" not in str(event.get("message")):
-            return taint, f"{_node(pod)} got a taint that it does not tolerate"
     return None
 
 
@@ -245,20 +225,6 @@ def _kueue(pod: Object) -> tuple[ExitCause, str] | None:
     return ExitCause.PREEMPTED if preempted else ExitCause.EVICTED, f"Kueue: {text or reason}"
 
 
-def _preemption(events: Sequence[Object]) -> Object:
-    """What the scheduler has told of it; empty if nothing, or nothing yet."""
-    return next((each for each in reversed(events) if each.get("reason") in _PREEMPTIONS), {})
-
-
-def _preemptor(pod: Object, event: Object) -> str:
-    """Who is told to have taken its place; empty if nobody. The event's text has but a number."""
-    if event.get("reason") == _VOLCANO:
-        return f"Volcano: {flat(event.get('message') or _VOLCANO)}"
-    other = event.get("related") or {}
-    kind, namespace = str(other.get("kind") or "Pod").lower(), other.get("namespace", "default")
-    return f"Preempted by {kind} {namespace}/{other['name']} on {_node(pod)}" if other.get("name") else ""
-
-
 def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     cause, detail = judge_exit(code, output)
     if cause is ExitCause.CRASHED:
@@ -268,7 +234,7 @@ def _by_code(pod: Object, end: Object, code: int, output: str) -> Ended:
     return Ended(cause, code, detail, output)
 
 
-def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
+def _judge_wait(pod: Object, warning: str) -> Waiting:
     scheduled = _condition(pod, "PodScheduled")
     if not _scheduled(pod):
         return Waiting(_unplaced(pod, scheduled))
@@ -280,10 +246,8 @@ def _judge_wait(pod: Object, events: Sequence[Object]) -> Waiting:
             return Waiting(trouble.reason, image=True, lasting=trouble.lasting, node=node)
         if reason and reason not in _QUIET:
             return Waiting(f"its container can't be started on {_node(pod)}: {message or reason}", node=node)
-    for event in reversed(events):
-        if event.get("type") == "Warning" and event.get("reason") not in _BEFORE_THE_NODE:
-            why = flat(event.get("message") or event["reason"])
-            return Waiting(f"it can't be started on {_node(pod)}: {why}", node=node)
+    if warning:
+        return Waiting(f"it can't be started on {_node(pod)}: {warning}", node=node)
     return Waiting(ON_ITS_WAY[1] + _node(pod), node=node)
 
 

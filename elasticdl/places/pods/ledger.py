@@ -6,9 +6,8 @@ reported once. Owned by the event loop.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticdl.master.state.events import ExitCause
@@ -18,10 +17,6 @@ from elasticdl.places.pods.worker_pods import index_of, number_of
 
 Object = Mapping[str, Any]
 Reports = list[PlaceChanged | PlaceLost]
-_EVENTS_KEPT = 20
-# Of pods that have found no place; one that then takes a place of ours is told of by its number alone (1.37).
-_WAITING_KEPT = 100
-_PREEMPTOR = re.compile(r"Preempted by \w+ ([0-9a-f-]{36})")
 
 
 @dataclass(slots=True)
@@ -33,11 +28,10 @@ class Entry:
     place: Place  # as last reported
     pod: Object | None = None  # as last seen
     gone: bool = False  # the object is, and its end is not yet reported
-    held: bool = False  # it has ended, and an event may yet say otherwise, or more
     told: bool = False  # by us, to end
     holds_index: bool = True  # no other pod may be given its index
     waits: Waiting | None = None  # as last reported
-    events: list[Object] = field(default_factory=list)
+    warning: str = ""  # why it can't be started, as its node said last
 
     @property
     def leaves(self) -> bool:
@@ -56,7 +50,6 @@ class Ledger:
         self._free = 0  # no lower index is
         self._ended: set[int] = set()
         self._highest = first_number - 1  # of all numbers
-        self._waiting: dict[str, Object] = {}  # by uid
         self.ever_placed = False
         self._left: list[int] = []  # whose end is reported, and whose pods are still there
 
@@ -106,7 +99,7 @@ class Ledger:
     def adopt(self, pod: Object) -> Place:
         """Begin an entry for a pod that was asked for by somebody else, a master before this one."""
         number, place = number_of(pod), Place(self._name(number_of(pod)))
-        match judge(pod, (), told=False):
+        match judge(pod, told=False):
             case Ended():
                 place = replace(place, state=PlaceState.LOST, node=str(pod["spec"].get("nodeName") or ""))
             case Running() as running:
@@ -152,9 +145,9 @@ class Ledger:
             return []
         entry.pod = pod
         self._file(entry)
-        verdict = judge(pod, self._named(entry.events), told=entry.told)
+        verdict = judge(pod, told=entry.told, warning=entry.warning)
         if isinstance(verdict, Ended):
-            return self._close(number, entry, verdict)
+            return self._end(number, verdict)
         leaves = bool(pod["metadata"].get("deletionTimestamp"))
         if leaves and entry.place.state is PlaceState.WAITING:  # what it still waits for does not matter
             return []
@@ -172,7 +165,7 @@ class Ledger:
         if entry.pod is None:
             cause = ExitCause.KILLED if entry.told else ExitCause.DELETED
             return self._end(number, Ended(cause, -9, "its pod is not there any more"))
-        return self._close(number, entry, self._judge_end(entry))
+        return self._end(number, judge_end(entry.pod, told=entry.told, gone=True))
 
     def created(self, pod: Object) -> Reports:
         """The answer to our request for it, which what was seen since may have overtaken."""
@@ -184,43 +177,23 @@ class Ledger:
         there = {number_of(pod) for pod in pods}
         return [number for number, each in self._entries.items() if each.pod and not each.gone and number not in there]
 
-    def happened(self, number: int, event: Object) -> Reports:
-        """An event about the pod; it may tell why an end came, or what a pod waits for."""
+    def starting(self) -> dict[int, str]:
+        """The pods that have a node, do not run yet, and say nothing of why: their uids by number."""
+        found = {}
+        for number in self._wanted[PlaceState.WAITING]:
+            pod = self._entries[number].pod
+            verdict = judge(pod, told=False) if pod else None
+            if pod and isinstance(verdict, Waiting) and verdict.node and verdict.on_its_way:
+                found[number] = str(pod["metadata"].get("uid"))
+        return found
+
+    def warned(self, number: int, warning: str) -> Reports:
+        """Its node says why the pod can't be started."""
         entry = self._entries.get(number)
-        if entry is None or (
-            entry.pod and event["involvedObject"].get("uid") not in (None, entry.pod["metadata"].get("uid"))
-        ):
+        if entry is None or entry.pod is None:
             return []
-        entry.events = [*entry.events, event][-_EVENTS_KEPT:]
-        if entry.pod is None:
-            return []
-        return self._close(number, entry, self._judge_end(entry)) if entry.held else self.seen(entry.pod)
-
-    def finds_no_place(self, pod: Object) -> None:
-        """A reference to a pod, anybody's: it may be given a place of ours."""
-        self._waiting.pop(pod.get("uid", ""), None)
-        self._waiting[pod.get("uid", "")] = pod
-        if len(self._waiting) > _WAITING_KEPT:
-            del self._waiting[next(iter(self._waiting))]
-
-    # ---- ends whose cause may still come ----
-
-    def held(self, number: int) -> bool:
-        """Whether a pod's end is held back until it is clear who brought it about."""
-        return number in self._entries and self._entries[number].held
-
-    def settle(self, number: int) -> Reports:
-        """Nothing more is expected: report the end as it looks."""
-        entry = self._entries.get(number)
-        return self._end(number, self._judge_end(entry)) if entry and entry.held else []
-
-    def _close(self, number: int, entry: Entry, verdict: Ended) -> Reports:
-        entry.held = verdict.open
-        if not entry.held:
-            return self._end(number, verdict)
-        if entry.place.state is not PlaceState.READY:
-            return []
-        return self._change(entry, replace(entry.place, state=PlaceState.ENDING, reason=verdict.detail))
+        entry.warning = warning
+        return self.seen(entry.pod)
 
     def _end(self, number: int, verdict: Ended) -> Reports:
         entry = self._entries.pop(number)
@@ -268,16 +241,6 @@ class Ledger:
             return []
         entry.waits = waiting
         return self._change(entry, replace(entry.place, reason=waiting.reason, node=waiting.node))
-
-    def _judge_end(self, entry: Entry) -> Ended:
-        assert entry.pod is not None
-        return judge_end(entry.pod, self._named(entry.events), told=entry.told, gone=entry.gone)
-
-    def _named(self, events: list[Object]) -> list[Object]:
-        """With a reference to the preemptor where an event has only its number."""
-        numbers = [_PREEMPTOR.match(str(event.get("message"))) for event in events]
-        others = [self._waiting.get(number[1]) if number else None for number in numbers]
-        return [{"related": other, **event} if other else event for event, other in zip(events, others, strict=True)]
 
 
 def _running(place: Place, running: Running, pod: Object) -> Place:

@@ -6,8 +6,10 @@
 - `give_back` deletes the pod with its grace period, or with a second's: what runs is still ended by its node, and the
   device is free before the next one gets it. Only when a pod is still there after `FORCE_SECONDS`, because its node is lost,
   it is taken off the books by force; whether the process has ended then nobody can tell.
-- A pod is asked for until the cluster takes it. What it takes only later (a quota) is a reason to wait, and all pods
-  wait behind one back-off (`elasticdl.places.pods.shared_retry`); what it will never take is `LauncherFailed`.
+- A pod is asked for until the cluster takes it. Pods are asked for one after another, in one task. What the cluster takes
+  only later (a quota) is a reason to wait, for all pods behind one back-off; what it will never take is `LauncherFailed`.
+- A pod that has a node and does not run says why by its containers. What it does not say (a volume that is not there) has its
+  node told in an event: of pods that wait for half a minute this is asked.
 - Of the pods that are over the newest are left for their logs, and go with the job; the others are removed.
 """
 
@@ -35,11 +37,13 @@ from elasticdl.master.state.events import ExitCause, LauncherFailed
 from elasticdl.places.base import Place, PlaceChanged, PlaceReport, PlaceState
 from elasticdl.places.pods.ledger import Ledger, Reports
 from elasticdl.places.pods.leftovers import Leftovers
-from elasticdl.places.pods.shared_retry import POLL_SECONDS, SharedRetry
 from elasticdl.places.pods.worker_pods import Manifest, WorkerPodApi, WorkerPods, is_wrong, number_of
 
-# A request takes milliseconds, and hundreds of pods may be asked for at once.
+# Of those that delete, read and remove pods.
 REQUESTS_AT_ONCE = 8
+POLL_SECONDS = 0.1
+# Of pods that do not start; they mostly wait for the same.
+EXPLAINED_AT_ONCE = 5
 KILL_GRACE = 1
 FORCE_SECONDS = 15.0
 _log = logging.getLogger(__name__)
@@ -51,7 +55,7 @@ class PodTimeouts:
     """Times in seconds."""
 
     image: float = 300.0  # for an image to be pulled, while no pod has ever run
-    event: float = 1.0  # for the event that says why a pod was deleted
+    explain: float = 30.0  # for a pod that has a node to run, before its node is asked why it does not
     force: float = FORCE_SECONDS  # for a node to end a pod that is killed
     leave: float = 10.0  # for agents that were told to leave: the logs of their pods stay then
     close: float = 60.0
@@ -83,14 +87,14 @@ class PodPlaces:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._parting: set[asyncio.Task[Any]] = set()  # of these: pods are deleted that only other containers keep
         soon = partial(_soon, asyncio.get_running_loop())
-        pods_seen, events_seen = partial(soon, self.pods_listed), partial(soon, self.events_listed)
-        self._pod_watch = Watch(api.pods, pods_seen, partial(soon, self.pod_changed), self._backoff())
-        self._event_watch = Watch(api.events, events_seen, partial(soon, self.event_changed), self._backoff())
-        self._refusals = SharedRetry(self._backoff())
-        self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)  # to ask for a pod
+        listed, changed = partial(soon, self.pods_listed), partial(soon, self.pod_changed)
+        self._watch = Watch(api.pods, listed, changed, self._backoff())
         self._leftovers = Leftovers(timeouts.over)
         self._removal: asyncio.TimerHandle | None = None
-        self._creating: dict[int, asyncio.Event] = {}  # set when there is no point in it any more
+        self._orders: dict[int, Manifest] = {}  # the pods that are yet to be made, in this order
+        self._doubtful: set[int] = set()  # of these: a request had no answer, so the pod may be there
+        self._asking: int | None = None  # for which of these a request is under way
+        self._creator: asyncio.Task[None] | None = None  # while there are orders
         self._image_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -113,9 +117,10 @@ class PodPlaces:
             self._end(number, KILL_GRACE)
         for _ in range(self._pods.may_ask(missing, len(self._ledger))):
             number, index = self._ledger.ask()
-            self._creating[number] = asyncio.Event()
+            self._orders[number] = self._pods.manifest(number, index, avoid)
             self._report(PlaceChanged(self._ledger.place(number)))
-            self._start(self._create(number, self._pods.manifest(number, index, avoid)))
+        if self._orders and self._creator is None:
+            self._creator = self._start(self._create())
 
     def give_back(self, place_id: str, *, at_once: bool) -> None:
         number = self._number(place_id)
@@ -128,8 +133,8 @@ class PodPlaces:
         self._closed = True
         for number in self._ledger.numbers:
             self._ledger.tell(number)
-        for given_up in self._creating.values():
-            given_up.set()
+        for number in list(self._orders):
+            self._give_up(number)
         if self._pods.is_group:
             ask = partial(self._call, self._api.end_group)
             with contextlib.suppress(UnreachableError):
@@ -152,21 +157,19 @@ class PodPlaces:
                 timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for watch in (self._pod_watch, self._event_watch):
-            watch.stop()
+        self._watch.stop()
         # A request that is under way is waited for, and has its own time limit.
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        blocking: list[Callable[[], None]] = [self._pod_watch.join, self._event_watch.join]
-        blocking.append(partial(self._threads.shutdown, cancel_futures=True))
-        await asyncio.gather(*(asyncio.to_thread(end) for end in blocking))
+        await asyncio.to_thread(self._watch.join)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     # ---- its own work ----
 
     def _begin(self, listing: Listing) -> None:
         if not self._closed:
-            self._pod_watch.start(listing)
-            self._event_watch.start()
+            self._watch.start(listing)
             self.pods_listed(listing.items)
+            self._start(self._explain())
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that ends with this."""
@@ -197,58 +200,80 @@ class PodPlaces:
 
     # ---- pods come and go ----
 
-    async def _create(self, number: int, manifest: Manifest) -> None:
-        """Ask for the pod until the cluster takes it, or nobody wants it any more."""
-        given_up, conflicts, certain = self._creating[number], self._backoff(), True
-        try:
-            while not given_up.is_set():
-                try:
-                    answer = await self._request_in_turn(manifest, given_up)
-                except ApiError as failure:
-                    certain = certain and not failure.uncertain
-                    if is_wrong(failure):
-                        self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
-                        self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
-                        return
-                    why = f"the cluster does not take its pod: {without_name(str(failure))}"
-                    answer = POLL_SECONDS
-                    if failure.status == CONFLICT:  # it is this pod's own affair
-                        answer = conflicts.delay()
-                    else:
-                        self._refusals.refused(why, asyncio.get_running_loop().time(), failure.retry_after)
-                    self._look(number, self._ledger.refused(number, why))
-                if not isinstance(answer, float):
-                    self._look(number, self._ledger.created(answer))
-                    certain = False
-                    break
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(given_up.wait(), answer)
-        finally:
-            del self._creating[number]
-        if not given_up.is_set() and (number in self._ledger or number in self._leftovers):
-            return
-        if certain:
-            self._look(number, self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
-        else:  # also if it was seen to go before we knew that it had come
-            await self._delete(number, KILL_GRACE)
-
-    async def _request_in_turn(self, manifest: Manifest, given_up: asyncio.Event) -> Manifest | float:
-        """The pod, or after how many seconds it may be its turn, if others are refused."""
-        async with self._turns:
-            if given_up.is_set():
-                return 0.0
-            if wait := self._refusals.wait(asyncio.get_running_loop().time()):
-                number = number_of(manifest)
-                self._look(number, self._ledger.refused(number, self._refusals.reason))
-                return wait
+    async def _create(self) -> None:
+        """Make the pods that are ordered, one after another, until there are none."""
+        refusals, conflicts = self._backoff(), self._backoff()
+        in_conflict: set[int] = set()  # since a pod was made: those whose names other pods still have
+        while self._orders:
+            number, manifest = next(iter(self._orders.items()))
+            delay, self._asking = 0.0, number
             try:
                 pod = await self._request(manifest)
             except ApiError as failure:
-                if failure.status == CONFLICT or is_wrong(failure):
-                    self._refusals.succeeded()
-                raise
-            self._refusals.succeeded()
-            return pod
+                self._asking = None
+                if failure.uncertain:
+                    self._doubtful.add(number)
+                if is_wrong(failure):
+                    self._report(LauncherFailed(f"the cluster refuses the pods of the workers: {failure}"))
+                    self._orders.pop(number, None)
+                    self._look(number, self._ledger.never(number, ExitCause.CRASHED, str(failure)))
+                    continue
+                why = f"the cluster does not take its pod: {without_name(str(failure))}"
+                if failure.status == CONFLICT:  # the next pod need not wait for this one
+                    in_conflict.add(number)
+                    self._look(number, self._ledger.refused(number, why))
+                    if number in self._orders:
+                        self._orders[number] = self._orders.pop(number)
+                    delay = conflicts.delay() if in_conflict.issuperset(self._orders) else 0.0
+                else:
+                    for waiting in list(self._orders):
+                        self._look(waiting, self._ledger.refused(waiting, why))
+                    delay = refusals.delay(failure.retry_after)
+                if number not in self._orders:
+                    self._give_up(number)
+                await asyncio.sleep(delay)
+            else:
+                self._asking = None
+                for backoff in (refusals, conflicts):
+                    backoff.reset()
+                in_conflict.clear()
+                self._made(number, pod)
+        self._creator = None
+
+    def _made(self, number: int, pod: Manifest) -> None:
+        wanted = self._orders.pop(number, None) is not None
+        self._doubtful.discard(number)
+        self._look(number, self._ledger.created(pod))
+        # It may have been seen to go before the answer to the request for it has come.
+        if not (wanted and (number in self._ledger or number in self._leftovers)):
+            self._start(self._delete(number, KILL_GRACE))
+
+    def _give_up(self, number: int) -> None:
+        """A pod is wanted no more, and for all that is known it was not made. Of one for which a request is under way this is said
+        after the answer."""
+        self._orders.pop(number, None)
+        if number == self._asking:
+            return
+        if number in self._doubtful:
+            self._doubtful.discard(number)
+            self._start(self._delete(number, KILL_GRACE))
+        else:
+            self._look(number, self._ledger.never(number, ExitCause.KILLED, "it had no place yet"))
+
+    async def _explain(self) -> None:
+        """Have the nodes of pods that do not start say why."""
+        waited: set[int] = set()
+        while True:
+            await asyncio.sleep(self._timeouts.explain)
+            starting = self._ledger.starting()
+            for number in sorted(waited & starting.keys())[:EXPLAINED_AT_ONCE]:
+                try:
+                    warning = await self._call(self._api.warning, self._pods.name(number), starting[number])
+                except ApiError as failure:
+                    _log.info("why %s does not start is not known: %s", self._pods.name(number), failure)
+                else:
+                    self._look(number, self._ledger.warned(number, warning))
+            waited = set(starting)
 
     async def _request(self, manifest: Manifest) -> Manifest:
         """The pod, be it new or made by a request of which the answer was lost."""
@@ -268,9 +293,9 @@ class PodPlaces:
     def _end(self, number: int, grace: int | None) -> None:
         if not self._ledger.tell(number):
             return
-        if given_up := self._creating.get(number):
-            given_up.set()
-        else:
+        if number in self._orders:
+            self._give_up(number)
+        elif number != self._asking:
             self._start(self._delete(number, grace))
 
     async def _delete(self, number: int, grace: int | None) -> None:
@@ -334,25 +359,11 @@ class PodPlaces:
         if not (over or number in self._ledger or pod["metadata"].get("deletionTimestamp")):
             self._parting.add(self._start(self._ask(number, self._api.delete, KILL_GRACE)))
 
-    def events_listed(self, events: tuple[Manifest, ...]) -> None:
-        for event in events:
-            self.event_changed("ADDED", event)
-
-    def event_changed(self, kind: str, event: Manifest) -> None:
-        about = event["involvedObject"]
-        if event.get("reason") == "FailedScheduling":
-            self._ledger.finds_no_place(about)
-        number = self._number(str(about.get("name", "")))
-        if kind != "DELETED" and number is not None:
-            self._look(number, self._ledger.happened(number, event))
-
     def _look(self, number: int, reports: Reports) -> None:
         """Pass reports on, and see what else follows from the state that led to them."""
         for report in reports:
             self._report(report)
         loop = asyncio.get_running_loop()
-        if self._ledger.held(number):
-            loop.call_later(self._timeouts.event, lambda: self._look(number, self._ledger.settle(number)))
         for left in self._ledger.take_left():
             self._leftovers.add(left, loop.time())
         self._plan_removal()

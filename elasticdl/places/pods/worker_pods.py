@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.common.credentials import Role
+from elasticdl.common.reason import flat
 from elasticdl.job.quantities import Priority
 from elasticdl.kube.api_error import FORBIDDEN, INVALID, ApiError
 from elasticdl.kube.client import Client
@@ -31,6 +32,8 @@ Manifest = dict[str, Any]
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _OVER = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _WRONG = (400, INVALID)
+# Warnings about a pod that has no node yet: of the scheduler, and of Kueue while a group is not complete.
+_BEFORE_THE_NODE = ("FailedScheduling", "ErrWorkloadCompose")
 _GROUP_WAITS = "the podgroup phase is Pending"  # so older Volcanos refuse pods of a gang for which there is no room yet
 _NAMED_AT_ONCE = 500  # pods in the address of a request
 _log = logging.getLogger(__name__)
@@ -141,7 +144,7 @@ class WorkerPods:
 
 
 class WorkerPodApi:
-    """The pods of one job's workers, and the events about any pod: those of a job can't be chosen, having no labels.
+    """The pods of one job's workers.
 
     Every method blocks, and raises `ApiError`.
     """
@@ -151,13 +154,20 @@ class WorkerPodApi:
         self._job = job
         self._selector = selector(job, Role.WORKER)
         self.pods: Source = Source(client, "Pod", label_selector=self._selector)
-        self.events: Source = Source(client, "Event", field_selector="involvedObject.kind=Pod")
 
     def create(self, manifest: Manifest) -> Manifest:
         return self._client.create(manifest)
 
     def read(self, name: str) -> Manifest:
         return self._client.read("Pod", name)
+
+    def warning(self, name: str, uid: str) -> str:
+        """What the node of this pod has warned of last; empty if of nothing."""
+        about = f"involvedObject.name={name},involvedObject.uid={uid},type=Warning"
+        events = self._client.list("Event", field_selector=about)
+        told = [each for each in events if each.get("reason") not in _BEFORE_THE_NODE]
+        last = max(told, key=_when, default={})
+        return flat(last.get("message") or last.get("reason") or "")
 
     def delete(self, name: str, grace: int | None) -> bool:
         """Whether there was any. ``grace`` in seconds; None: the pod's own, 0: forget it, whatever its process does."""
@@ -192,6 +202,11 @@ def is_wrong(failure: ApiError) -> bool:
 
 def number_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][WORKER_LABEL])
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    """When an event came last; those of one cluster compare as texts."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
 
 def index_of(pod: Mapping[str, Any]) -> int:
