@@ -47,6 +47,10 @@ class RefusedError(UnreachableError):
     """The master is there and refuses these credentials, now and later."""
 
 
+class ReplacedError(OSError):
+    """Another master has taken the job over: this one can't write its state any more."""
+
+
 def first_finding(error: ValidationError) -> str:
     """Of what pydantic has found: where, unless it is about the whole, and what."""
     first = error.errors()[0]

@@ -7,9 +7,9 @@ writes no more. A write that may or may not have been done is done again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
+from elasticdl.common.errors import ReplacedError
 from elasticdl.kube.api_error import CONFLICT, ApiError
 from elasticdl.kube.client import Client
 from elasticdl.kube.manifests.packed_state import HOLDER
@@ -18,23 +18,13 @@ ATTEMPTS = 5
 Manifest = dict[str, Any]
 
 
-class NotWrittenError(OSError):
-    """``status``: of the server's answer; ``uncertain``: it may have been written all the same."""
-
-    def __init__(self, message: str, status: int = 0, *, uncertain: bool = False) -> None:
-        super().__init__(message)
-        self.status = status
-        self.uncertain = uncertain
-
-
 class FencedConfigMap:
-    """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
+    """``holder``: the mark of this master."""
 
-    def __init__(self, client: Client, name: str, holder: str, replaced: Callable[[], None]) -> None:
+    def __init__(self, client: Client, name: str, holder: str) -> None:
         self._client = client
         self._name = name
         self._holder = holder
-        self._replaced = replaced
         self._version = ""  # empty: to be asked for
 
     async def claim(self) -> Manifest:
@@ -45,7 +35,8 @@ class FencedConfigMap:
         """Change what this master has written last; with ``whoever`` whatever is there.
 
         Raises:
-            NotWrittenError: it could not be done, or nobody knows.
+            ReplacedError: another master has taken it over.
+            OSError: it could not be done, or nobody knows.
         """
         version = self._version
         for _ in range(ATTEMPTS):
@@ -57,17 +48,16 @@ class FencedConfigMap:
                 done = await asyncio.to_thread(self._client.patch, "ConfigMap", self._name, change)
             except ApiError as failure:
                 if failure.status != CONFLICT:
-                    raise NotWrittenError(str(failure), failure.status, uncertain=failure.uncertain) from failure
+                    raise OSError(str(failure)) from failure
                 version = ""
             else:
                 self._version = done["metadata"]["resourceVersion"]
                 return done
-        raise NotWrittenError(f"the ConfigMap {self._name} changes under every attempt to write it")
+        raise OSError(f"the ConfigMap {self._name} changes under every attempt to write it")
 
     async def _ask_for_version(self, whoever: bool) -> str:
         found = await asyncio.to_thread(self._client.read, "ConfigMap", self._name)
         holder = (found["metadata"].get("annotations") or {}).get(HOLDER, "")
         if not whoever and holder != self._holder:
-            self._replaced()
-            raise NotWrittenError(f"another master has taken over: pod {holder}")
+            raise ReplacedError(f"another master has taken over: pod {holder}")
         return str(found["metadata"]["resourceVersion"])

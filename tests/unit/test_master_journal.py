@@ -98,7 +98,7 @@ class Town:
         self.job_dir = JobDir(self.folder / str(self.masters) / "digits")
         self.job_dir.path.mkdir(parents=True)
         self.api = Api(self.object)
-        state = ClusterState(self.api, "digits", f"master-{self.masters}", lambda: None, self.job_dir.journal)
+        state = ClusterState(self.api, "digits", f"master-{self.masters}", self.job_dir.journal)
         made = asyncio.Event()
 
         def make_launcher(report, limits):

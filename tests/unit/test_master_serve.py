@@ -6,7 +6,7 @@ import json
 import pytest
 
 from elasticdl.common.credentials import Token
-from elasticdl.common.errors import UserError
+from elasticdl.common.errors import ReplacedError, UserError
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
 from elasticdl.master.shell.access import TokenAccess
@@ -52,6 +52,17 @@ class NoPlace:
         self.calls.append("detach")
 
 
+class Taken(NoStore):
+    """Another master writes there after the first save."""
+
+    saved = 0
+
+    async def save(self, snapshot):
+        self.saved += 1
+        if self.saved > 1:
+            raise ReplacedError("another master has taken over")
+
+
 class Ears(Observer):
     def __init__(self, broken):
         self.heard = []
@@ -75,7 +86,7 @@ class Run:
         self.ears = Ears(broken == "observer")
         self.second = Ears(broken=False)
         self.launcher = NoPlace(broken == "launcher")
-        self.store = NoStore()
+        self.store = Taken() if leaves == "when it can't save" else NoStore()
         self._leaves = leaves
         self._spec = JobSpec.model_validate({"num_workers": "1", "command": ("true",), **options})
         self.job_dir = JobDir(folder / "digits")
@@ -131,12 +142,12 @@ def test_a_master_that_breaks_leaves_the_workers_to_the_next(tmp_path):
     assert run.ears.closed
 
 
-@pytest.mark.parametrize("when", ["at once", "while it serves"])
+@pytest.mark.parametrize("when", ["at once", "while it serves", "when it can't save"])
 def test_a_master_that_leaves_does_not_end_the_workers(tmp_path, when):
     run = Run(tmp_path, leaves=when)
     with pytest.raises(RelievedError, match=r"^leaving the job to another master: it has taken over$"):
         run.to_the_end()
-    assert set(run.launcher.calls) == ({"detach"} if when == "while it serves" else set())
+    assert set(run.launcher.calls) == (set() if when == "at once" else {"detach"})
     assert not run.job_dir.status.exists()
 
 

@@ -130,8 +130,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
         if not relieved.done():
             relieved.set_result(reason)
 
-    replaced = partial(relieve, "another master has taken over")
-    state = ClusterState(client, name, pod.uid, replaced, job_dir.journal)
+    state = ClusterState(client, name, pod.uid, job_dir.journal)
     announcer = Announcer(client.create, owner.about(pod.namespace))
     with handling({number: partial(relieve, f"it got {number.name}") for number in (signal.SIGTERM, signal.SIGINT)}):
         async with announcer.announcing():

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from elasticdl.common.errors import ReplacedError
 from elasticdl.master.state.snapshot import Snapshot
 
 RETRY_SECONDS = 1.0
@@ -35,6 +36,7 @@ class SnapshotStore(Protocol):
         """Replace what is there, wholly or not at all.
 
         Raises:
+            ReplacedError: another master has the job.
             OSError: it can't be saved now; it is tried again.
         """
 
@@ -53,8 +55,10 @@ class StateSaver:
     together, and what happens while the store is busy, is in one snapshot.
     """
 
-    def __init__(self, store: SnapshotStore) -> None:
+    def __init__(self, store: SnapshotStore, replaced: Callable[[], None] = lambda: None) -> None:
+        """``replaced``: called when another master has taken the job over."""
         self._store = store
+        self._replaced = replaced
         self._newest: Callable[[], Snapshot] | None = None  # makes what is not yet being saved
         self._waiting: list[asyncio.Future[None]] = []
         self._saving: asyncio.Task[None] | None = None
@@ -97,6 +101,9 @@ class StateSaver:
                     _log.error("can't save the job's state, and try again: %s", error)
                 self.problem = str(error)
                 self._newest, self._waiting = self._newest or make, [*waiting, *self._waiting]
+                if isinstance(error, ReplacedError):
+                    self._replaced()
+                    return
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - raised again where the future is waited for
                 for future in waiting:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -198,7 +199,7 @@ class Master:
         self._began = time.monotonic() - (time.time() - self._started)
         self._job = Job(Settings.from_spec(spec, self.facts.next_worker), past.job if past else None)
         self._sessions = Sessions(past.taken if past else {})
-        self._saver = StateSaver(self._store)
+        self._saver = StateSaver(self._store, partial(self.leave, "it has taken over"))
         tensorboard = [TensorBoard(spec.tensorboard_log_dir)] if spec.tensorboard_log_dir else []
         self._observers = Observers([self.facts, *tensorboard, *self._make_observers(self)])
         self._journal = Journal(job_dir.journal, self._observers.recorded, self._generation)

@@ -103,7 +103,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
     def make_launcher(report: Report, limits: Limits) -> Launcher:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
-    store = FileState(job_dir, new_mark(restarts), lambda: master.leave("it has taken over"))
+    store = FileState(job_dir, new_mark(restarts))
     master = Master(
         spec,
         job_dir,

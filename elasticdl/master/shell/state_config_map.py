@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class ClusterState:
     """The `SnapshotStore` of a master on a cluster, and the keeper of its journal. Used on one event loop.
 
-    ``holder``: the mark of this master; ``replaced`` is called when the job is not its any more.
+    ``holder``: the mark of this master.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class ClusterState:
         client: Client,
         job: str,
         holder: str,
-        replaced: Callable[[], None],
         journal: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +68,7 @@ class ClusterState:
         self._job = job
         self._journal = journal
         self._clock = clock
-        self._state = FencedConfigMap(client, state_name(job), holder, replaced)
+        self._state = FencedConfigMap(client, state_name(job), holder)
         self._writing = asyncio.Lock()
         self._pieces: deque[bytes] = deque()  # of the journal, packed, the oldest first
         self._packed_to = 0  # the journal's first byte that is in none of them

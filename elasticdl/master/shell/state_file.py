@@ -8,10 +8,9 @@ every node. Such a late write is lost and does no harm, as the successor reads o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-from elasticdl.common.errors import UnreachableError, UserError
+from elasticdl.common.errors import ReplacedError, UnreachableError, UserError
 from elasticdl.job.jobdir import JobDir, write_aside
 from elasticdl.master.shell.saver import SnapshotStore
 from elasticdl.master.state.snapshot import Snapshot
@@ -20,29 +19,21 @@ from elasticdl.master.state.snapshot import Snapshot
 NEWS_SECONDS = 5.0
 
 
-class ReplacedError(OSError):
-    """Another master has taken the job over."""
-
-
 class FileState(SnapshotStore):
-    """``holder``: the mark of this master; ``replaced`` is called when the job is not its any more."""
+    """``holder``: the mark of this master."""
 
     news_seconds = NEWS_SECONDS
 
-    def __init__(self, job: JobDir, holder: str, replaced: Callable[[], None]) -> None:
+    def __init__(self, job: JobDir, holder: str) -> None:
         self._path, self._journal = job.state, job.journal
         self._mark = job.holder
-        self._holder, self._replaced = holder, replaced
+        self._holder = holder
 
     async def load(self) -> Snapshot | None:
         return await asyncio.to_thread(self._load)
 
     async def save(self, snapshot: Snapshot) -> None:
-        try:
-            await asyncio.to_thread(self._save, snapshot.to_json())
-        except ReplacedError:
-            self._replaced()
-            raise
+        await asyncio.to_thread(self._save, snapshot.to_json())
 
     def _load(self) -> Snapshot | None:
         try:
