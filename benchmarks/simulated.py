@@ -189,9 +189,6 @@ class SimulatedLauncher:
     def read_stacks(self, worker_id: int) -> None:
         """Simulated workers have none."""
 
-    def read_log(self, worker_id: int) -> None:
-        """Likewise."""
-
     async def detach(self) -> None:
         """Nothing runs here."""
 

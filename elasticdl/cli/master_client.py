@@ -11,7 +11,7 @@ import grpc
 from elasticdl.common.channel import metadata, open_channel, refusal
 from elasticdl.common.credentials import Endpoint, TlsFolder
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
-from elasticdl.common.reach import in_words
+from elasticdl.common.silence import in_words
 from elasticdl.job.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc

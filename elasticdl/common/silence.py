@@ -4,16 +4,29 @@ seconds without an answer, further ones at growing intervals, and one when the m
 from __future__ import annotations
 
 import math
+import re
 import threading
 
 from elasticdl.common.backoff import Backoff
-from elasticdl.common.reach import NO_ANSWER, reached, unreached
+from elasticdl.common.reason import flat
 
 TOLD_SECONDS = 10.0
 GROWTH = 2.0  # of the time without an answer, from line to line
 # An attempt that has had no answer for so long has none to expect: a master answers from memory.
 ATTEMPT_SECONDS = 30.0
 FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
+NO_ANSWER = "no answer"
+# What gRPC's details contain, and what it means.
+_PLAIN = (
+    (r"lookup|DNS|ARES_", "its name can't be resolved"),
+    (r"Connection refused", "the connection is refused, as nothing listens there"),
+    (r"No route to host|unreachable", "there is no route to it"),
+    (r"[Hh]andshake.*Socket closed", "the connection is closed in the TLS handshake"),
+    (r"[Hh]andshake|SSL_", "the TLS handshake fails"),
+    (r"timed out|timeout|Deadline|cancelled", NO_ANSWER),
+    (r"Socket closed|Connection reset|End of TCP|GOAWAY", "the connection is closed at once"),
+    (r"HTTP/2|http2", "what answers there is no master"),
+)
 
 
 class Silence:
@@ -46,7 +59,11 @@ class Silence:
             self._backoff.reset()
             self._problem = NO_ANSWER
             self._answered = self.met = True
-            return reached(self._address, now - self._since, self._who) if told else ""
+            return (
+                f"this {self._who} has reached the master at {self._address} after {now - self._since:.0f} s"
+                if told
+                else ""
+            )
 
     def end(self, now: float) -> None:
         """The attempt, or the conversation, is over. If the master had answered in it, the silence begins now."""
@@ -67,7 +84,10 @@ class Silence:
             if seconds < self._due:
                 return ""
             self._due = GROWTH * seconds
-            return unreached(self._address, seconds, self._problem, self._limit, self._who)
+            return (
+                f"this {self._who} has not reached the master at {self._address} for {seconds:.0f} s: {self._problem}; it goes on "
+                f"trying, and gives up after {self._limit:g} s"
+            )
 
     def silence(self, now: float) -> float:
         """For how long there has been no answer."""
@@ -81,3 +101,9 @@ class Silence:
 
     def _silence(self, now: float) -> float:
         return 0.0 if self._answered else now - self._since
+
+
+def in_words(details: str) -> str:
+    """What gRPC says of a call that failed, in a person's words."""
+    found = (words for pattern, words in _PLAIN if re.search(pattern, details))
+    return next(found, flat(details) or NO_ANSWER)

@@ -87,7 +87,7 @@ _KINDS = (
     Kind("worker_started", {**_WORKER, "host": "", "pid": "", "place": "in which it runs: a slot, a pod, a job of Slurm"}),
     Kind("worker_ready", _WORKER),  # warm, waiting to be let in
     Kind("worker_draining", {**_WORKER, "reason": "told to leave, or leaving by itself"}),
-    Kind("worker_stuck", {**_WORKER, "host": "", "why": "stuck, not ready, no heartbeat, has not reached the master, ...", "seconds": "",
+    Kind("worker_stuck", {**_WORKER, "host": "", "why": "stuck, not ready, no heartbeat, ...", "seconds": "",
          "state": "of its process, if it can't run; of the master that it tries", "where": "as in train.py:31 in load",
          "differs": "from the others", "stack": "lines"}, logging.WARNING, "worker {worker} on {host}: {why} for {seconds:.0f} s, {standing}",
          marked=True, of_worker={"where": str, "stack": _LINES, "moves": bool, "collectives": _COUNT, "last_collectives": _LINES}),

@@ -6,7 +6,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import replace
 
-from elasticdl.common.reach import NOT_REACHED
 from elasticdl.job.fields import Fields
 from elasticdl.job.history import Lane, Span, WorkerPhase
 from elasticdl.job.timeline import Crew
@@ -51,7 +50,7 @@ class Lanes:
             case "worker_slow":
                 self._found(worker, f"slow {told.phase}".strip())
             case "worker_stuck":
-                self._found(worker, f"{NOT_REACHED if told.why == NOT_REACHED else 'stuck'} {told.standing}".strip())
+                self._found(worker, f"stuck {told.standing}".strip())
             case "worker_recovered":
                 self._found(worker, "")
             case "worker_left":

@@ -87,9 +87,8 @@ class Agent:
                 self._untold.pop(order.end_taken.worker_id, None)
                 self._end_if_over()
             case "read_stacks":
-                self._look(order.read_stacks.worker_id, _stacks)
-            case "read_log":
-                self._look(order.read_log.worker_id, _printed)
+                if run := self._runs.get(order.read_stacks.worker_id):
+                    self._track(self._tell_stacks(run))
             case "leave":
                 self.leave("the master gives the place back", 0, grace=0)
 
@@ -167,12 +166,8 @@ class Agent:
         self._say(ended=ended)
         self._end_if_over()
 
-    def _look(self, worker_id: int, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
-        if run := self._runs.get(worker_id):
-            self._track(self._tell_look(run, how))
-
-    async def _tell_look(self, run: WorkerRun, how: Callable[[WorkerRun, int], pb.Looked]) -> None:
-        if looked := await run.look(how):
+    async def _tell_stacks(self, run: WorkerRun) -> None:
+        if looked := await run.look(_stacks):
             self._say(looked=looked)
 
 
@@ -181,10 +176,6 @@ def _stacks(run: WorkerRun, pid: int) -> pb.Looked:
 
     found = look_at(run.worker_id, pid, run.dump)
     return pb.Looked(worker_id=run.worker_id, text=found.text, state=found.state, has_session=found.has_session)
-
-
-def _printed(run: WorkerRun, pid: int) -> pb.Looked:
-    return pb.Looked(worker_id=run.worker_id, text=run.output.last(), printed=True)
 
 
 async def prepare(job_spec: str, environment: Mapping[str, str]) -> Spawner:

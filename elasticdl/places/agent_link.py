@@ -17,8 +17,7 @@ import grpc
 from elasticdl.common.channel import metadata, open_aio_channel, refusal
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
-from elasticdl.common.reach import in_words
-from elasticdl.common.silence import Silence
+from elasticdl.common.silence import Silence, in_words
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 

@@ -193,9 +193,6 @@ class Starter(Protocol):
     def read_stacks(self, worker_id: int) -> None:
         """Find out where this worker stands: `StacksFound` within `STACKS_SECONDS`, unless it ends meanwhile."""
 
-    def read_log(self, worker_id: int) -> None:
-        """As `read_stacks`, with no more than the end of what this worker has printed."""
-
     async def close(self) -> None:
         """Kill all workers, and wait a limited time until they are gone and reported; nothing is started afterwards."""
 
@@ -241,9 +238,6 @@ class Launcher(Protocol):
     def read_stacks(self, worker_id: int) -> None:
         """Find out where this worker stands, and report it as `StacksFound` within `STACKS_SECONDS`; nothing comes for a
         worker that does not run, or is gone meanwhile."""
-
-    def read_log(self, worker_id: int) -> None:
-        """As `read_stacks`, with no more than the end of what this worker has printed."""
 
     async def close(self) -> None:
         """Kill what is left, wait until it is gone and give every place back. Nothing can be launched afterwards."""

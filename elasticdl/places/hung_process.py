@@ -1,24 +1,16 @@
-"""Where a process of this machine stands that can't tell it by itself: what it has left, the state the kernel has it in, and
-what `py-spy` sees, where that is installed and allowed."""
+"""Where a process of this machine stands that can't tell it by itself: what it has left, and the state the kernel has it in."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from elasticdl.common.stacks import DUMPED
 from elasticdl.master.state.events import StacksFound
 
-PY_SPY_SECONDS = 2.0
 MOST_BYTES = 1 << 18
 # In these a process can't run, whatever Python does in it.
 _HELD = {
@@ -31,15 +23,14 @@ RUNS = "its process runs"
 
 
 def look_at(worker_id: int, pid: int, dump: Path, log: Path | None = None) -> StacksFound:
-    """``pid`` leads the worker's processes. ``log``: takes what is found, too. Takes up to `PY_SPY_SECONDS`."""
+    """``pid`` leads the worker's processes. ``log``: takes what is found, too."""
     text = _read(dump)
     pids = _with_children(pid)
     # The worker has the file open as long as it has a session: what it has started may have ended, or be stopped, without harm.
     worker = next((each for each in pids if _has_open(each, os.path.realpath(dump))), None)
     state = _state(pids if worker is None else [worker])
     if not text and not state:
-        text = _spy(worker or pid)
-        state = "" if text else RUNS
+        state = RUNS
     if text and log is not None:
         with contextlib.suppress(OSError), log.open("a") as lines:  # on a full disk it is told all the same
             lines.write(f"elasticdl: worker {worker_id} does not answer; its stacks:\n{text}\n")
@@ -78,23 +69,3 @@ def _state(pids: Sequence[int]) -> str:
         if words := _HELD.get(status):
             return words
     return ""
-
-
-def _spy(pid: int) -> str:
-    """What py-spy tells, in the form of `faulthandler`; empty if it is not there, may not, or finds no Python."""
-    beside = Path(sys.executable).parent / "py-spy"
-    command = str(beside) if beside.exists() else shutil.which("py-spy")
-    if command is None:
-        return ""
-    asked = [command, "dump", "--json", "--pid", str(pid)]
-    try:
-        ended = subprocess.run(asked, capture_output=True, timeout=PY_SPY_SECONDS, check=True)
-        threads: list[dict[str, Any]] = json.loads(ended.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ""
-    threads.sort(key=lambda thread: thread.get("os_thread_id") == pid)  # the main thread last, as in a dump
-    lines = [f"{DUMPED}py-spy)!"]
-    for thread in threads:
-        lines.append(f"Thread 0x{thread.get('thread_id', 0):016x} (most recent call first):")
-        lines += [f'  File "{each["filename"]}", line {each["line"]} in {each["name"]}' for each in thread["frames"]]
-    return "\n".join(lines)

@@ -170,9 +170,6 @@ class PlaceLauncher:
     def read_stacks(self, worker_id: int) -> None:
         self._starter.read_stacks(worker_id)
 
-    def read_log(self, worker_id: int) -> None:
-        self._starter.read_log(worker_id)
-
     async def close(self) -> None:
         if not self._closed:
             self._shut()

@@ -16,7 +16,7 @@ from typing import Any
 
 from elasticdl.master.state.events import ExitCause, StacksFound, WorkerExited, WorkerPlaced
 from elasticdl.places.base import FoundInPlace, Place, StarterReport
-from elasticdl.places.exits import end_of, judge_end
+from elasticdl.places.exits import judge_end
 from elasticdl.places.hung_process import look_at
 from elasticdl.places.launcher import Seconds
 from elasticdl.places.memory_kills import MemoryKills
@@ -79,13 +79,15 @@ class LocalStarter:
             self.end(worker_id, 0)
 
     def read_stacks(self, worker_id: int) -> None:
-        self._look(worker_id, self._stacks)
+        if (run := self._runs.get(worker_id)) and not self._closed:
+            self._track(self._tell_stacks(run))
+
+    async def _tell_stacks(self, run: WorkerRun) -> None:
+        if found := await run.look(self._stacks):
+            self._tell(found)
 
     def _stacks(self, run: WorkerRun, pid: int) -> StacksFound:
         return look_at(run.worker_id, pid, run.dump, self._command.log(run.worker_id))
-
-    def read_log(self, worker_id: int) -> None:
-        self._look(worker_id, lambda run, pid: StacksFound(worker_id, end_of(run.output.last())))
 
     async def detach(self) -> None:
         await self.close()
@@ -110,14 +112,6 @@ class LocalStarter:
     def _tell(self, report: WorkerPlaced | WorkerExited | StacksFound) -> None:
         if report.worker_id not in self._silent:
             self._report(report)
-
-    def _look(self, worker_id: int, how: Callable[[WorkerRun, int], StacksFound]) -> None:
-        if (run := self._runs.get(worker_id)) and not self._closed:
-            self._track(self._tell_look(run, how))
-
-    async def _tell_look(self, run: WorkerRun, how: Callable[[WorkerRun, int], StacksFound]) -> None:
-        if found := await run.look(how):
-            self._tell(found)
 
     async def _run(self, run: WorkerRun, place: Place) -> None:
         """Start a worker, and report what becomes of it."""

@@ -30,16 +30,14 @@ class InFile:
         with self._log.open("ab") as log, self._out.open("ab") as out:
             yield out.fileno(), log.fileno()
 
-    def last(self) -> str:
-        """As much of what it has printed so far as may be about its end; empty if it can't be read."""
+    def all(self) -> str:
+        """As much of what it has printed as may be about its end; empty if it can't be read."""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
-
-    all = last
 
 
 class PassedOn:
@@ -65,15 +63,12 @@ class PassedOn:
             for end in theirs:
                 os.close(end)
 
-    def last(self) -> str:
-        with self._lock:
-            return self._last.decode(errors="replace")
-
     def all(self) -> str:
-        """As `last`, of a worker that has ended: waits a short time for what is under way."""
+        """Of a worker that has ended: waits a short time for what is under way."""
         for thread in self._threads:
             thread.join(DRAIN_SECONDS)
-        return self.last()
+        with self._lock:
+            return self._last.decode(errors="replace")
 
     def _pass_on(self, ours: int, target: int) -> None:
         with open(ours, "rb", buffering=0) as pipe:

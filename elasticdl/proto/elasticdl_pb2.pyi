@@ -428,18 +428,16 @@ class Ended(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., code: _Optional[int] = ..., output: _Optional[str] = ..., problem: _Optional[str] = ..., out_of_memory: _Optional[bool] = ...) -> None: ...
 
 class Looked(_message.Message):
-    __slots__ = ("worker_id", "text", "state", "has_session", "printed")
+    __slots__ = ("worker_id", "text", "state", "has_session")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
-    PRINTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     text: str
     state: str
     has_session: bool
-    printed: bool
-    def __init__(self, worker_id: _Optional[int] = ..., text: _Optional[str] = ..., state: _Optional[str] = ..., has_session: _Optional[bool] = ..., printed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., text: _Optional[str] = ..., state: _Optional[str] = ..., has_session: _Optional[bool] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
@@ -448,22 +446,20 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class AgentOrder(_message.Message):
-    __slots__ = ("welcome", "start", "end", "end_taken", "read_stacks", "read_log", "leave")
+    __slots__ = ("welcome", "start", "end", "end_taken", "read_stacks", "leave")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     END_TAKEN_FIELD_NUMBER: _ClassVar[int]
     READ_STACKS_FIELD_NUMBER: _ClassVar[int]
-    READ_LOG_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     start: Start
     end: End
     end_taken: EndTaken
     read_stacks: ReadStacks
-    read_log: ReadLog
     leave: Leave
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., end_taken: _Optional[_Union[EndTaken, _Mapping]] = ..., read_stacks: _Optional[_Union[ReadStacks, _Mapping]] = ..., read_log: _Optional[_Union[ReadLog, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., end_taken: _Optional[_Union[EndTaken, _Mapping]] = ..., read_stacks: _Optional[_Union[ReadStacks, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("worker_id", "environment", "processes")
@@ -497,12 +493,6 @@ class EndTaken(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
 
 class ReadStacks(_message.Message):
-    __slots__ = ("worker_id",)
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
-
-class ReadLog(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: int

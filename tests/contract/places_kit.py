@@ -121,8 +121,6 @@ class FakeStarter:
         if worker_id in self.started:
             self.report(StacksFound(worker_id, ""))
 
-    read_log = read_stacks
-
     async def close(self):
         for worker_id in list(self.started):
             self.exit(worker_id, GONE[1])

@@ -104,9 +104,6 @@ class _Launcher:
         self._master.burn()
         self._cluster.read_stacks(worker_id)
 
-    def read_log(self, worker_id: int) -> None:
-        self.read_stacks(worker_id)
-
     async def close(self) -> None:
         self._cluster.kill_all()
 

@@ -16,8 +16,7 @@ from session_kit import FakeMaster
 from elasticdl.common import channel
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
-from elasticdl.common.reach import in_words, last_problem
-from elasticdl.common.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence
+from elasticdl.common.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence, in_words
 from elasticdl.elastic.link import stream
 from elasticdl.job import messages as m
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -88,17 +87,6 @@ def test_attempts_come_more_slowly_until_one_succeeds():
 )
 def test_what_grpc_says_is_put_into_words(details, words):
     assert in_words(details) == words
-
-
-def test_a_log_tells_the_last_problem_until_the_master_was_reached():
-    silence = Silence("digits:50001", LIMIT)
-    silence.begin(0.0)
-    log = f"2026-11-25 03:59:04,627 worker 2 WARNING {silence.look(10.0)}\n"
-    silence.fail(REFUSED)
-    log += f"something else\nWARNING {silence.look(20.0)}\nmore\n"
-    assert last_problem(log) == f"digits:50001: {REFUSED}"
-    assert last_problem(f"{log}INFO {silence.answer(30.0)}\n") == ""
-    assert last_problem("importing") == ""
 
 
 def test_an_attempt_ends_when_the_worker_is_to_give_up():

@@ -330,10 +330,10 @@ def test_a_new_master_finds_anew_who_is_slow_or_stuck():
         assert [lane.trouble for lane in read([*start(), slow, stuck, *entries]).lanes] == wanted
 
 
-def test_who_has_not_reached_the_master_is_told_so_until_it_is_ready():
-    entry = line(2, "worker_stuck", worker=1, why="has not reached the master", state="at m:1: no answer")
+def test_who_does_not_connect_is_told_so_until_it_is_ready():
+    entry = line(2, "worker_stuck", worker=1, why="not connected", state="its process runs")
     started, ready = line(1, "worker_started", worker=1, host="h"), line(9, "worker_ready", worker=1)
-    assert read([started, entry]).lanes[0].trouble == "has not reached the master at m:1: no answer"
+    assert read([started, entry]).lanes[0].trouble == "stuck its process runs"
     assert read([started, entry, ready]).lanes[0].trouble == ""
 
 

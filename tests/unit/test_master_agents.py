@@ -242,17 +242,14 @@ async def test_who_closes_kills_and_lets_nobody_wait_for_what_is_saved(desk):
     assert await orders(desk.comes(late)) == ["leave"]
 
 
-@pytest.mark.parametrize("look", ["read_stacks", "read_log"])
 @on(desk)
-async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(desk, monkeypatch, look):
-    """Though the other look at it was answered."""
+async def test_of_a_worker_whose_agent_is_silent_it_is_said_that_nothing_is_seen(desk, monkeypatch):
     monkeypatch.setattr(module, "STACKS_SECONDS", AT_ONCE)
     line = await desk.starts()
     desk.agents.read_stacks(0)
-    desk.agents.read_log(0)
-    desk.says(line, looked=pb.Looked(worker_id=0, text="File", printed=look == "read_stacks"))
-    assert await desk.told_soon() == [StacksFound(0, "File"), SEES_NOTHING]
-    getattr(desk.agents, look)(0)
+    desk.says(line, looked=pb.Looked(worker_id=0, text="File"))
+    assert await desk.told_soon() == [StacksFound(0, "File")]
+    desk.agents.read_stacks(0)
     assert await desk.told_soon() == [SEES_NOTHING]
 
 

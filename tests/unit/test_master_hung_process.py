@@ -10,7 +10,6 @@ import time
 import psutil
 import pytest
 
-from elasticdl.common.stacks import parse
 from elasticdl.places.hung_process import RUNS, look_at
 
 DEADLINE = 30.0
@@ -71,8 +70,7 @@ time.sleep(60)
 """
 
 
-def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path, monkeypatch):
-    monkeypatch.setattr("elasticdl.places.hung_process._spy", lambda pid: "")
+def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path):
     dump = tmp_path / "stacks"
     command = [sys.executable, "-c", HAS_CHILDREN, str(dump)]
     process = subprocess.Popen(command, start_new_session=True)
@@ -88,21 +86,3 @@ def test_processes_that_a_worker_has_started_say_nothing_of_the_worker(tmp_path,
     with sleeper() as pid:
         found = look_at(0, pid, tmp_path / "none")
         assert (found.state, found.has_session) == (RUNS, False)
-
-
-SPY = """#!/bin/sh
-echo '[{"os_thread_id": 5, "thread_id": 9, "frames": [{"filename": "/job/other.py", "line": 1, "name": "wait"}]},
- {"os_thread_id": '$4', "thread_id": 8, "frames": [{"filename": "/job/train.py", "line": 31, "name": "load"}]}]'
-"""
-
-
-def test_py_spy_is_asked_where_it_is_there(tmp_path, monkeypatch):
-    spy = tmp_path / "py-spy"
-    spy.write_text(SPY)
-    spy.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with sleeper() as pid:
-        monkeypatch.setattr(sys, "executable", "/nowhere/python")
-        found = look_at(0, pid, tmp_path / "none")
-    assert [stack.where for stack in parse(found.text)] == ["/job/train.py:31 in load", "/job/other.py:1 in wait"]
-    assert found.state == ""

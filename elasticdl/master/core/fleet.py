@@ -66,9 +66,6 @@ _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
     told = event.cause.replace("_", " ") + (f": {event.detail}" if event.detail else "")
-    report = record.suspicion.report if record.suspicion else None
-    if report and report.unreached:
-        told += f"; it had not reached the master{report}"
     if record.state is WorkerState.FINISHED:
         return ExitCause.FINISHED, "finished"
     if event.cause in _BY_THE_CLUSTER:

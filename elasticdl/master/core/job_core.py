@@ -140,8 +140,6 @@ class Job:
         _, reason = self._assess()
         if problem := self.liveness.save_problem:
             reason = f"waits until the job's state is saved: {problem}"
-        elif reason and not outcome and (unreached := self.watch.unreached()):
-            reason += f"; {unreached}"
         if not outcome and (wait := self.fleet.wait):
             reason = f"{reason}; {wait}" if reason else wait
         reason = reason or self.fleet.crashes.given_up

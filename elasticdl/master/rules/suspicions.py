@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elasticdl.master.state import instructions as i
 from elasticdl.master.state.suspicion import StackReport, Suspicion, SuspicionKind
 from elasticdl.master.state.values import Settings
 from elasticdl.master.state.worker_record import WorkerRecord
@@ -18,7 +17,7 @@ class Row:
     """Of one kind of suspicion."""
 
     since: Callable[[WorkerRecord, Settings, float], float]  # when it began; now, if that is not known
-    question: type[i.ReadStacks] | type[i.ReadLog] = i.ReadStacks  # to the launcher
+    asks: bool = True  # it, or else its launcher, where it stands
     asks_worker: bool = True  # first, if it has a session
     shown: bool = True  # beside the worker from the first moment on, not only once it is named
     is_news: Callable[[Suspicion, StackReport], bool] = lambda suspicion, report: True  # then the worker is named
@@ -42,8 +41,8 @@ TABLE: Mapping[SuspicionKind, Row] = {
         asks_worker=False,
         is_news=lambda suspicion, report: suspicion.named is not None,
     ),
-    # A worker that says nothing about it may be importing, which is no news.
-    _K.UNREACHED: Row(_quiet, i.ReadLog, is_news=lambda suspicion, report: report.unreached),
+    # It may be importing, which is no news; if it does not reach its master, its own log says so.
+    _K.UNREACHED: Row(_quiet, asks=False, is_news=lambda suspicion, report: False),
     _K.ABSENT: Row(_quiet),
     _K.OVER: Row(_quiet),
 }

@@ -38,12 +38,6 @@ FRESH_SECONDS = 10.0
 LOOK_AGAIN = 60.0
 # A worker that has run for so long without a session is named. By then its log says why, if it knows.
 UNREACHED_SECONDS = 10.0
-# Its log is read again when the time without a session has grown by this share.
-READ_AGAIN_SHARE = 0.3
-MOST_NAMED = 8
-# Logs that are read of workers without a session. While they import, no worker of a large job has one; and what keeps one of them
-# from the master keeps all.
-MOST_READ = 8
 
 _K = SuspicionKind
 
@@ -66,7 +60,6 @@ class Watch:
         self._settings = job.settings
         self._limits = job.progress_limits
         self._spared: set[int] = set()  # silent, and not given up at the last look
-        self._logs_read = 0  # at this look: of how many that have no session
 
     def look(self, now: float) -> Iterator[Instruction]:
         job = self._job
@@ -77,8 +70,6 @@ class Watch:
             if record.waits_for_successor or record.state in LEAVING:
                 yield from job.give_up(record, f"had not left {self._settings.stop_grace:g} s after it was to", now)
         suspects = self._suspects(late, now)
-        suspicions = (record.suspicion for record in job.records.values())
-        self._logs_read = sum(s is not None and s.kind is _K.UNREACHED and s.launcher_asked for s in suspicions)
         for record in job.records.values():
             yield from self._ask(record, suspects.get(record.worker_id), now)
         yield from self._judge_waiting([job.records[each] for each, kind in suspects.items() if kind is _K.WAITS], now)
@@ -106,15 +97,6 @@ class Watch:
         silent = record is not None and record.suspicion is not None and record.suspicion.kind is _K.SILENT
         cut_off = ", so it may be cut off from the master" if silent and event.has_session else ""
         return self._take(event.worker_id, StackReport.found(event.text, event.state + cut_off), now)
-
-    def unreached(self) -> str:
-        """Who runs and says in its log that it does not reach the master, and why; empty if nobody does."""
-        groups: dict[str, list[int]] = {}
-        for record in self._job.records.values():
-            report = record.suspicion and record.suspicion.report
-            if report and report.unreached:
-                groups.setdefault(str(report), []).append(record.worker_id)
-        return "; ".join(_unreached(workers, problem) for problem, workers in groups.items())
 
     # ---- who is suspected ----
 
@@ -172,10 +154,6 @@ class Watch:
         elif self._is_named_though_it_moves(record, suspicion, seconds):
             suspicion.is_due = True
             out = self._ask_again(record, suspicion, now)
-        elif kind is _K.UNREACHED:
-            since_asked = now - suspicion.asked
-            if since_asked > READ_AGAIN_SHARE * (seconds - since_asked):
-                out = self._ask_again(record, suspicion, now)
         elif not (suspicion.answered or suspicion.launcher_asked) and now - suspicion.asked > ANSWER_SECONDS:
             suspicion.launcher_asked = True
             out = [i.ReadStacks(record.worker_id)]
@@ -188,24 +166,17 @@ class Watch:
         words = f"{suspicion.kind} for {seconds:.0f} s{suspicion}"
         if suspicion.kind is not _K.UNREACHED:
             return words
-        perhaps = "" if str(suspicion) else ", perhaps since it still imports"
         log = f"elasticdl logs {self._settings.job_name} --worker {record.worker_id}"
-        return f"runs on {record.place} and {words}{perhaps}; its log: `{log}`"
+        return f"runs on {record.place}, {words}, see its log: `{log}`"
 
     def _questions(self, record: WorkerRecord, suspicion: Suspicion) -> list[Instruction]:
         row = TABLE[suspicion.kind]
         if row.asks_worker and record.connected:
             return [i.Tell((record.worker_id,), DumpStacks())]
-        if row.question is i.ReadLog:
-            if self._logs_read >= MOST_READ:
-                return []
-            self._logs_read += 1
         suspicion.launcher_asked = True
-        return [row.question(record.worker_id)]
+        return [i.ReadStacks(record.worker_id)] if row.asks else []
 
     def _ask_again(self, record: WorkerRecord, suspicion: Suspicion, now: float) -> list[Instruction]:
-        if suspicion.kind is _K.UNREACHED and suspicion.launcher_asked:
-            self._logs_read -= 1
         suspicion.asked, suspicion.answered, suspicion.launcher_asked = now, False, False
         return self._questions(record, suspicion)
 
@@ -352,9 +323,3 @@ class Watch:
 def _still(records: Sequence[WorkerRecord], limits: ProgressLimits, now: float) -> list[WorkerRecord]:
     """Those among them whose count of progress stands still for long enough to be named."""
     return [r for r in records if (pulse := r.pulse) and now - pulse.moved > limits.until_named(pulse)]
-
-
-def _unreached(workers: Sequence[int], problem: str) -> str:
-    ids = ", ".join(map(str, workers[:MOST_NAMED])) + (", ..." if len(workers) > MOST_NAMED else "")
-    who = f"worker {ids} runs and has" if len(workers) == 1 else f"workers {ids} run and have"
-    return f"{who} not reached the master{problem}"

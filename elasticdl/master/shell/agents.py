@@ -29,7 +29,7 @@ from elasticdl.master.state.events import (
     WorkerPlaced,
 )
 from elasticdl.places.base import STACKS_SECONDS, FoundInPlace, Place, PlaceEnding, PlaceState, StarterReport
-from elasticdl.places.exits import end_of, judge_end
+from elasticdl.places.exits import judge_end
 from elasticdl.proto import elasticdl_pb2 as pb
 
 # An agent looks for its master every second, but the new one's address may have to be known on its node first.
@@ -86,7 +86,7 @@ class Agents:
         self._in_place: dict[str, set[int]] = {}
         self._lost: set[str] = set()
         # Open questions, by worker, for its stacks or for what it has printed (True). The timer reports that nobody has answered.
-        self._looks: dict[tuple[int, bool], asyncio.TimerHandle] = {}
+        self._looks: dict[int, asyncio.TimerHandle] = {}
         self._untaken: dict[int, Line] = {}  # by worker: its end is told, and the agent keeps it until it may forget it
         self._taking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # somebody has said Hello, or a worker has ended
@@ -153,10 +153,9 @@ class Agents:
                 self._ending(place, message.leaving.reason)
             case "looked":
                 looked = message.looked
-                if timer := self._looks.pop((looked.worker_id, looked.printed), None):
+                if timer := self._looks.pop(looked.worker_id, None):
                     timer.cancel()
-                text = end_of(looked.text) if looked.printed else looked.text
-                self._report(StacksFound(looked.worker_id, text, looked.state, looked.has_session))
+                self._report(StacksFound(looked.worker_id, looked.text, looked.state, looked.has_session))
 
     def closed(self, line: Line, place: str) -> None:
         """This stream is over."""
@@ -212,10 +211,15 @@ class Agents:
         self._changed.set()
 
     def read_stacks(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)), printed=False)
-
-    def read_log(self, worker_id: int) -> None:
-        self._look(worker_id, pb.AgentOrder(read_log=pb.ReadLog(worker_id=worker_id)), printed=True)
+        tenant = self._tenants.get(worker_id)
+        if tenant is None or not tenant.placed:
+            return
+        line = self._lines.get(tenant.place)
+        if line:
+            line.put(pb.AgentOrder(read_stacks=pb.ReadStacks(worker_id=worker_id)))
+        if worker_id not in self._looks:
+            later = asyncio.get_running_loop().call_later
+            self._looks[worker_id] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, worker_id)
 
     async def close(self) -> None:
         self._closed = True
@@ -272,21 +276,8 @@ class Agents:
         if tenant.end is not None and (line := self._lines.get(tenant.place)):
             line.put(pb.AgentOrder(end=tenant.end))
 
-    def _look(self, worker_id: int, order: pb.AgentOrder, *, printed: bool) -> None:
-        tenant = self._tenants.get(worker_id)
-        if tenant is None or not tenant.placed:
-            return
-        line = self._lines.get(tenant.place)
-        if line:
-            line.put(order)
-        look = (worker_id, printed)
-        if look not in self._looks:
-            later = asyncio.get_running_loop().call_later
-            self._looks[look] = later(STACKS_SECONDS if line else 0.0, self._saw_nothing, look)
-
-    def _saw_nothing(self, look: tuple[int, bool]) -> None:
-        del self._looks[look]
-        worker_id, _ = look
+    def _saw_nothing(self, worker_id: int) -> None:
+        del self._looks[worker_id]
         if worker_id in self._tenants:
             self._report(StacksFound(worker_id, "", "the agent of its place does not answer"))
 

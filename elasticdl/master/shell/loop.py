@@ -241,8 +241,6 @@ class Loop:
                 self._ports.sessions.send(to, to_message(message))
             case i.ReadStacks(worker_id):
                 self._ports.launcher.read_stacks(worker_id)
-            case i.ReadLog(worker_id):
-                self._ports.launcher.read_log(worker_id)
             case i.Record(name, fields):
                 self._ports.journal.append(name, fields)
                 self._news_at = min(self._news_at, self._ports.clock())

@@ -114,7 +114,7 @@ class WorkerExited(WorkerEvent):
 
 @dataclass(frozen=True, slots=True)
 class StacksFound(WorkerEvent):
-    """The answer to `ReadStacks` and to `ReadLog`. ``text``: has the dump that the worker left, if any. ``state``: in words, if
+    """The answer to `ReadStacks`. ``text``: has the dump that the worker left, if any. ``state``: in words, if
     the process can't run, or why nothing is known. ``has_session``: the worker runs, left no dump, and believes that it has a
     session."""
 

@@ -83,13 +83,6 @@ class ReadStacks(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLog(Instruction):
-    """Find out what a worker that runs without a session has printed last; `StacksFound` tells."""
-
-    worker_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class KillWorker(WorkerInstruction):
     """End the process and its children now; a worker without a place is taken off the list."""
 
@@ -122,7 +115,7 @@ class EndJob(Instruction):
     traceback: str = ""
 
 
-_UNSAVED = (ReadStacks, ReadLog, Record, NewSteps)
+_UNSAVED = (ReadStacks, Record, NewSteps)
 _UNSAVED_MESSAGES = (messages.Change, messages.Broken, messages.DumpStacks, messages.Learnt)
 
 

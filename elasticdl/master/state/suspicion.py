@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from elasticdl.common.reach import NOT_REACHED, last_problem
 from elasticdl.common.stacks import describe, parse
 
 
@@ -17,7 +16,7 @@ class SuspicionKind(StrEnum):
     STUCK = "stuck"
     LATE = "not ready"
     SILENT = "no heartbeat"
-    UNREACHED = NOT_REACHED
+    UNREACHED = "no session"
     ABSENT = "not connected"  # a user's own program, which may do without a session
     OVER = "runs on after its training"
     WAITS = "waits for the others, as they do"
@@ -33,7 +32,6 @@ class StackReport:
     collectives: int = 0  # that it has begun in its world
     state: str = ""  # of its process, if that is why it can't move
     itself: bool = False  # it has told this itself
-    unreached: bool = False  # its log says that it does not reach the master
 
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> StackReport:
@@ -46,12 +44,11 @@ class StackReport:
     @classmethod
     def found(cls, text: str, state: str) -> StackReport:
         """By the launcher: ``text`` with what `faulthandler` and the worker have written, ``state`` if the process can't run."""
-        stacks, problem = parse(text), last_problem(text)
-        state = f"at {problem}" if problem else state
+        stacks = parse(text)
         if not stacks:
-            return cls(state=state, unreached=bool(problem))
+            return cls(state=state)
         stack = tuple(describe(stacks[0], stacks[1:]))
-        return cls(stacks[0].where, stack, state=state, unreached=bool(problem))
+        return cls(stacks[0].where, stack, state=state)
 
     def __str__(self) -> str:
         """To be put after what is wrong; empty if nothing is known."""
