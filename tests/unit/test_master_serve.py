@@ -98,10 +98,9 @@ class Run:
     async def _serve(self):
         server = Server("127.0.0.1", TokenAccess(Token("t")))
         server.bind(0)
-        ears = [self.ears, self.second]
-        master = Master(
-            self._spec, self.job_dir, server, self.store, self._make_launcher, make_observers=lambda master: ears
-        )
+        master = Master(self._spec, self.job_dir, server, self.store, self._make_launcher)
+        master.observe(self.ears)
+        master.observe(self.second)
         match self._leaves:
             case "at once":
                 master.leave("it has taken over")

@@ -259,19 +259,10 @@ class ClusterMaster:
             seconds = Seconds(left=LEFT_SECONDS, start=self.spec.start_timeout)
             return PlaceLauncher(make_places, agents.reporting_to, report, seconds=seconds)
 
-        def make_observers(master: Master) -> list[Observer]:
-            state.status = lambda: _unless_over(master.status())
-            return [announcer, *self._metrics(master)]
-
-        master = Master(
-            self.spec,
-            self.job_dir,
-            self._server(),
-            state,
-            make_launcher,
-            make_observers=make_observers,
-            agents=agents,
-        )
+        master = Master(self.spec, self.job_dir, self._server(), state, make_launcher, agents=agents)
+        state.status = lambda: _unless_over(master.status())
+        for observer in (announcer, *self._metrics(master)):
+            master.observe(observer)
         relieved.add_done_callback(lambda reason: master.leave(reason.result()))
         return await master.run()
 

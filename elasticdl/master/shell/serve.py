@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,6 @@ class Master:
         server: Its port is taken.
         store: Where the job's state outlives the master.
         make_launcher: Called once, when the master has the job.
-        make_observers: Of the place. They are made once the job's `status` can be asked for.
         agents: Those that start workers in their places, if that is how they are started; the launcher has it, too.
         address: Written into the job's folder while the master can be called.
     """
@@ -100,7 +99,6 @@ class Master:
     _job: Job
     _sessions: Sessions
     _journal: Journal
-    _observers: Observers
     _steps: StepLog
     _saver: StateSaver
     _began: float  # of the job, by the monotonic clock
@@ -115,7 +113,6 @@ class Master:
         store: SnapshotStore,
         make_launcher: LauncherFactory,
         *,
-        make_observers: Callable[[Master], Sequence[Observer]] = lambda master: (),
         agents: Agents | None = None,
         address: MasterAddress | None = None,
     ) -> None:
@@ -124,7 +121,6 @@ class Master:
         self._server = server
         self._store = store
         self._make_launcher = make_launcher
-        self._make_observers = make_observers
         self._agents = agents
         self._address = address
         self._mailbox = Mailbox()
@@ -133,6 +129,11 @@ class Master:
         self._relieved: asyncio.Future[str] = self._loop.create_future()
         self._launcher: Launcher | None = None
         self.facts = LiveFacts()
+        self._observers = Observers([self.facts])
+
+    def observe(self, observer: Observer) -> None:
+        """Tell it what happens to the job. To be called before `run`, which closes it."""
+        self._observers.add(observer)
 
     def post(self, event: e.Event) -> None:
         """Tell the job. Before it has begun, this is the first that it hears. On the event loop only."""
@@ -144,7 +145,7 @@ class Master:
             self._relieved.set_result(reason)
 
     def status(self) -> pb.JobStatus:
-        """On the event loop only."""
+        """On the event loop only, from when the job's state is loaded."""
         now = time.monotonic()
         return to_status(self._job_dir.name, self._job, now, now - self._began)
 
@@ -200,13 +201,13 @@ class Master:
         self._job = Job(Settings.from_spec(spec, self.facts.next_worker), past.job if past else None)
         self._sessions = Sessions(past.taken if past else {})
         self._saver = StateSaver(self._store, partial(self.leave, "it has taken over"))
-        tensorboard = [TensorBoard(spec.tensorboard_log_dir)] if spec.tensorboard_log_dir else []
-        self._observers = Observers([self.facts, *tensorboard, *self._make_observers(self)])
+        if spec.tensorboard_log_dir:
+            self.observe(TensorBoard(spec.tensorboard_log_dir))
         self._journal = Journal(job_dir.journal, self._observers.recorded, self._generation)
         past_steps = past.steps if past else None
         told_steps = (time.time, self._started, past_steps, self._job.training)
         self._steps = StepLog(self._journal.append, self._observers.recorded, *told_steps)
-        self._observers.add(self._steps)  # the last to hear, as it adds to what the others hear
+        self.observe(self._steps)  # the last to hear, as it adds to what the others hear
         if unwritten := self._steps.unwritten.joined:
             self.facts.recorded(STEPS, unwritten)
 

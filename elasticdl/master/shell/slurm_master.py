@@ -104,15 +104,7 @@ async def run(spec: JobSpec, job_dir: JobDir) -> EndJob:
         return PlaceLauncher(batch, agents.reporting_to, report, seconds=Seconds(start=spec.start_timeout))
 
     store = FileState(job_dir, new_mark(restarts))
-    master = Master(
-        spec,
-        job_dir,
-        server,
-        store,
-        make_launcher,
-        agents=agents,
-        address=address,
-    )
+    master = Master(spec, job_dir, server, store, make_launcher, agents=agents, address=address)
 
     async def end() -> None:
         if await runs_again(os.environ["SLURM_JOB_ID"], restarts):
