@@ -30,6 +30,10 @@ T = TypeVar("T")
 Lines: TypeAlias = Generator[str, None, None]  # as they come; to be closed
 
 
+class AbsentError(UnreachableError):
+    """No master runs at the moment; why."""
+
+
 class JobHandle(Protocol):
     """Of a job in a folder of this machine (`local.folder_job`), or in a namespace of a cluster (`cluster.namespace_job`).
 
@@ -78,7 +82,11 @@ class JobHandle(Protocol):
         """Of a job that is lost: its last step, and how old it was then."""
 
     def reach(self) -> AbstractContextManager[Endpoint]:
-        """The way to its master, whichever that is at the moment."""
+        """The way to its master, whichever that is at the moment.
+
+        Raises:
+            AbsentError: none runs.
+        """
 
     def journal(self) -> Lines:
         """The entries so far."""
@@ -132,23 +140,23 @@ class JobHandle(Protocol):
         kept = self.kept_status()
         if kept is not None and is_over(kept):
             return kept
+        try:
+            with self.reached() as master:
+                return master.status()
+        except RefusedError:
+            raise
+        except AbsentError as error:
+            absence = str(error)
+            reason = f"there is no master at the moment: {absence}"
+        except UnreachableError:
+            if not self.master_returns:
+                raise
+            reason = absence = "its master does not answer at the moment"
         if lost := self.over():
-            if end := self.end():  # between the two looks it may have written how it ended
+            if end := self.end():  # since the first look it may have written how it ended
                 return end
             step, age = self.last_known()
             return pb.JobStatus(job_name=self.name, phase="lost", reason=lost, step=step, elapsed=age, time_left=-1)
-        absence = self.absence()
-        reason = f"there is no master at the moment: {absence}"
-        if not absence:
-            try:
-                with self.reached() as master:
-                    return master.status()
-            except RefusedError:
-                raise
-            except UnreachableError:
-                if not self.master_returns:
-                    raise
-                reason = absence = "its master does not answer at the moment"
         if kept is None:
             step, elapsed = self.last_known()  # of a job that trains while its next master waits
             phase = "running" if step else "starting"
@@ -160,20 +168,8 @@ class JobHandle(Protocol):
 
     @contextmanager
     def reached(self) -> Iterator[MasterClient]:
-        """A client of its master, whichever that is at the moment."""
+        """A client of its master, whichever that is at the moment. Raises as `reach`."""
         with self.reach() as endpoint, connect(endpoint) as client:
-            yield client
-
-    @contextmanager
-    def found(self) -> Iterator[MasterClient]:
-        """The same, if there is a master: else nothing is tried.
-
-        Raises:
-            UnreachableError: there is none.
-        """
-        if absence := self.absence():
-            raise UnreachableError(absence)
-        with self.reached() as client:
             yield client
 
     @contextmanager
@@ -183,17 +179,18 @@ class JobHandle(Protocol):
         Raises:
             UserError: there is none.
         """
-        if absence := self.absence():
+        try:
+            with self.reached() as master:
+                yield master
+        except AbsentError as absence:
             end = self.end()
             if how := f"it has {end.phase}" if end else self.over():
-                raise UserError(f"job {self.name} is not running: {how}")
+                raise UserError(f"job {self.name} is not running: {how}") from None
             # Its workers may train on meanwhile.
             raise UserError(
                 f"job {self.name} has no master at the moment: {absence}; `elasticdl status {self.name}{self.flags}` tells when it has"
                 + (f"; `elasticdl delete {self.name}{self.flags}` ends it without one" if self.namespace else "")
-            )
-        with self.reached() as master:
-            yield master
+            ) from None
 
     @contextmanager
     def following(self, *, statuses: bool) -> Iterator[Following]:
@@ -204,7 +201,7 @@ class JobHandle(Protocol):
             return [] if status is None else [status]
 
         feed = self.feed(earlier=not statuses)  # whoever sees statuses follows the present job
-        reader = StreamReader(self.found, lambda client: client.watch(), self.over, kept) if statuses else None
+        reader = StreamReader(self.reached, lambda client: client.watch(), self.over, kept) if statuses else None
         with closing(Following(feed, reader, self.over, self.look_seconds)) as following:
             yield following
 

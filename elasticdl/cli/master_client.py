@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import grpc
-
-from elasticdl.common.channel import metadata, open_channel, refusal
-from elasticdl.common.credentials import Endpoint, TlsFolder
+from elasticdl.common.channel import grpc, metadata, open_channel
+from elasticdl.common.credentials import Endpoint
 from elasticdl.common.errors import RefusedError, UnreachableError, UserError
-from elasticdl.common.silence import in_words
+from elasticdl.common.silence import NO_HANDSHAKE, in_words
 from elasticdl.job.spec import WorkerRange
 from elasticdl.proto import elasticdl_pb2 as pb
 from elasticdl.proto import elasticdl_pb2_grpc as rpc
@@ -86,8 +84,9 @@ class MasterClient:
             if code in STRANGERS:
                 raise RefusedError(f"{self._master.title} refused: {details}") from error
             if code is grpc.StatusCode.UNAVAILABLE:
-                _raise_if_refused(self._master)
-                raise UnreachableError(f"{self._master.title} is not reached: {in_words(details or '')}") from error
+                words = in_words(details or "")
+                kind = RefusedError if words == NO_HANDSHAKE else UnreachableError
+                raise kind(f"{self._master.title} is not reached: {words}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise UnreachableError(
                     f"{self._master.title} did not answer in {CALL_TIMEOUT:g} s; it may have done what it was asked for"
@@ -97,17 +96,6 @@ class MasterClient:
 
 @contextmanager
 def connect(master: Endpoint) -> Iterator[MasterClient]:
-    """A client that is closed at the end.
-
-    Raises:
-        RefusedError: the certificates will not do.
-    """
-    if isinstance(master.credentials, TlsFolder):
-        _raise_if_refused(master)  # before gRPC, which would write a page about it to the terminal
+    """A client that is closed at the end."""
     with open_channel(master.address, master.credentials) as channel:
         yield MasterClient(channel, master)
-
-
-def _raise_if_refused(master: Endpoint) -> None:
-    if why := refusal(master.address, master.credentials):
-        raise RefusedError(f"{master.title} is not to be had: {why}")

@@ -1,23 +1,26 @@
-"""How a connection to a master is opened; whose a certificate is; and why a master and a caller will never come together.
-
-gRPC itself writes lines about a failed TLS handshake to the terminal, and tries again. The checks here come first. They find
-the causes that trying again does not cure, and tell them in a person's words. They use the standard library alone and send no
-token. They protect nothing: TLS itself does.
-"""
+"""How a connection to a master is opened, and whose a certificate is."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import ssl
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import grpc
 
 from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Credentials, Identity, Role, TlsFolder, Token
 from elasticdl.common.errors import UnreachableError, UserError
+
+# As it is imported, gRPC reads how much it may write to the terminal. What a person is to know they are told by those who
+# call, in one line. The variable is not for processes that are started later.
+_LOUDNESS = "GRPC_VERBOSITY"
+_chosen = _LOUDNESS in os.environ
+os.environ.setdefault(_LOUDNESS, "NONE")
+import grpc as grpc  # noqa: E402
+
+if not _chosen:
+    del os.environ[_LOUDNESS]
 
 FILE = "file:"
 TOKEN_KEY = "elasticdl-token"  # under which each call carries the token
@@ -43,12 +46,8 @@ SERVER_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
     ("grpc.server_max_unrequested_time_in_server", LONGEST_PENDING_SECONDS),
 )
-TIMEOUT = 5.0  # seconds
 
-# From OpenSSL's x509_vfy.h; Python names neither.
-NOT_YET_VALID, HAS_EXPIRED = 9, 10
-FLIGHTS = 2  # of each side, after which a handshake is over
-ONE_SECRET = f"take all of {CA}, {CERTIFICATE} and {KEY} from one Secret of the job"
+_DNS_NAME = re.compile(rf"({'|'.join(Role)})\.([a-z0-9-]+)\.elasticdl".encode())
 
 
 def address_of(master: str) -> str:
@@ -91,7 +90,7 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
 
     Raises:
         UnreachableError: no master is up.
-        UserError: the certificate is unfit to call with, as one that has expired.
+        UserError: the certificate can't be read, or is of no job.
     """
     address = address_of(address)
     if isinstance(credentials, Token):
@@ -121,90 +120,19 @@ def metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:
     return ((TOKEN_KEY, credentials.value),) if isinstance(credentials, Token) else ()
 
 
-def identify(tls: TlsFolder, *, serves: bool = False) -> Identity:
-    """Whose the certificate in a folder is, found by shaking hands with oneself.
-
-    ``serves``: it is to be a master's, and not a caller's.
+def identify(tls: TlsFolder) -> Identity:
+    """Whose the certificate in a folder is: its DNS name stands in it as it is. This protects nothing: TLS itself does.
 
     Raises:
-        UserError: it is unreadable, has expired, or its own authority does not vouch for it.
+        UserError: it can't be read, or is of no job.
     """
-    client, server = _client_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    verifier = client if serves else server
-    tls.read()  # its error is the better one
     try:
-        for context in (client, server):
-            context.load_cert_chain(tls.certificate, tls.key, password="")  # else a locked key asks the terminal
-        verifier.load_verify_locations(tls.ca)
-        verifier.verify_mode = ssl.CERT_REQUIRED
-        (name,) = _shake_hands(client, server, verifier)
-        return Identity.from_dns_name(name)
-    except ssl.SSLCertVerificationError as error:
-        raise UserError(f"{tls.certificate} {_judge(error)}") from None
-    except OSError as error:
-        reason = str(error.reason if isinstance(error, ssl.SSLError) else error.strerror).lower().replace("_", " ")
-        raise UserError(f"{tls.path} does not hold a certificate and its key ({reason}): {ONE_SECRET}") from None
-    except ValueError:
-        raise UserError(f"{tls.certificate} was not made for a job of elasticdl: {ONE_SECRET}") from None
-
-
-def refusal(address: str, credentials: Credentials) -> str | None:
-    """Why a master (see `address_of`) and a caller with these credentials will never come together.
-
-    None if nothing of the kind was found, as with a master that is not there.
-    """
-    if isinstance(credentials, Token):
-        return None  # a master that refuses it says so itself
-    context = _client_context()
-    context.check_hostname, context.verify_mode = True, ssl.CERT_REQUIRED
-    try:
-        host, _, port = address_of(address).rpartition(":")
-        job = identify(credentials).job
-        context.load_cert_chain(credentials.certificate, credentials.key, password="")
-        context.load_verify_locations(credentials.ca)
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as plain,
-            context.wrap_socket(plain, server_hostname=Identity(Role.MASTER, job).dns_name),
-        ):
-            pass
-    except UserError as error:
-        return str(error)
-    except ssl.SSLCertVerificationError:
-        return (
-            f"it is not the master of the job {job} that the certificates here were made for: another job of that name, or one "
-            "whose Secrets were replaced while it ran"
+        found = _DNS_NAME.search(ssl.PEM_cert_to_DER_cert(tls.read().certificate.decode()))
+    except ValueError:  # it is no certificate
+        found = None
+    if found is None:
+        raise UserError(
+            f"{tls.certificate} was not made for a job of elasticdl: take all of {CA}, {CERTIFICATE} and {KEY} from one Secret"
         )
-    except (UnreachableError, OSError):  # no master is up, or TLS fails for a reason that may pass
-        pass
-    return None
-
-
-def _client_context() -> ssl.SSLContext:
-    """A context that verifies nothing, until it is told to."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
-
-
-def _shake_hands(
-    client_context: ssl.SSLContext, server_context: ssl.SSLContext, verifier: ssl.SSLContext
-) -> tuple[str, ...]:
-    """The DNS names in the certificate that the verifier was shown."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server)
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(FLIGHTS):
-        for side in (client, server):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    shown: dict[str, Any] = (client if verifier is client_context else server).getpeercert() or {}
-    return tuple(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
-
-
-def _judge(error: ssl.SSLCertVerificationError) -> str:
-    if error.verify_code == HAS_EXPIRED:
-        return "has expired: submit the job again, which makes new ones"
-    if error.verify_code == NOT_YET_VALID:
-        return "is not valid yet: set this machine's clock"
-    return f"is not one that {CA} vouches for here ({error.verify_message}): {ONE_SECRET}"
+    role, job = (part.decode() for part in found.groups())
+    return Identity(Role(role), job)

@@ -41,14 +41,6 @@ class Identity:
         """As the certificate has it. The master answers to its own, at whatever address it is reached."""
         return f"{self.role}.{self.job}.elasticdl"
 
-    @classmethod
-    def from_dns_name(cls, name: str) -> Self:
-        """Raises ValueError for a name that `dns_name` does not make."""
-        role, job, domain = name.split(".")
-        if domain != "elasticdl":
-            raise ValueError(f"{name} does not end with .elasticdl")
-        return cls(Role(role), job)
-
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:

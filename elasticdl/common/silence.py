@@ -16,13 +16,14 @@ GROWTH = 2.0  # of the time without an answer, from line to line
 ATTEMPT_SECONDS = 30.0
 FIRST_DELAY, DELAY_GROWTH, LONGEST_DELAY = 0.2, 1.5, 1.0
 NO_ANSWER = "no answer"
+NO_HANDSHAKE = "the TLS handshake fails"
 # What gRPC's details contain, and what it means.
 _PLAIN = (
     (r"lookup|DNS|ARES_", "its name can't be resolved"),
     (r"Connection refused", "the connection is refused, as nothing listens there"),
     (r"No route to host|unreachable", "there is no route to it"),
     (r"[Hh]andshake.*Socket closed", "the connection is closed in the TLS handshake"),
-    (r"[Hh]andshake|SSL_", "the TLS handshake fails"),
+    (r"[Hh]andshake|SSL_", NO_HANDSHAKE),
     (r"timed out|timeout|Deadline|cancelled", NO_ANSWER),
     (r"Socket closed|Connection reset|End of TCP|GOAWAY", "the connection is closed at once"),
     (r"HTTP/2|http2", "what answers there is no master"),

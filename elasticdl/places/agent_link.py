@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from elasticdl.common.channel import metadata, open_aio_channel, refusal
+from elasticdl.common.channel import metadata, open_aio_channel
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.silence import Silence, in_words
@@ -94,14 +94,14 @@ class Link:
             if not self._stalled:  # it is this task that is cancelled
                 raise
             problem = in_words("")
-        except (UserError, UnreachableError) as error:
+        except UnreachableError as error:
+            problem = str(error)
+        except UserError as error:  # the own certificate is no good; if it worked before, it may be about to be renewed
+            if not self._silence.met:
+                raise UserError(f"no way to the master at {self._environment.master}: {error}") from None
             problem = str(error)
         else:
-            return "the master ended the stream"
-        if not self._silence.met:  # else certificates may be about to be renewed, and will match again
-            master, credentials = self._environment.master, self._environment.credentials
-            if never := await asyncio.to_thread(refusal, master, credentials):
-                raise UserError(f"no way to the master at {master}: {never}")
+            problem = "the master ended the stream"
         return problem
 
     async def _converse(self) -> None:

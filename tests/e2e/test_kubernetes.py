@@ -10,6 +10,10 @@ import pytest
 from cluster_kit import command_line, wait_for
 from kubernetes import client
 
+from elasticdl.cli.cluster import namespace_job
+from elasticdl.kube import job_pods
+from elasticdl.kube.client import Client
+from elasticdl.kube.kubeconfig import ClusterTarget
 from tests.cluster.kit import is_running, until
 
 pytest_plugins = ["tests.cluster.fixtures"]
@@ -95,10 +99,32 @@ def check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core
     assert not events(elasticdl, "warning")
 
 
-def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace):
+def check_that_a_look_takes_five_requests(own_cluster, namespace, monkeypatch):
+    """One of them the port-forward, by which the status comes from the master."""
+    asked, send, forward = [], Client.open, job_pods._Forward._connect
+
+    def counted(self, method, path, *arguments, **options):
+        asked.append(path)
+        return send(self, method, path, *arguments, **options)
+
+    def forwarding(self, pod):
+        asked.append(pod)
+        return forward(self, pod)
+
+    with monkeypatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(own_cluster.kubeconfig))
+        patched.setattr(Client, "open", counted)
+        patched.setattr(job_pods._Forward, "_connect", forwarding)
+        status = namespace_job.find("digits", ClusterTarget(namespace)).status()
+    assert (status.phase, bool(status.workers)) == ("running", True)
+    assert len(asked) <= 5, asked
+
+
+def test_a_job_outlives_its_master_and_the_command_line(elasticdl, own_cluster, core, namespace, monkeypatch):
     patient = ("--stop_grace", "120")  # so long until replacements have started, however busy the machine is
     assert elasticdl(*TRAIN, *patient, "--num_epochs", "100000", "--detach").returncode == 0
     wait_until(lambda: "job digits: running" in elasticdl("status", "digits").stdout, elasticdl)
+    check_that_a_look_takes_five_requests(own_cluster, namespace, monkeypatch)
     check_that_a_killed_worker_is_replaced_in_its_pod(elasticdl, core, namespace)
     check_that_workers_that_are_all_deleted_at_once_lose_nothing(elasticdl, core, namespace)
     masters = {"label_selector": "elasticdl.org/role=master"}

@@ -165,7 +165,7 @@ class Masters(JobHandle):
         monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.0)
 
     @contextmanager
-    def found(self):
+    def reached(self):
         if not self._masters:
             raise UnreachableError("there is none")
         yield self
@@ -253,7 +253,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             pass
 
         @contextmanager
-        def found(self):
+        def reached(self):
             yield SimpleNamespace(events=self.tell_nothing, watch=self.tell_nothing, close=hung_up.set)
 
         def tell_nothing(self, *_, **__):
@@ -262,7 +262,7 @@ def test_while_a_master_hangs_as_its_job_ends_whoever_follows_can_leave():
             return ()
 
         def feed(self, *, earlier):
-            return follow.StreamFeed(self.found, lambda: "", list)
+            return follow.StreamFeed(self.reached, lambda: "", list)
 
         def over(self):
             begun.wait()

@@ -6,7 +6,7 @@ import pytest
 from grpc._cython import cygrpc
 
 from elasticdl.common.channel import CLIENT_OPTIONS, SERVER_OPTIONS
-from elasticdl.common.credentials import CA, CERTIFICATE, KEY, Identity, Role, TlsFiles, TlsFolder, Token
+from elasticdl.common.credentials import CA, CERTIFICATE, KEY, TlsFiles, TlsFolder, Token
 from elasticdl.common.environment import MASTER, TLS, TOKEN, WorkerEnvironment
 from elasticdl.common.errors import UserError
 
@@ -39,13 +39,6 @@ def test_secrets_do_not_show():
 def test_a_secret_of_kubernetes_and_back():
     assert SECRET.to_mapping() == {CA: b"authority", CERTIFICATE: b"certificate", KEY: b"hidden"}
     assert TlsFiles.from_mapping(SECRET.to_mapping()) == SECRET
-
-
-@pytest.mark.parametrize("name", ["", "worker.digits", "worker.a.b.elasticdl", "root.digits.elasticdl", "worker.a.org"])
-def test_an_identity_is_a_name_and_back_and_other_names_are_nobodys(name):
-    assert Identity.from_dns_name(Identity(Role.OWNER, "digits").dns_name) == Identity(Role.OWNER, "digits")
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever its text
-        Identity.from_dns_name(name)
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in (*CLIENT_OPTIONS, *SERVER_OPTIONS)}))

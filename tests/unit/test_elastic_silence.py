@@ -13,7 +13,6 @@ import grpc
 import pytest
 from session_kit import FakeMaster
 
-from elasticdl.common import channel
 from elasticdl.common.credentials import Token
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.silence import ATTEMPT_SECONDS, FIRST_DELAY, LONGEST_DELAY, Silence, in_words
@@ -147,7 +146,6 @@ def clock():
 
 @pytest.fixture
 def open_stream(clock, caplog, monkeypatch):
-    monkeypatch.setattr(channel, "TIMEOUT", 0.1)  # for one who says nothing, when it is asked whether it speaks TLS
     opened = []
 
     def open_one(address, limit=LIMIT):

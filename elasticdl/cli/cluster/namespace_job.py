@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from elasticdl.cli.cluster.pod_logs import follow_logs, read_logs
 from elasticdl.cli.follow import JournalFeed, StreamFeed
-from elasticdl.cli.job_handle import JobHandle, Lines, choose
+from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines, choose
 from elasticdl.common.credentials import Endpoint, Role, TlsFiles, TlsFolder
 from elasticdl.common.errors import ElasticDLError, RefusedError, UnreachableError, UserError
 from elasticdl.job.journal import parse_entry
@@ -83,8 +83,11 @@ class NamespaceJob(JobHandle):
 
     @contextlib.contextmanager
     def reach(self) -> Iterator[Endpoint]:
+        pod = find_master(self.client, self.name)
+        if pod is None or not is_running(pod):
+            raise AbsentError(trouble_of(pod).reason)
         try:
-            with self._endpoint() as endpoint:
+            with self._endpoint(pod) as endpoint:
                 yield endpoint
         except RefusedError:
             raise
@@ -94,13 +97,13 @@ class NamespaceJob(JobHandle):
             raise
 
     @contextlib.contextmanager
-    def _endpoint(self) -> Iterator[Endpoint]:
-        """The owner's certificate is here until the end."""
+    def _endpoint(self, pod: Object) -> Iterator[Endpoint]:
+        """The owner's certificate is here until the end. ``pod``: of the master at the moment."""
         secret = self.client.read("Secret", names.tls_name(self.name, Role.OWNER))
         files = {name: base64.b64decode(content) for name, content in secret["data"].items()}
         with (
             tempfile.TemporaryDirectory(prefix="elasticdl-") as folder,
-            forwarded(self.client, self.name) as address,
+            forwarded(self.client, self.name, pod) as address,
         ):
             TlsFiles.from_mapping(files).write(Path(folder))
             title = f"the master of job {self.name} in namespace {self.client.namespace}"
@@ -115,14 +118,14 @@ class NamespaceJob(JobHandle):
     def journal(self) -> Lines:
         """The master's own, if there is one that answers."""
         try:
-            with self.found() as master:
+            with self.reached() as master:
                 lines = list(master.events(follow=False))
         except ElasticDLError:
             lines = self._kept_journal()
         yield from lines
 
     def feed(self, *, earlier: bool) -> JournalFeed:
-        return StreamFeed(self.found, self.over, self._kept_journal)
+        return StreamFeed(self.reached, self.over, self._kept_journal)
 
     def _kept_journal(self) -> list[str]:
         return self.state().journal.splitlines()

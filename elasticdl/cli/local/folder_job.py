@@ -15,7 +15,7 @@ from typing import ClassVar
 from google.protobuf import json_format
 
 from elasticdl.cli.follow import JournalFeed, NewLines
-from elasticdl.cli.job_handle import JobHandle, Lines
+from elasticdl.cli.job_handle import AbsentError, JobHandle, Lines
 from elasticdl.cli.local import batch_master
 from elasticdl.cli.local.batch_master import MasterState
 from elasticdl.cli.local.local_logs import LocalLogs, Tail
@@ -133,8 +133,10 @@ class FolderJob(JobHandle):
 
     @contextmanager
     def reach(self) -> Iterator[Endpoint]:
+        if absence := self.absence():
+            raise AbsentError(absence)
         address = self.folder.read_master()
-        if address is None:
+        if address is None:  # it has just ended
             raise UnreachableError("its master is not there")
         yield address.endpoint
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import grpc
 
-from elasticdl.common.channel import metadata, open_channel, refusal
+from elasticdl.common.channel import metadata, open_channel
 from elasticdl.common.environment import WorkerEnvironment
 from elasticdl.common.errors import UnreachableError, UserError
 from elasticdl.common.reason import one_line
@@ -170,9 +170,8 @@ class MasterStream:
         """Why trying again is of no use, if it is not."""
         if isinstance(error, grpc.Call) and error.code() in REFUSALS:
             return error.details()
-        if self._silence.met:  # it worked before: whoever answers now may have the address until the next master has it
-            return None
-        return refusal(self._environment.master, self._environment.credentials)
+        # The own certificate is no good. If it worked before, it may be about to be renewed.
+        return str(error) if isinstance(error, UserError) and not self._silence.met else None
 
     def _converse(self) -> None:
         outbox = self._outbox

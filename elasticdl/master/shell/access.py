@@ -83,9 +83,9 @@ class TlsAccess:
     def load(cls, tls: TlsFolder) -> Self:
         """
         Raises:
-            UserError: the certificate is not one to serve with.
+            UserError: the certificate can't be read, or is of no job.
         """
-        return cls(tls, identify(tls, serves=True).job)
+        return cls(tls, identify(tls).job)
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
         files = self.tls.read()

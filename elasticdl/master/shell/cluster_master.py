@@ -118,7 +118,7 @@ async def run(pod: Pod, folder: Path, scratch: Path) -> int:
         RelievedError: the master was told to leave.
         UnreachableError: the cluster does not answer.
     """
-    name = identify(pod.tls, serves=True).job
+    name = identify(pod.tls).job
     job_dir = JobDir(scratch / name)
     job_dir.path.mkdir()
     client = connect(ClusterTarget(pod.namespace), own_account=True)
