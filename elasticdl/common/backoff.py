@@ -9,6 +9,14 @@ import random
 from dataclasses import dataclass
 
 
+def delay_after(failures: int, first: float = 0.5, longest: float = 30.0, factor: float = 2.0) -> float:
+    """Seconds to wait after so many failures in a row; 0 after none."""
+    if failures <= 0:
+        return 0.0
+    growths = min(failures - 1, 64)  # beyond that a float's range ends before the bound is looked at
+    return float(min(longest, first * factor**growths))
+
+
 class Backoff:
     """Delays that double up to a bound, each drawn from the upper half of its range, so that many do not come at once.
 
@@ -33,10 +41,7 @@ class Backoff:
 
     def bound(self) -> float:
         """The longest delay after so many failures; 0 after none."""
-        if not self.failures:
-            return 0.0
-        doublings = min(self.failures - 1, 64)  # beyond that a float's range ends before the bound is looked at
-        return float(min(self._longest, self._first * self._factor**doublings))
+        return delay_after(self.failures, self._first, self._longest, self._factor)
 
     def reset(self) -> None:
         """It has succeeded."""

@@ -126,7 +126,8 @@ def test_a_broken_connection_has_nothing_to_do_with_importing():
 
 
 def judged(state, cause, **more):
-    return judge(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
+    end = judge(WorkerRecord(0, "why", state, **more), e.WorkerExited(0, cause, 1, "detail"))
+    return end.cause, end.reason
 
 
 @pytest.mark.parametrize("cause", [ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST])

@@ -21,12 +21,12 @@ nothing. Ids are never used again.
 However many are lost, replacements are launched at a bounded rate (`BURST`, `RATE`).
 
 If several things befell it, the cause is what the cluster did; else what the worker said of itself; else why the master
-gave it up; else its exit code.
+gave it up; else its exit code (`ENDS`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from elasticdl.common.backoff import TokenBucket
@@ -47,6 +47,7 @@ TRIES_OF_PLACE = 4
 _DELAY_GROWS = 4.0  # from one of these tries to the next
 # These causes stand even if the master has killed the worker itself. (DELETED does not: a kill by the master looks like that.)
 _BY_THE_CLUSTER = (ExitCause.PREEMPTED, ExitCause.EVICTED, ExitCause.NODE_LOST)
+_UNCLEAN = set(ExitCause) - {ExitCause.CLEAN}
 CRASHES = (ExitCause.CRASHED, ExitCause.OUT_OF_MEMORY)
 # Replacements that may be launched at once (BURST), and in a second (RATE): so many for each worker of the maximum, and at least
 # LEAST_BURST and LEAST_RATE.
@@ -64,23 +65,42 @@ INIT_ONLY = f"ended with exit code 0 after elastic.init() and has not trained to
 _LEAST_USE = {WorkerState.STARTING: 1, WorkerState.PENDING: 2}
 
 
-def judge(record: WorkerRecord, event: WorkerExited) -> tuple[ExitCause, str]:
-    told = event.cause.replace("_", " ") + (f": {event.detail}" if event.detail else "")
-    if record.state is WorkerState.FINISHED:
-        return ExitCause.FINISHED, "finished"
-    if event.cause in _BY_THE_CLUSTER:
-        return event.cause, told
-    if record.failure:
-        return ExitCause.CRASHED, record.failure
-    if record.state is WorkerState.KILLING:
-        return ExitCause.FROZEN, record.reason
-    if (record.state is WorkerState.DRAINING or record.waits_for_successor) and event.cause is not ExitCause.DELETED:
-        return ExitCause.DRAINED, record.reason
-    if event.cause is not ExitCause.CLEAN:
-        return event.cause, told
-    if record.unheard:  # one that had finished waits until a master has heard it
-        return ExitCause.DRAINED, "left while there was no master"
-    return ExitCause.CRASHED, "ended with exit code 0 before its training was complete"
+# Where the worker stood, causes that stand whatever it was, and what it was lost of otherwise, and why. The first row that fits counts.
+ENDS: tuple[tuple[Callable[[WorkerRecord], bool], Container[ExitCause], ExitCause, str], ...] = (
+    (lambda r: r.state is WorkerState.FINISHED, (), ExitCause.FINISHED, "finished"),
+    (lambda r: r.failure != "", _BY_THE_CLUSTER, ExitCause.CRASHED, "{failure}"),
+    (lambda r: r.state is WorkerState.KILLING, _BY_THE_CLUSTER, ExitCause.FROZEN, "{reason}"),
+    (
+        lambda r: r.state is WorkerState.DRAINING or r.waits_for_successor,
+        (*_BY_THE_CLUSTER, ExitCause.DELETED),
+        ExitCause.DRAINED,
+        "{reason}",
+    ),
+    # One that had finished waits until a master has heard it.
+    (lambda r: r.unheard, _UNCLEAN, ExitCause.DRAINED, "left while there was no master"),
+    (lambda r: True, _UNCLEAN, ExitCause.CRASHED, "ended with exit code 0 before its training was complete"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Of the end of a worker. ``fatal``: why the job can't go on, if so; ``keeps``: with its state, as nothing is wrong with those
+    that train. ``warning``: what a person must know, if anything."""
+
+    cause: ExitCause
+    reason: str
+    fatal: str = ""
+    keeps: bool = False
+    warning: str = ""
+
+
+def judge(record: WorkerRecord, event: WorkerExited) -> Judgement:
+    """What it was lost of, and why, for people; nothing follows yet."""
+    _, others, cause, reason = next(row for row in ENDS if row[0](record))
+    if event.cause not in others:
+        return Judgement(cause, reason.format(failure=record.failure, reason=record.reason))
+    detail = f": {event.detail}" if event.detail else ""
+    return Judgement(event.cause, event.cause.replace("_", " ") + detail)
 
 
 def misuse(record: WorkerRecord, event: WorkerExited, *, somebody_joined: bool) -> str:
@@ -181,7 +201,7 @@ class Fleet:
         first_of_longest = min(waits, key=lambda wait: (-wait.delay, wait.until), default=None)
         if first_of_longest is None or first_of_longest.delay < SHOWN_DELAY:
             return ""
-        return first_of_longest.row.describe(first_of_longest.until - self._now)
+        return first_of_longest.streak.describe(first_of_longest.until - self._now)
 
     def failed(self, record: WorkerRecord, told: Failed) -> Failed:
         """A worker says that it can't go on. If others train and this one has not yet, the fault is this worker's and not the
@@ -193,32 +213,28 @@ class Fleet:
         record.unfit = True
         return replace(told, users=False)
 
-    def exited(
-        self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int
-    ) -> tuple[ExitCause, str, str, str]:
-        """Why, in a word and for people; why the job can't go on, if so; and what a person must know, if anything.
-
-        ``least``: workers with which the job goes on.
-        """
-        cause, reason = judge(record, event)
-        fatal = warning = ""
-        if self._settings.own_program:
-            fatal = misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
-            if cause is ExitCause.FINISHED:
-                fatal, warning = after_training(event, self._training.step)
-        if cause not in CRASHES or fatal:
-            record.tries = 0
-        elif record.unfit or (not record.ready and self._others_train(record)):
-            fatal, warning = self._try_again(record, reason, least)
-        else:
-            record.tries = 0
-            self.crashes = self.crashes.and_one(in_training=record.world_version > 0)
-            if verdict := self.crashes.too_many(world_runs=world_runs):
-                fatal = f"{verdict}, last worker {record.worker_id}: {reason}"
-        return cause, reason, fatal, warning
+    def exited(self, record: WorkerRecord, event: WorkerExited, *, world_runs: bool, least: int) -> Judgement:
+        """What it means that its process is gone. ``least``: workers with which the job goes on."""
+        end, tries, own_program = judge(record, event), record.tries, self._settings.own_program
+        record.tries = 0
+        if own_program and end.cause is ExitCause.FINISHED:
+            fatal, warning = after_training(event, self._training.step)
+            return replace(end, fatal=fatal, warning=warning)
+        if own_program and (
+            why := misuse(record, event, somebody_joined=self.somebody_joined) or refusal(record, event)
+        ):
+            return replace(end, fatal=why)
+        if end.cause not in CRASHES:
+            return end
+        if record.unfit or (not record.ready and self._others_train(record)):
+            record.tries = tries + 1
+            return self._could_not_start(record, end, least)
+        self.crashes = self.crashes.and_one(in_training=record.world_version > 0)
+        why = self.crashes.too_many(world_runs=world_runs)
+        return replace(end, fatal=f"{why}, last worker {record.worker_id}: {end.reason}") if why else end
 
     def _others_train(self, record: WorkerRecord) -> bool:
-        """Other workers have trained. (A master that took over may not have heard of a step yet, but each worker says its own.)"""
+        """Other workers have trained. After a restart only the workers know their steps."""
         return self._training.begun or any(each.step > 0 for each in self._records.values() if each is not record)
 
     def miss(self, record: WorkerRecord, departure: str, why: str, cause: ExitCause | None, *, now: float) -> str:
@@ -229,46 +245,42 @@ class Fleet:
             return ""
         self._now, wait, early = now, None, None
         if cause in CRASHES:
-            row = (record.tries, _DELAY_GROWS) if record.tries else (self.crashes.in_a_row, 2.0)
-            wait = wait_after(row[0], why, now, row[1])
+            failures, factor = (record.tries, _DELAY_GROWS) if record.tries else (self.crashes.in_a_row, 2.0)
+            wait = wait_after(failures, why, now, factor)
         elif cause and not record.world_version:
             wait, early = self._losses.count(record, cause, why, self.next_id, now), cause
         slow = record.node if record.slow else ""
         self.departures.append(Departure(departure, slow, record.tries, early, wait))
-        if wait is None or cause in CRASHES or wait.row.told or wait.delay < TOLD_DELAY:
+        if wait is None or cause in CRASHES or wait.streak.told or wait.delay < TOLD_DELAY:
             return ""
-        wait.row.told = True
-        return wait.row.describe(wait.until - now)
+        wait.streak.told = True
+        return wait.streak.describe(wait.until - now)
 
     def entered_world(self, record: WorkerRecord) -> None:
         """A worker is in a world for the first time: replacements no longer wait for others of its cause or node that were lost."""
         over = self._losses.reached_world(record)
         self.departures = [
             replace(each, wait=None)
-            if each.wait and any(row is ended for row in each.wait.rows for ended in over)
+            if each.wait and any(streak is ended for streak in each.wait.streaks for ended in over)
             else each
             for each in self.departures
         ]
 
-    def _try_again(self, record: WorkerRecord, reason: str, least: int) -> tuple[str, str]:
-        """A worker could not start. Why the job can't go on, if so; and what a person must know, if anything."""
-        record.tries += 1
+    def _could_not_start(self, record: WorkerRecord, end: Judgement, least: int) -> Judgement:
+        """Another tries in its place, unless too many have."""
         if record.tries < TRIES_OF_PLACE:
-            return "", ""
+            return end
         others = sum(each.holds_place for each in self._records.values() if each is not record)
         most = others + self._held(self._now)
-        why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {reason}"
+        why = f"{record.tries} workers in a row could not start, last worker {record.worker_id}: {end.reason}"
         if most < least:
             fewer = f"--num_workers {most}-{self._losses.workers}"
-            helps = (
-                f"; the state is kept, and the same command goes on from it, with {fewer} also on {most}"
-                if most
-                else ""
-            )
-            return why + helps, ""
+            helps = f"; the state is kept, and the same command goes on from it, with {fewer} also on {most}"
+            return replace(end, fatal=why + helps if most else why, keeps=True)
         self.crashes = replace(self.crashes, most=most, given_up=why)
         workers = f"{most} worker{'s' if most > 1 else ''}"
-        return "", f"{why}; the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
+        goes_on = f"the job goes on with {workers}, and tries again when it is scaled (`elasticdl scale`)"
+        return replace(end, warning=f"{why}; {goes_on}")
 
     def scaled(self, maximum: int) -> None:
         """Somebody has scaled the job: what could not start may start now, and nobody waits."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from elasticdl.job.messages import Ask, Drain, Draining, Failed, Finished, Heartbeat, Hello, Notice, Progress
 from elasticdl.job.spec import WorkerRange
-from elasticdl.master.core.fleet import TRIES_OF_PLACE, Departure, Fleet
+from elasticdl.master.core.fleet import Departure, Fleet
 from elasticdl.master.core.recovery import Recovery
 from elasticdl.master.core.transitions import Ending, TransitionContext, Transitions, Trigger
 from elasticdl.master.rules.liveness import Liveness
@@ -281,19 +281,19 @@ class Job:
         if record is None or record.state is WorkerState.COMPLETED:
             return []
         runs, least = self.records.count(WorkerState.MEMBER) > 0, self.limits.minimum
-        cause, reason, fatal, warning = self.fleet.exited(record, event, world_runs=runs, least=least)
-        left = {"cause": str(cause), "reason": reason, "code": event.code}
+        end = self.fleet.exited(record, event, world_runs=runs, least=least)
+        left = {"cause": str(end.cause), "reason": end.reason, "code": event.code}
         out: list[Instruction] = [Record("worker_left", {"worker": event.worker_id, **left})]
-        if warning:
-            out.append(Record("warning", {"message": warning}))
+        if end.warning:
+            out.append(Record("warning", {"message": end.warning}))
         record.node = record.node or event.node  # one that is refused by a node was never placed
-        told_why = reason == record.reason and record.state is WorkerState.DRAINING  # a sentence of its own
-        gone = f"worker {event.worker_id} {'leaves: ' if told_why else ''}{reason}"
-        context = TransitionContext(now, reason, gone, lost=cause, clean=event.code == 0)
+        # If the reason is the worker's own text, "leaves: " goes before it.
+        told_why = end.reason == record.reason and record.state is WorkerState.DRAINING
+        gone = f"worker {event.worker_id} {'leaves: ' if told_why else ''}{end.reason}"
+        context = TransitionContext(now, end.reason, gone, lost=end.cause, clean=event.code == 0)
         out += self._fire(record, Trigger.EXIT, context)
-        if fatal:
-            keeps = record.tries >= TRIES_OF_PLACE  # nothing is wrong with those that train
-            self.ending.decide(Outcome(Phase.FAILED, fatal, event.output, checkpoint=keeps))
+        if end.fatal:
+            self.ending.decide(Outcome(Phase.FAILED, end.fatal, event.output, checkpoint=end.keeps))
         return [*out, *self._reconcile(now)]
 
     def _fire(self, record: WorkerRecord, trigger: Trigger, context: TransitionContext) -> list[Instruction]:

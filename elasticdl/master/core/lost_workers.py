@@ -10,7 +10,7 @@ has not. Only losses in a row of workers that were in no world yet make replacem
 
 Workers that were launched before a wait began, or are lost during it, do not lengthen it: they share it. After the wait their
 replacements come one after another, spread over as much time again. So one of them tries it first; if it is lost, the others
-go on waiting. A replacement that reaches a world ends the row of its cause and the row of its node, and whoever waited for these
+go on waiting. A replacement that reaches a world ends the streaks of its cause and of its node, and whoever waited for these
 waits no longer. A person is told once when a wait gets long, and sees it for as long as it lasts.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticdl.common.backoff import Backoff
+from elasticdl.common.backoff import delay_after
 from elasticdl.master.state.events import ExitCause
 from elasticdl.master.state.worker_record import WorkerRecord
 
@@ -35,12 +35,10 @@ _OF_THE_NODE = (ExitCause.EVICTED, ExitCause.NODE_LOST, ExitCause.KILLED, ExitCa
 
 
 @dataclass(slots=True)
-class Row:
-    """Losses in a row of one kind. ``unfelt``: how many waves of losses have no delay. ``node``: if the row is a node's."""
+class Streak:
+    """Losses in a row of one cause, or on one node. Those that share a wait are one wave."""
 
-    backoff: Backoff
-    unfelt: int = 1
-    node: str = ""
+    node: str = ""  # empty: of a cause
     losses: int = 0
     waves: int = 0
     delay: float = 0.0
@@ -57,7 +55,8 @@ class Row:
             self.sharing += 1
             return
         self.waves, self._next_id, self.sharing = self.waves + 1, next_id, 0
-        self.delay = self.backoff.delay() if self.waves > self.unfelt else 0.0
+        unfelt, longest = (AVOIDED_FROM, LONGEST_OF_NODE) if self.node else (1, LONGEST_DELAY)
+        self.delay = delay_after(self.waves - unfelt, FIRST_DELAY, longest)
         self.until = now + self.delay
 
     @property
@@ -78,61 +77,60 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A replacement waits for these rows. ``turn``: its turn among those that wait for them, from 0 for the first to 1."""
+    """A replacement waits for these streaks. ``turn``: its turn among those that wait for them, from 0 for the first to 1."""
 
-    rows: tuple[Row, ...]
+    streaks: tuple[Streak, ...]
     turn: float = 0.0
 
     @property
     def until(self) -> float:
-        return max(row.until + self.turn * row.delay for row in self.rows)
+        return max(streak.until + self.turn * streak.delay for streak in self.streaks)
 
     @property
     def delay(self) -> float:
-        return max(row.delay for row in self.rows)
+        return max(streak.delay for streak in self.streaks)
 
     @property
-    def row(self) -> Row:
+    def streak(self) -> Streak:
         """Which a person is told of."""
-        return next((row for row in self.rows if row.avoided), self.rows[0])
+        return next((streak for streak in self.streaks if streak.avoided), self.streaks[0])
 
 
 def wait_after(failures: int, why: str, now: float, factor: float = 2.0) -> Wait:
     """The wait after so many failures in a row, which are counted elsewhere."""
-    backoff = Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY, factor=factor)
-    backoff.failures = failures
-    delay = backoff.bound()
-    return Wait((Row(backoff, losses=failures, delay=delay, until=now + delay, why=why),))
+    delay = delay_after(failures, FIRST_DELAY, LONGEST_DELAY, factor)
+    return Wait((Streak(losses=failures, delay=delay, until=now + delay, why=why),))
 
 
 class Losses:
     """The losses in a row of workers that had been in no world."""
 
     def __init__(self) -> None:
-        self._causes: dict[ExitCause, Row] = {}
-        self._nodes: dict[str, Row] = {}
+        self._causes: dict[ExitCause, Streak] = {}
+        self._nodes: dict[str, Streak] = {}
         self.workers = 1  # the maximum
 
     def count(self, record: WorkerRecord, cause: ExitCause, why: str, next_id: int, now: float) -> Wait:
         """One more; how long its replacement waits. ``next_id``: of the next worker that is launched."""
-        rows = [self._causes.setdefault(cause, Row(Backoff(first=FIRST_DELAY, longest=LONGEST_DELAY)))]
+        streaks = [self._causes.setdefault(cause, Streak())]
         if record.node and cause in _OF_THE_NODE:
-            of_node = Row(Backoff(first=FIRST_DELAY, longest=LONGEST_OF_NODE), AVOIDED_FROM, record.node)
-            rows.append(self._nodes.setdefault(record.node, of_node))
-        for row in rows:
-            row.add(record.worker_id, next_id, why, now)
-        return Wait(tuple(rows), min(1.0, rows[0].sharing / self.workers))
+            streaks.append(self._nodes.setdefault(record.node, Streak(record.node)))
+        for streak in streaks:
+            streak.add(record.worker_id, next_id, why, now)
+        return Wait(tuple(streaks), min(1.0, streaks[0].sharing / self.workers))
 
-    def reached_world(self, record: WorkerRecord) -> tuple[Row | None, ...]:
-        """A worker has, for the first time: the rows that this ends."""
+    def reached_world(self, record: WorkerRecord) -> tuple[Streak | None, ...]:
+        """A worker has, for the first time: the streaks that this ends."""
         of_cause = self._causes.pop(record.replaces, None) if record.replaces else None
         return of_cause, self._nodes.pop(record.node, None)
 
     def avoided(self, now: float) -> tuple[str, ...]:
         """Nodes to keep replacements off, the worst first."""
-        self._nodes = {node: row for node, row in self._nodes.items() if now - row.last < NODE_FORGOTTEN_AFTER}
-        avoided = sorted((row for row in self._nodes.values() if row.avoided), key=lambda row: -row.losses)
-        return tuple(row.node for row in avoided[:MOST_AVOIDED])
+        self._nodes = {node: streak for node, streak in self._nodes.items() if now - streak.last < NODE_FORGOTTEN_AFTER}
+        avoided = sorted(
+            (streak for streak in self._nodes.values() if streak.avoided), key=lambda streak: -streak.losses
+        )
+        return tuple(streak.node for streak in avoided[:MOST_AVOIDED])
 
     def clear(self) -> None:
         self._causes.clear()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from elasticdl.common.errors import first_finding
 from elasticdl.job import messages
 from elasticdl.job.event_catalogue import KINDS
 from elasticdl.job.shared_values import standing
@@ -147,6 +148,5 @@ def _notice(notice: pb.Notice) -> dict[str, Any]:
     try:
         form = _FORMS[notice.event].model_validate(json.loads(encodable))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"notice {notice.event}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(f"notice {notice.event}: {first_finding(error)}") from None
     return form.model_dump(exclude_unset=True)
