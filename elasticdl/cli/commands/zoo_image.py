@@ -3,16 +3,14 @@ is here: docker, buildah or podman."""
 
 from __future__ import annotations
 
-import filecmp
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,46 +20,49 @@ from elasticdl.common.errors import ElasticDLError, UserError
 
 # That of docker/Dockerfile.cpu.
 BASE_IMAGE = f"elasticdl:{elasticdl.__version__}-cpu"
-REQUIREMENTS = "requirements.txt"
-WHEELS = "wheels"
-# A Dockerfile ends a name at white space, and takes some other characters for its own.
-_PLAIN = re.compile(r"[\w./+-]+")
-
-# Also the working directory, so that paths of a job are relative to the zoo.
-ZOO_FOLDER = "/model_zoo"
-# The user of docker/Dockerfile.*; a number, as Kubernetes can't tell from a name that it is not root's.
-_USER = "1000:1000"
-
 # What a zoo's image is better off without.
 IGNORED = "\n".join((".git", ".venv", ".dockerignore", "Dockerfile", "**/__pycache__", "**/*.pyc", ""))
+WHEELS, REQUIREMENTS = "wheels", "requirements.txt"
+ZOO_FOLDER = "/model_zoo"
+# Packages come before modules: who changes a module does not install everything again. The user is that of docker/Dockerfile.*,
+# a number, as Kubernetes can't tell from a name that it is not root's. The working directory is the zoo: paths of a job begin there.
+_DOCKERFILE = """\
+# Made by `elasticdl zoo init`; change it as you like. `elasticdl zoo build` builds it.
+FROM {base}
+
+USER root
+{packages}COPY --chown=1000:1000 . {folder}
+
+WORKDIR {folder}
+USER 1000:1000
+"""
 # What could be taken for an option or for two words; the rest is for the program to judge, which knows its registries.
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*", re.ASCII)
-# What Kubernetes takes for a user who is not root: a number, not a name.
+_URL = re.compile(r"https?://[^\s\"'\\$`;&|<>]+")
+# A Dockerfile ends a name at white space, and takes some other characters for its own.
+_PLAIN = re.compile(r"[\w./+-]+")
+# What Kubernetes takes for a user who is not root.
 _NOT_ROOT = re.compile(r"0*[1-9]\d*(:.*)?", re.ASCII)
 # Those of docker/Dockerfile.*: no registry has them.
 _OWN_BASE = re.compile(r"^FROM (elasticdl:\S+-([cg]pu))$", re.MULTILINE)
 _ANSWER_S = 20.0
 
 
-def _option(name: str, metavar: str, text: str, default: str = "") -> Option:
-    return Option([f"--{name}"], default=default, metavar=metavar, help=text)
-
-
-def _path(metavar: str, text: str, **settings: Any) -> click.Argument:
-    return click.Argument(["path"], metavar=metavar, help=text, **settings)
-
-
 @command(
-    _path("[PATH]", "folder of the model zoo (the current one)", required=False, default=""),
-    _option(
-        "base_image",
-        "IMAGE",
-        f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
-        BASE_IMAGE,
+    click.Argument(
+        ["path"], metavar="[PATH]", help="folder of the model zoo (the current one)", required=False, default=""
     ),
-    _option("model_zoo", "PATH", "the same as PATH"),
-    _option("local_pkg_dir", "FOLDER", "folder of wheels that are installed in the image"),
-    _option("extra_pypi_index", "URL", "URL of a further index that packages may come from"),
+    Option(
+        ["--base_image"],
+        default=BASE_IMAGE,
+        metavar="IMAGE",
+        help=f"image with Python, elasticdl and Horovod ({BASE_IMAGE}, which docker/Dockerfile.cpu makes)",
+    ),
+    Option(["--model_zoo"], default="", metavar="PATH", help="the same as PATH"),
+    Option(["--local_pkg_dir"], default="", metavar="FOLDER", help="folder of wheels that are installed in the image"),
+    Option(
+        ["--extra_pypi_index"], default="", metavar="URL", help="URL of a further index that packages may come from"
+    ),
     help="Write a Dockerfile for a model zoo into its folder.",
 )
 def init(path: str, model_zoo: str, base_image: str, local_pkg_dir: str, extra_pypi_index: str) -> int:
@@ -74,20 +75,23 @@ def init(path: str, model_zoo: str, base_image: str, local_pkg_dir: str, extra_p
         raise UserError(f"the model zoo is given twice: {path} and --model_zoo {model_zoo}; leave one out")
     zoo_path = path or model_zoo or "."
     zoo = _folder("--model_zoo" if model_zoo else "PATH", zoo_path)
-    wheels, copies = _wheels(zoo, local_pkg_dir) if local_pkg_dir else ("", {})
-    check_image("--base_image", base_image)
-    if extra_pypi_index and not re.fullmatch(r"https?://[^\s\"'\\$`;&|<>]+", extra_pypi_index):
+    _check_image("--base_image", base_image)
+    if extra_pypi_index and not _URL.fullmatch(extra_pypi_index):
         raise UserError(
             f"--extra_pypi_index {extra_pypi_index!r} is no URL; expected one like https://pypi.example.com/simple"
         )
-    requirements = REQUIREMENTS if (zoo / REQUIREMENTS).is_file() else ""
-    dockerfile, text = zoo / "Dockerfile", _render(base_image, extra_pypi_index, wheels, requirements)
+    wheels, copied = _wheels(zoo, local_pkg_dir) if local_pkg_dir else ("", [])
+    pip = f"RUN pip install --no-cache-dir{f' --extra-index-url {extra_pypi_index}' if extra_pypi_index else ''}"
+    packages = f"COPY {wheels}/*.whl /wheels/\n{pip} /wheels/*.whl\n" if wheels else ""
+    if (zoo / REQUIREMENTS).is_file():
+        packages += f"COPY {REQUIREMENTS} /requirements/\n{pip} -r /requirements/{REQUIREMENTS}\n"
+    dockerfile, text = zoo / "Dockerfile", _DOCKERFILE.format(base=base_image, packages=packages, folder=ZOO_FOLDER)
     if dockerfile.exists() and dockerfile.read_text() != text:
         raise UserError(f"{dockerfile} is there and differs from what would be written: remove it first, or keep it")
     try:
-        for target, source in copies.items():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+        for wheel in copied:
+            (zoo / WHEELS).mkdir(exist_ok=True)
+            shutil.copyfile(wheel, zoo / WHEELS / wheel.name)
         if not (zoo / ".dockerignore").exists():
             (zoo / ".dockerignore").write_text(IGNORED)
         dockerfile.write_text(text)
@@ -97,29 +101,25 @@ def init(path: str, model_zoo: str, base_image: str, local_pkg_dir: str, extra_p
     return 0
 
 
-def _render(base_image: str, index: str, wheels: str, requirements: str) -> str:
-    """The Dockerfile. Packages come before modules: who changes a module does not install everything again.
-
-    Paths are relative to the zoo, and empty where there is nothing of the kind.
-    """
-    pip = f"RUN pip install --no-cache-dir{f' --extra-index-url {index}' if index else ''}"
-    lines = [
-        "# Made by `elasticdl zoo init`; change it as you like. `elasticdl zoo build` builds it.",
-        f"FROM {base_image}",
-        "",
-        "USER root",
-    ]
-    if wheels:
-        lines += [f"COPY {wheels}/*.whl /wheels/", f"{pip} /wheels/*.whl"]
-    if requirements:
-        lines += [f"COPY {requirements} /requirements/", f"{pip} -r /requirements/{requirements}"]
-    # Whatever the modes of its files are, the user can read them then.
-    lines += [f"COPY --chown={_USER} . {ZOO_FOLDER}"]
-    return "\n".join([*lines, "", f"WORKDIR {ZOO_FOLDER}", f"USER {_USER}", ""])
+def _wheels(zoo: Path, path: str) -> tuple[str, list[Path]]:
+    """The folder of wheels as the Dockerfile names it, and those that are to be copied there, as an image has only what is in the zoo."""
+    folder = Path(path)
+    found = sorted(folder.glob("*.whl"))
+    if not found:
+        raise UserError(f"--local_pkg_dir {path}: there is no folder of that name with *.whl in it")
+    if zoo.resolve() in folder.resolve().parents:
+        inside = folder.resolve().relative_to(zoo.resolve()).as_posix()
+        if not _PLAIN.fullmatch(inside):
+            raise UserError(f"{inside!r} can't be named in a Dockerfile: rename it to letters, digits and . _ - +")
+        return inside, []
+    others = {wheel.name for wheel in (zoo / WHEELS).glob("*.whl")} - {wheel.name for wheel in found}
+    if others:
+        raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
+    return WHEELS, found
 
 
 @command(
-    _path("PATH", "folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile"),
+    click.Argument(["path"], help="folder of the model zoo, in which `elasticdl zoo init` has written a Dockerfile"),
     Option(["--image"], required=True, metavar="IMAGE", help="its name, as in registry.example.com/team/zoo:1"),
     help="Build the image of a model zoo, with docker, buildah or podman, whichever works here.",
 )
@@ -130,7 +130,7 @@ def build(path: str, image: str) -> int:
             which pods of jobs may not.
         ElasticDLError: that program can't be run, or failed.
     """
-    check_image("--image", image)
+    _check_image("--image", image)
     folder = _folder("PATH", path)
     dockerfile = folder / "Dockerfile"
     if not dockerfile.is_file():
@@ -160,87 +160,72 @@ def build(path: str, image: str) -> int:
 )
 def push(image: str) -> int:
     """Raises as `build`."""
-    check_image("IMAGE", image)
+    _check_image("IMAGE", image)
     find_builder().run("push", image)
     return 0
 
 
 def _folder(option: str, path: str) -> Path:
-    folder = Path(path)
-    if not folder.is_dir():
+    if not Path(path).is_dir():
         raise UserError(f"{option} {path} is not a folder; expected that of the model zoo")
-    return folder
+    return Path(path)
 
 
-def _wheels(zoo: Path, path: str) -> tuple[str, dict[Path, Path]]:
-    """The folder of wheels as the Dockerfile names it, and what is to be copied into the zoo, by its place there."""
-    found = sorted(Path(path).glob("*.whl"))
-    if not found:
-        raise UserError(f"--local_pkg_dir {path}: there is no folder of that name with *.whl in it")
-    if inside := _inside(zoo, Path(path)):
-        return inside, {}
-    others = {wheel.name for wheel in (zoo / WHEELS).glob("*.whl")} - {wheel.name for wheel in found}
-    if others:
-        raise UserError(f"--local_pkg_dir {path}: {zoo / WHEELS} has {min(others)}, too: remove it first")
-    return WHEELS, _copies("--local_pkg_dir", found, zoo / WHEELS)
-
-
-def _copies(option: str, files: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """What is to be copied, as an image is made only of what is in the zoo. Another file in its place is a UserError."""
-    made = {folder / file.name: file for file in files}
-    for target, source in made.items():
-        if target.exists() and not filecmp.cmp(source, target, shallow=False):
-            raise UserError(f"{option}: {target} is there and differs from {source}: remove one of them")
-    return made
-
-
-def _inside(zoo: Path, path: Path) -> str:
-    """``path`` relative to the zoo; empty if it lies elsewhere, or is the zoo itself."""
-    zoo, path = zoo.resolve(), path.resolve()
-    return _plain(path.relative_to(zoo).as_posix()) if zoo in path.parents else ""
-
-
-def _plain(name: str) -> str:
-    if not _PLAIN.fullmatch(name):
-        raise UserError(f"{name!r} can't be named in a Dockerfile: rename it to letters, digits and . _ - +")
-    return name
+def _check_image(option: str, image: str) -> None:
+    if not _IMAGE.fullmatch(image):
+        raise UserError(f"{option} {image!r} is no name of an image; expected one like registry.example.com/team/zoo:1")
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """A program that builds images and pushes them, and how it is told so; what it prints is the user's to see."""
+    """A program that builds images and pushes them; what it prints is the user's to see."""
 
     name: str
-    build_word: str
-    user: Sequence[str]
-    # Fails if the program can't work here, as docker's client can't without its daemon; empty: it needs nobody.
-    probe: Sequence[str] = ()
-    path: str = ""
+
+    @property
+    def build_word(self) -> str:
+        return "bud" if self.name == "buildah" else "build"  # older releases of it know no other word
+
+    def works(self) -> bool:
+        """Docker's client is of no use without its daemon; buildah needs nobody."""
+        return bool(shutil.which(self.name)) and (self.name == "buildah" or self._ask("version") is not None)
 
     def user_of(self, image: str) -> str | None:
         """Whom ``image`` runs as; None if it is not here."""
-        return _ask([self.path, *self.user, image])
+        if self.name == "buildah":
+            return self._ask("inspect", "--type", "image", "--format", "{{.OCIv1.Config.User}}", image)
+        return self._ask("image", "inspect", "--format", "{{.Config.User}}", image)
 
     def run(self, *arguments: str) -> None:
-        print(shlex.join([self.path, *arguments]), file=sys.stderr, flush=True)
+        path = shutil.which(self.name) or self.name
+        print(shlex.join([path, *arguments]), file=sys.stderr, flush=True)
         try:
             # No deadline: somebody waits before it who can end it, and how long an image takes only they know.
-            done = subprocess.run([self.path, *arguments], stdin=subprocess.DEVNULL, check=False)
+            done = subprocess.run([path, *arguments], stdin=subprocess.DEVNULL, check=False)
         except OSError as error:
-            raise ElasticDLError(f"{self.path} can't be run: {error.strerror}") from None
+            raise ElasticDLError(f"{path} can't be run: {error.strerror}") from None
         if done.returncode != 0:
             raise ElasticDLError(
                 f"`{self.name} {arguments[0]}` ended with {done.returncode}; what it printed above says why"
             )
 
+    def _ask(self, *arguments: str) -> str | None:
+        """What it answers; None if it fails, or says nothing in time."""
+        try:
+            done = subprocess.run(
+                [self.name, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
 
-# In the order of preference.
-_BUILDERS = (
-    Builder("docker", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
-    # Older releases know no other word for it.
-    Builder("buildah", "bud", ("inspect", "--type", "image", "--format", "{{.OCIv1.Config.User}}")),
-    Builder("podman", "build", ("image", "inspect", "--format", "{{.Config.User}}"), ("version",)),
-)
+
+BUILDERS: Sequence[Builder] = (Builder("docker"), Builder("buildah"), Builder("podman"))
 
 
 def find_builder() -> Builder:
@@ -249,32 +234,14 @@ def find_builder() -> Builder:
     Raises:
         UserError: there is none.
     """
-    mute = []
-    for builder in _BUILDERS:
-        path = shutil.which(builder.name)
-        if path and (not builder.probe or _ask([path, *builder.probe]) is not None):
-            return replace(builder, path=path)
-        mute += [builder.name] if path else []
-    names = ", ".join(builder.name for builder in _BUILDERS[:-1]) + f" nor {_BUILDERS[-1].name}"
+    for builder in BUILDERS:
+        if builder.works():
+            return builder
+    mute = [builder.name for builder in BUILDERS if shutil.which(builder.name)]
     found = f"; {' and '.join(mute)} is there, but `{mute[0]} version` fails: does its daemon run?" if mute else ""
-    raise UserError(f"neither {names} works here: install one of them, or use a machine that has it{found}")
-
-
-def check_image(option: str, image: str) -> None:
-    """Raises UserError for what can't be the name of an image."""
-    if not _IMAGE.fullmatch(image):
-        raise UserError(f"{option} {image!r} is no name of an image; expected one like registry.example.com/team/zoo:1")
-
-
-def _ask(command: Sequence[str]) -> str | None:
-    """What a command answers; None if it fails, or says nothing in time."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    raise UserError(
+        f"neither docker, buildah nor podman works here: install one of them, or use a machine that has it{found}"
+    )
 
 
 zoo = Commands(
