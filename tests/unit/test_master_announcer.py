@@ -1,6 +1,7 @@
 """The events on a job's Job: what a person looks for, few of them, and the rest is counted."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -9,7 +10,6 @@ from elasticdl.master.shell.announcer import (
     BURST,
     SECONDS_EACH,
     Announcer,
-    Digest,
     Notice,
     make_event,
     notice_of,
@@ -50,29 +50,30 @@ def test_what_a_person_looks_for_is_an_event(event, fields, reason, warning):
         assert (notice.reason, notice.warning, bool(notice.message)) == (reason, warning, True)
 
 
-def test_events_are_few_and_the_rest_is_counted():
-    digest, told = Digest(), []
-    for second in range(600):  # two kinds a second for ten minutes
-        for reason in ("A", "B"):
-            digest.add(Notice(reason, f"{reason} {second}", second, second))
-        while isinstance(notice := digest.take(second), Notice):
-            told.append(notice)
-    told += digest.rest()
-    assert len(told) <= BURST + 600 / SECONDS_EACH + 2
-    assert sum(notice.count for notice in told) == 1200
-    assert told[-1].message.endswith("599")
-    assert max(notice.last - notice.first for notice in told) <= 3 * SECONDS_EACH
+def test_events_are_few_and_the_next_says_how_many_were_left_out():
+    told, now = [], [0.0]
+
+    async def ten_minutes():
+        announcer = Announcer(told.append, {"name": "digits-master", "namespace": "lab"}, lambda: now[0])
+        async with announcer.announcing():
+            for second in range(600):
+                now[0] = float(second)
+                announcer.recorded("worker_left", LEFT)
+                announcer.recorded("world_formed", {"world": second, "members": [0], "reason": "", "step": 0})
+            announcer.recorded("job_finished", {"phase": "failed", "reason": "no place"})
+
+    asyncio.run(ten_minutes())
+    assert len(told) <= BURST + 600 / SECONDS_EACH + 1
+    left_out = [int(found[1]) for each in told if (found := re.match(r"\((\d+) events before it", each["message"]))]
+    assert len(told) + sum(left_out) == 1201
+    assert told[-1]["reason"] == "JobFailed"
 
 
 def test_an_event_is_about_the_job_and_not_too_long():
     subject = {"apiVersion": "batch/v1", "kind": "Job", "namespace": "lab", "name": "digits-master", "uid": "u"}
-    event = make_event(Notice("WorldFormed", "ä" * 2000, 0.0, 61.0, count=3), subject)
+    event = make_event(Notice("WorldFormed", "ä" * 2000, 61.0), subject)
     assert event["involvedObject"] == subject
-    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
-        3,
-        "1970-01-01T00:00:00Z",
-        "1970-01-01T00:01:01Z",
-    )
+    assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-01T00:01:01Z", "1970-01-01T00:01:01Z")
     assert 900 < len(event["message"].encode()) <= 1000
 
 
@@ -93,8 +94,7 @@ def announce(api):
         announcer = Announcer(api.create_event, {"name": "digits-master", "namespace": "lab"})
         async with announcer.announcing():
             announcer.recorded("job_started", {"workers": "2"})
-            for _ in range(20):
-                announcer.recorded("worker_left", LEFT)
+            announcer.recorded("worker_left", LEFT)
         announcer.recorded("exported", {})
 
     asyncio.run(asyncio.wait_for(work(), 30))
