@@ -26,7 +26,7 @@ import grpc
 from elasticdl.common.channel import TOKEN_KEY
 from elasticdl.job.jobdir import JobDir
 from elasticdl.job.spec import JobSpec
-from elasticdl.master.shell.local_master import serve_here
+from elasticdl.master.shell.local_master import local_master
 from elasticdl.master.state.events import ExitCause, FoundWorker, WorkerExited, WorkerPending, WorkerPlaced
 from elasticdl.places.base import Report
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -35,7 +35,7 @@ from elasticdl.proto import elasticdl_pb2_grpc as pb_grpc
 CHANNELS = 128  # of each host: with thousands of streams in one connection the connection is what is measured
 LOST_ONE_IN = 10
 RETRY_SECONDS = 1.0
-BEGIN, LOSE = signal.SIGHUP, signal.SIGUSR2  # SIGUSR1 tells a master that its parent has ended
+BEGIN, LOSE = signal.SIGHUP, signal.SIGUSR2
 
 Metadata = tuple[tuple[str, str], ...]
 Note = Callable[[int, int], None]  # told the version and the size of a world received
@@ -199,7 +199,9 @@ class SimulatedLauncher:
 async def master(job_dir: JobDir) -> None:
     spec, begin = JobSpec.from_json(job_dir.spec.read_text()), awaited(BEGIN)
     workers = spec.num_workers.maximum
-    await serve_here(spec, job_dir, lambda address: lambda report, limits: SimulatedLauncher(report, workers, begin))
+    await local_master(
+        spec, job_dir, lambda address: lambda report, limits: SimulatedLauncher(report, workers, begin)
+    ).run()
 
 
 if __name__ == "__main__":

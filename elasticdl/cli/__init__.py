@@ -6,5 +6,6 @@
     course     following a job on a screen, the same for `train`, `run` and `status --follow`
 
 The cluster's side is imported only when one is meant. It imports no framework and no Horovod, so that it starts in a fraction of a
-second; what needs a framework is done by the processes that it starts. Nothing imports this package.
+second; what needs a framework is done by the processes that it starts. The master is imported by a command that starts a job on this
+machine, as it is the job's master. Nothing imports this package.
 """

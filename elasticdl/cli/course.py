@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from elasticdl.cli.follow import Following, Heard
@@ -44,7 +44,7 @@ class Follower:
 
 
 def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signals: SignalLog | None = None) -> int:
-    """Until the job is over; returns the exit code. ``signals``: what the caller has noted up to now.
+    """Until the job is over; returns the exit code. ``signals``: what the caller notes, in the main thread.
 
     Raises:
         JobFailedError: it failed, was stopped or is lost.
@@ -52,7 +52,7 @@ def follow(job: JobHandle, spec: JobSpec, follower: Follower = Follower(), signa
     """
     noted, last = signals or SignalLog(), pb.JobStatus()
     with (
-        caught(noted.add),
+        caught(noted.add) if signals is None else nullcontext(),
         open_screen(spec.log_loss_steps, own_outlets()) as screen,
         follower.prints(screen).shown(wait=lambda: not noted.take()) as prints,
         job.following(statuses=True) as following,

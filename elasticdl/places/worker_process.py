@@ -130,7 +130,7 @@ class WorkerRun:
             OSError: it can't be started.
         """
         # Not below the job's folder: paths of Unix sockets, which multiprocessing makes in it, have to be short.
-        folder = _temporary_folder(f"{self.worker_id}-")
+        folder = _temporary_folder(f"elasticdl-{self.worker_id}-")
         self.dump = Path(folder) / "elasticdl-stacks"
         own = {WORKER_ID: str(self.worker_id), "TMPDIR": folder, STACKS: str(self.dump)}
         spawning = asyncio.ensure_future(self._spawn(spawner, {**environment, **own}))

@@ -13,7 +13,7 @@ from fork_kit import run_one
 from elasticdl.common.tether import tethered
 from elasticdl.job.jobdir import JobDir, MasterAddress
 from elasticdl.job.spec import JobSpec, WorkerRange
-from elasticdl.master.shell.local_master import local_launcher
+from elasticdl.master.shell.local_master import LocalWorkers
 from elasticdl.master.state.events import ExitCause, WorkerExited
 from elasticdl.places.exits import judge_exit
 
@@ -73,7 +73,7 @@ def test_the_temporary_files_of_a_worker_that_is_killed_go_with_it(tmp_path, mon
     (tmp_path / "tmp").mkdir()
     script = "import os, tempfile; print(tempfile.mkstemp()[1]); os.kill(os.getpid(), 9)"
     report = run_worker(tmp_path, script)
-    assert report.output.startswith(str(tmp_path / "tmp" / "0-"))
+    assert report.output.startswith(str(tmp_path / "tmp" / "elasticdl-0-"))
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -92,7 +92,7 @@ def test_a_worker_that_gets_no_temporary_folder_says_which(tmp_path, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     report = run_worker(tmp_path, "pass")
     assert report.cause is ExitCause.CRASHED
-    assert report.detail.startswith(f"can't start it: {tmp_path}/file/0-"), report.detail
+    assert report.detail.startswith(f"can't start it: {tmp_path}/file/elasticdl-0-"), report.detail
     assert report.detail.endswith(": Not a directory")
 
 
@@ -114,7 +114,7 @@ def test_workers_share_the_cores_by_the_range_that_the_job_has_now(tmp_path, mon
     async def run():
         nonlocal limits
         ended = asyncio.Queue()
-        make = local_launcher(spec, job_dir, MasterAddress("127.0.0.1:1", "token", 1))
+        make = LocalWorkers(spec, job_dir, MasterAddress("127.0.0.1:1", "token", 1)).launcher
         launcher = make(lambda event: isinstance(event, WorkerExited) and ended.put_nowait(event), lambda: limits)
         for worker_id, maximum in enumerate((2, 8, 20)):
             limits = WorkerRange(minimum=1, maximum=maximum)

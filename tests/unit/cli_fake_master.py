@@ -1,27 +1,23 @@
 """A master that only pretends: it serves the command line's calls and plays a part.
 
-In a test's own process `FakeMaster` is served with `serving`. As a program (``python -m cli_fake_master --job_dir DIR``)
-it stands in for ``elasticdl.master.shell.local_master``; ``--model_def`` says which part it plays.
+`FakeMaster` is served with `serving`. In a command `PlayedMaster` stands in for the master of a job on this machine; ``--model_def``
+says which part it plays.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
 import os
-import signal
-import sys
-import tempfile
 import threading
-import time
 from concurrent import futures
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 import grpc
 from google.protobuf import json_format
 
+from elasticdl.common.errors import UserError
 from elasticdl.job.jobdir import JobDir, MasterAddress, write_aside
 from elasticdl.job.spec import JobSpec
 from elasticdl.proto import elasticdl_pb2 as pb
@@ -137,51 +133,49 @@ def play(master: FakeMaster, journal: TextIO, part: str, stopped: threading.Even
     master.update(phase="succeeded", metrics={"accuracy": 0.5})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--job_dir", type=Path, required=True)
-    parser.add_argument("--die_with_parent", type=int)
-    parser.add_argument("--held", action="store_true")
-    args, _ = parser.parse_known_args()
-    if args.held and not sys.stdin.readline():
-        return 1
-    job = JobDir(args.job_dir)
-    part = JobSpec.from_json(job.spec.read_text()).model_def
-    if part == "refuses":
-        print("noise\n--port 80: the port is taken; choose another", file=sys.stderr)
-        return 2
-    if part == "slow":
-        job.journal.touch()  # which is opened before signals are heard
-        (job.path / "starting").touch()
-        time.sleep(DEADLINE)
-    master = FakeMaster(job.name)
-    stopped = threading.Event()
+class PlayedMaster:
+    """In place of `elasticdl.master.shell.serve.Master`."""
 
-    def stop(request, context):
-        FakeMaster.Stop(master, request, context)
-        if part != "stubborn":
-            stopped.set()
-        return pb.StopReply()
+    def __init__(self, spec: JobSpec, job: JobDir, make_launcher: object) -> None:
+        self._part = spec.model_def
+        self._job = job
+        self._stopped = threading.Event()
+        self.is_up = asyncio.Event()
+        if self._part == "refuses":
+            raise UserError("--port 80: the port is taken; choose another")
 
-    master.Stop = stop
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if part == "stubborn" else lambda *_: stopped.set())
-    with serving(master) as address:
-        job.write_master(address)
-        if part == "vanishes":
-            tempfile.mkstemp()
-            print("last words", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if part == "stubborn":
-            time.sleep(DEADLINE)
+    def post(self, event: object) -> None:
+        """That it is to stop."""
+        if self._part != "stubborn":
+            self._stopped.set()
+
+    async def run(self) -> None:
+        if self._part == "slow":
+            self._job.journal.touch()
+            (self._job.path / "starting").touch()
+            await asyncio.sleep(DEADLINE)
+        master = FakeMaster(self._job.name)
+
+        def stop(request, context):
+            FakeMaster.Stop(master, request, context)
+            self._stopped.set()
+            return pb.StopReply()
+
+        master.Stop = stop
+        with serving(master) as address:
+            self._job.write_master(address)
+            self.is_up.set()
+            if self._part == "vanishes":
+                raise RuntimeError("last words")
+            if self._part == "stubborn":
+                await asyncio.sleep(DEADLINE)
+            await asyncio.to_thread(self._play, master)
+            last = master.end()
+        write_aside(self._job.status, json_format.MessageToJson(last))
+        self._job.master.unlink()
+
+    def _play(self, master: FakeMaster) -> None:
         master.wait_for_watcher()
-        job.worker_out(0).write_text("printed by worker 0\n")
-        with job.journal.open("a") as journal:
-            play(master, journal, part, stopped)
-        last = master.end()
-    write_aside(job.status, json_format.MessageToJson(last))
-    job.master.unlink()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        self._job.worker_out(0).write_text("printed by worker 0\n")
+        with self._job.journal.open("a") as journal:
+            play(master, journal, self._part, self._stopped)

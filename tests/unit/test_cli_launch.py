@@ -13,21 +13,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticdl.cli.local import master_process
 from elasticdl.cli.local.folder_job import FolderJob
 from elasticdl.cli.signals import ECHO_SECONDS, Interrupted, SignalLog
-from elasticdl.job.jobdir import JobDir, create_job_dir, jobs_root
+from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir, jobs_root
 from elasticdl.job.spec import JobSpec
+from elasticdl.master.shell.local_master import LocalWorkers
+from elasticdl.places.worker_process import Spawner
 
 TIMEOUT = 60.0
 
 DRIVER = """
 import sys
 from elasticdl.cli.__main__ import main
-from elasticdl.cli.local import local_run, master_process, new_job
+from cli_fake_master import PlayedMaster
+from elasticdl.cli.local import local_run, new_job
+from elasticdl.master.shell import local_master
 
-master_process.MASTER_MODULE = "cli_fake_master"
-master_process.CLOSING_TIME = local_run.CLOSING_TIME = 2.0
+local_master.local_master = PlayedMaster
+local_run.CLOSING_TIME = 2.0
 new_job.CHECK_MODULE = "pretend_check"
 sys.exit(main(sys.argv[1:]))
 """
@@ -47,7 +50,8 @@ def command(tmp_path, monkeypatch):
     started: list[subprocess.Popen[str]] = []
 
     def start(*argv: str, **settings: object) -> subprocess.Popen[str]:
-        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env, **settings}
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
+        settings["env"] = {**env, **settings.get("env", {})}
         started.append(subprocess.Popen([sys.executable, "-c", DRIVER, *argv], **settings))
         return started[-1]
 
@@ -93,23 +97,15 @@ def masters() -> list[int]:
 def test_workers_know_how_wide_the_terminal_is_unless_the_user_says(monkeypatch, tmp_path, columns, given):
     monkeypatch.setenv("ELASTICDL_HOME", str(tmp_path))
     environments = []
-
-    def popen(command, *, env, **_):
-        environments.append(env)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(master_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(Spawner, "begin", lambda *args: environments.append(args[3]))
     monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
     monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((columns, 24)))
     for name in ("COLUMNS", "LINES", "TQDM_NCOLS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        master_process.started(create_job_dir("one"), 1.0, lambda: False, held=False, stdout_apart=False),
-    ):
-        pass
+    address = MasterAddress("127.0.0.1:1", "secret", 1)
+    LocalWorkers(JobSpec(command=("true",)), create_job_dir("one"), address)
     known = {"COLUMNS": "80", "LINES": "24", "TQDM_NCOLS": "79"} if columns else {}
     (found,) = environments
     assert {name: found[name] for name in ("COLUMNS", "LINES", "TQDM_NCOLS") if name in found} == known | given
@@ -164,7 +160,7 @@ def test_ctrl_c_while_the_job_is_checked(command, tmp_path):
     process.send_signal(signal.SIGINT)
     assert_was_interrupted(process)
     assert list(jobs_root().iterdir()) == []
-    assert len(children) == 2
+    assert len(children) == 1
     assert psutil.wait_procs(children, TIMEOUT)[1] == []
 
 
@@ -232,8 +228,10 @@ def test_a_master_that_refuses_is_relayed_and_leaves_nothing(command):
 def test_a_master_that_vanishes(command):
     code, _, err = end_of(command("train", "--model_def=vanishes"))
     assert code == 1
-    assert "\nelasticdl train: the master was killed by SIGKILL before the job had ended" in err
-    assert err.rstrip().endswith("last words")
+    log = next(jobs_root().glob("*/logs/master.log"))
+    told = f"elasticdl train: the master ended before the job had: RuntimeError('last words'); its log: {log}"
+    assert err.splitlines()[-1] == told
+    assert log.read_text().endswith("RuntimeError: last words\n")
 
 
 @pytest.mark.parametrize(
@@ -296,9 +294,9 @@ def test_the_second_and_third_ctrl_c_kill_a_master_that_does_not_stop(command):
     process.send_signal(signal.SIGINT)
     read_until(process, "stopping after")
     process.send_signal(signal.SIGINT)
-    read_until(process, "stopping at once; press Ctrl-C again to kill the master")
+    read_until(process, "stopping at once; press Ctrl-C again to kill all workers")
     process.send_signal(signal.SIGINT)
-    read_until(process, "killing the master and all workers")
+    read_until(process, "killing all workers")
     code, _, err = end_of(process)
     assert code == 130
     assert "was stopped before it could say how far it got" in err
@@ -336,7 +334,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(command):
 
 
 def test_horovod_settings_are_refused(command):
-    code, out, err = end_of(command("train", "--model_def=ok", env={**os.environ, "HOROVOD_CYCLE_TIME": "1"}))
+    code, out, err = end_of(command("train", "--model_def=ok", env={"HOROVOD_CYCLE_TIME": "1"}))
     assert (code, out) == (2, "")
     assert err.startswith("elasticdl train: HOROVOD_CYCLE_TIME is set in the environment")
     assert jobs() == []

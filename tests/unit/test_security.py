@@ -17,8 +17,8 @@ from elasticdl.common.environment import LOOPBACK, WorkerEnvironment
 from elasticdl.job.jobdir import JobDir, MasterAddress, create_job_dir
 from elasticdl.job.spec import JobSpec
 from elasticdl.kube.manifests import job_objects, names
-from elasticdl.master.shell import local_master
 from elasticdl.master.shell.access import ALLOWED
+from elasticdl.master.shell.local_master import local_master
 from elasticdl.master.shell.serve import Master
 from elasticdl.master.state.events import StopRequested
 
@@ -114,7 +114,11 @@ class NoPlace:
 
 def serve_here(job, look):
     spec = JobSpec(num_workers="1", command=("true",))
-    asyncio.run(local_master.serve_here(spec, job, lambda address: lambda report, limits: NoPlace(report, look)))
+
+    async def serve():
+        await local_master(spec, job, lambda address: lambda report, limits: NoPlace(report, look)).run()
+
+    asyncio.run(serve())
 
 
 def test_a_local_jobs_token_is_its_own_and_goes_with_it(job):

@@ -47,6 +47,10 @@ def checked_here(spec: JobSpec) -> JobSpec:
         require_executable(spec.command)
     spec = with_absolute_paths(spec, Path.cwd())
     folders.require_writable_folders(spec)
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise UserError(f"can't make a temporary folder: {error.strerror}; TMPDIR names the place") from None
     return spec
 
 
@@ -87,9 +91,16 @@ def require_executable(command: tuple[str, ...]) -> None:
 
 
 def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False) -> None:
+    """As `checked_as_worker`, with nothing beside it."""
+    with checked_as_worker(spec, impatient):
+        pass
+
+
+@contextlib.contextmanager
+def checked_as_worker(spec: JobSpec, impatient: Callable[[], bool]) -> Iterator[None]:
     """The worker's own check (`elasticdl.worker.check`) in a process of its own, beside which a master may start.
 
-    Returns once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
+    The context ends once nothing was found, or somebody is impatient; what the user's module has started in the check has ended then.
 
     Raises:
         UserError: what the check found.
@@ -103,6 +114,7 @@ def check_as_worker(spec: JobSpec, impatient: Callable[[], bool] = lambda: False
         )
         group = ProcessGroup(process.pid, process.wait)
         try:
+            yield
             # It imports a framework and the user's module, and opens the data, as a worker does at its start.
             deadline = time.monotonic() + spec.start_timeout
             while (code := group.code()) is None:

@@ -45,6 +45,7 @@ SLOWEST_HEARTBEAT = 5.0
 START_SECONDS = 120.0
 EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.FAILED: 1, Phase.STOPPED: 130}
 EXIT_USER_ERROR = 2
+LOG_FORMAT = "%(asctime)s {job} %(levelname)s %(name)s: %(message)s"
 LauncherFactory = Callable[[Report, Limits], Launcher]
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def read_spec(job_dir: JobDir) -> JobSpec:
 
 
 def log_as(name: str, spec: JobSpec) -> None:
-    logging.basicConfig(level=spec.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=spec.log_level, format=LOG_FORMAT.format(job=name))
 
 
 @contextmanager
@@ -125,6 +126,7 @@ class Master:
         self._address = address
         self._mailbox = Mailbox()
         self._ended = asyncio.Event()
+        self.is_up = asyncio.Event()  # it can be called
         self._loop = asyncio.get_running_loop()
         self._relieved: asyncio.Future[str] = self._loop.create_future()
         self._launcher: Launcher | None = None
@@ -241,6 +243,7 @@ class Master:
             journal.append("job_started", about)
         if self._address:
             job_dir.write_master(self._address)
+        self.is_up.set()
         ports = Ports(launcher, sessions, journal, self._saver, self._observers, time.monotonic, self._wrap)
         end = await Loop(job, ports, self._mailbox).run()
         # Told before places are closed: that takes as long as whoever provides them likes, and the master may be killed meanwhile.
